@@ -1,0 +1,61 @@
+# Every task of the project. `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types imports docs check bench soak lock format clean
+
+help: ## list the tasks
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-9s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## make .venv with everything for running and developing
+
+$(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh
+	@PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/make_venv.sh
+	@touch $@
+
+demo: $(STAMP) ## run the main job on this machine, nothing to set up
+	$(BIN)/headwater demo
+
+test: $(STAMP) ## run all tests (makes its own virtual environment)
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMP) ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP) ## mypy, strict
+	$(BIN)/mypy
+
+imports: $(STAMP) ## the layers of the design, as import contracts
+	$(BIN)/lint-imports
+
+docs: $(STAMP) ## build the documentation into site/, without network
+	NO_MKDOCS_2_WARNING=1 DISABLE_MKDOCS_2_WARNING=true $(BIN)/mkdocs build --strict --quiet
+
+check: lint types imports docs ## everything that CI checks beside the tests
+
+bench: $(STAMP) ## run all benchmarks and print their tables
+	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
+	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m crash $(PYTEST_ARGS)
+
+lock: ## resolve the dependencies anew into constraints.txt
+	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
+	$(VENV)-lock/bin/uv pip compile --quiet --all-extras --group dev --python-version 3.11 --no-header --no-annotate \
+	  --no-emit-package headwater --upgrade -o constraints.txt pyproject.toml
+	rm -rf $(VENV)-lock
+
+format: $(STAMP) ## rewrite the sources in the house format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what the tasks above made
+	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,5 @@
+"""Headwater: operational databases into Spark, exactly once."""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"

@@ -1,0 +1,53 @@
+"""The ``headwater`` command: groups of sub-commands, one module each.
+
+Errors of our own tree end the command with one line on stderr and exit code 1 (2 for bad input), never with a
+traceback; ``--json`` commands print machine-readable output on stdout and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from headwater import __version__
+from headwater.cli.terminal import fail
+from headwater.errors import HeadwaterError, InputError
+
+app = typer.Typer(
+    name="headwater",
+    help="Bring operational databases into Spark, exactly once.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headwater {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and end.")
+    ] = False,
+) -> None:
+    """Bring operational databases into Spark, exactly once."""
+
+
+def run() -> None:
+    """Entry point of the console script."""
+    try:
+        app()
+    except HeadwaterError as error:
+        fail(error)
+        sys.exit(2 if isinstance(error, InputError) else 1)
+    except BrokenPipeError:
+        sys.exit(0)
+    except KeyboardInterrupt:
+        sys.exit(130)

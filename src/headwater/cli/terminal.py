@@ -1,0 +1,18 @@
+"""How commands speak to a person: one console for tables, one for errors."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from headwater.errors import HeadwaterError
+
+out = Console()
+err = Console(stderr=True)
+
+
+def fail(error: HeadwaterError) -> None:
+    """Print *error* for a person: what happened, then the next step."""
+    err.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)
+    if error.next_step:
+        err.print(Text.assemble((" next: ", "bold cyan"), error.next_step), soft_wrap=True)
