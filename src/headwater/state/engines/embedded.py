@@ -1,0 +1,458 @@
+"""The embedded state store: LMDB, one directory on a local disk. The default.
+
+One process writes, any number of others read at the same time, each from its own consistent view, without locks
+between them. A seal is one LMDB transaction with an fdatasync, so it survives power loss.
+
+Three tables in one environment: ``main`` (the newest epoch, plain keys), ``undo`` (what pinned epochs need, see
+:mod:`headwater.state.versions`) and ``meta`` (format, committed epoch, owner, pins). The map is sparse and large, so it
+never has to grow under a running reader; the file on disk has only the pages in use, and freed pages are used again.
+Byte layout: docs/formats/state.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import lmdb
+
+from headwater import failpoints
+from headwater.state import versions
+from headwater.state.batch import Delete, DeleteRange, Puts, Step, WriteBatch, prefix_end
+from headwater.state.engines.environment import Environment, Txn, borrow, map_errors
+from headwater.state.engines.filesystem import prepare_directory
+from headwater.state.epochs import check_epoch, wait_until
+from headwater.state.errors import (
+    EpochNotHeld,
+    EpochNotIncreasing,
+    PinExists,
+    PinNotFound,
+    StoreCorrupt,
+    StoreOwned,
+    WriterFenced,
+)
+from headwater.state.handle import Handle, SnapshotBase
+from headwater.state.ownership import OwnerLock, host_name, process_start
+from headwater.state.store import Owner, Pin, StoreStatistics
+from headwater.stream.epoch import Epoch
+
+SEAL_BEGUN = failpoints.register("state.embedded.seal_begun")
+SEAL_BEFORE_COMMIT = failpoints.register("state.embedded.seal_before_commit")
+SEAL_AFTER_COMMIT = failpoints.register("state.embedded.seal_after_commit")
+OPEN_BEFORE_COMMIT = failpoints.register("state.embedded.open_before_commit")
+PIN_BEFORE_COMMIT = failpoints.register("state.embedded.pin_before_commit")
+UNPIN_BEFORE_COMMIT = failpoints.register("state.embedded.unpin_before_commit")
+
+DEFAULT_MAX_BYTES = 1 << 40
+"""Size of the sparse map: the most that a store can hold. Virtual address space, not disk."""
+
+_COMMITTED = b"committed"
+_OWNER = b"owner"
+_PIN = b"pin/"
+_STALE_READERS_EVERY = 1.0
+
+
+class _Cells:
+    """One table inside one transaction."""
+
+    __slots__ = ("_db", "_txn")
+
+    def __init__(self, txn: Txn, db: Any) -> None:
+        self._txn = txn
+        self._db = db
+
+    def get(self, key: bytes) -> Any:
+        return self._txn.get(key, db=self._db)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self._txn.put(key, value, db=self._db)
+
+    def put_many(self, items: list[tuple[bytes, Any]]) -> None:
+        with self._txn.cursor(db=self._db) as cursor:
+            cursor.putmulti(items)
+
+    def delete(self, key: bytes) -> None:
+        self._txn.delete(key, db=self._db)
+
+    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
+        with self._txn.cursor(db=self._db) as cursor:
+            found = cursor.first() if start is None else cursor.set_range(start)
+            while found and (end is None or cursor.key() < end):
+                cursor.delete()
+                found = bool(cursor.key())
+
+    def items(self, start: bytes | None, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
+        """Plain bytes; the bound is tested without a Python call per item."""
+        with self._txn.cursor(db=self._db) as cursor:
+            if reverse:
+                if not _seek_last(cursor, end):
+                    return
+                walk = cursor.iterprev()
+                yield from walk if start is None else takewhile((start,).__le__, walk)
+            else:
+                if not (cursor.first() if start is None else cursor.set_range(start)):
+                    return
+                walk = cursor.iternext()
+                yield from walk if end is None else takewhile((end,).__gt__, walk)
+
+    def keys(self, start: bytes | None, end: bytes | None) -> list[bytes]:
+        with self._txn.cursor(db=self._db) as cursor:
+            if not (cursor.first() if start is None else cursor.set_range(start)):
+                return []
+            walk = cursor.iternext(keys=True, values=False)
+            return list(walk if end is None else takewhile(end.__gt__, walk))
+
+
+class _MappedCells(_Cells):
+    """As :class:`_Cells` in a transaction that gives memoryviews: keys become bytes, values stay views."""
+
+    __slots__ = ()
+
+    def items(self, start: bytes | None, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
+        with self._txn.cursor(db=self._db) as cursor:
+            if reverse:
+                found = _seek_last(cursor, end)
+            else:
+                found = cursor.first() if start is None else cursor.set_range(start)
+            if not found:
+                return
+            for view, value in cursor.iterprev() if reverse else cursor.iternext():
+                key = bytes(view)
+                if (start is not None and key < start) if reverse else (end is not None and key >= end):
+                    return
+                yield key, value
+
+
+def _seek_last(cursor: Any, end: bytes | None) -> bool:
+    """Stand on the last key below *end*."""
+    if end is not None and cursor.set_range(end):
+        return bool(cursor.prev())
+    return bool(cursor.last())
+
+
+class EmbeddedSnapshot(SnapshotBase):
+    """A view of one epoch: an LMDB read transaction, with the undo log over it when the epoch is an older one."""
+
+    def __init__(self, environment: Environment, txn: Txn, epoch: Epoch, cells: type[_Cells]) -> None:
+        super().__init__(epoch)
+        self._environment = environment
+        self._txn = txn
+        self._main = cells(txn, environment.main)
+        self._undo = cells(txn, environment.undo)
+        self._epochs = versions.epochs_after(self._undo, epoch)
+
+    def get(self, key: bytes) -> Any:
+        self._check_open()
+        with map_errors(self._environment.path):
+            if not key:
+                return None
+            return versions.get_at(self._main, self._undo, self._epochs, key)
+
+    def scan(
+        self, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, Any]]:
+        self._check_open()
+        if self._epochs:
+            return self._walk(versions.scan_at(self._main, self._undo, self._epochs, start or None, end, reverse))
+        return self._walk(self._main.items(start or None, end, reverse))
+
+    def scan_prefix(self, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Any]]:
+        return self.scan(prefix, prefix_end(prefix), reverse=reverse)
+
+    def _walk(self, items: Iterator[tuple[bytes, Any]]) -> Iterator[tuple[bytes, Any]]:
+        try:
+            yield from items
+        except lmdb.Error:
+            self._check_open()  # a closed snapshot says so in our words
+            with map_errors(self._environment.path):
+                raise
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            if self._pid == os.getpid():
+                self._environment.end_read(self._txn)
+
+
+class EmbeddedReader(Handle):
+    """A reading handle on an embedded store."""
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(str(environment.path))
+        self._environment = environment
+
+    def committed_epoch(self) -> Epoch:
+        self._check_open()
+        with self._reading() as txn:
+            return _committed(txn, self._environment)
+
+    def wait_for_epoch(self, after: int, timeout: float) -> Epoch | None:
+        return wait_until(self.committed_epoch, after, timeout)
+
+    def snapshot(self, epoch: int | None = None) -> EmbeddedSnapshot:
+        return self._snapshot(epoch, _Cells)
+
+    def mapped_snapshot(self, epoch: int | None = None) -> EmbeddedSnapshot:
+        return self._snapshot(epoch, _MappedCells)
+
+    def _snapshot(self, epoch: int | None, cells: type[_Cells]) -> EmbeddedSnapshot:
+        self._check_open()
+        environment = self._environment
+        txn = environment.begin_read(mapped=cells is _MappedCells)
+        try:
+            return EmbeddedSnapshot(environment, txn, _readable(txn, environment, epoch), cells)
+        except BaseException:
+            environment.end_read(txn)
+            raise
+
+    def pin(self, name: str, epoch: int | None = None) -> Pin:
+        self._check_open()
+        environment = self._environment
+        with map_errors(environment.path), environment.write() as txn:
+            known = {pin.name: pin for pin in _pins(txn, environment)}
+            old = known.get(name)
+            if old is not None and (epoch is None or old.epoch == epoch):
+                return old
+            target = _readable(txn, environment, epoch)
+            if old is not None:
+                raise PinExists(f"Pin {name!r} holds epoch {old.epoch}.", next_step="Release it first.")
+            pin = Pin(name, target, host_name(), os.getpid(), datetime.fromtimestamp(time.time(), UTC))
+            txn.put(_PIN + name.encode(), _pin_to_bytes(pin), db=environment.meta)
+            failpoints.hit(PIN_BEFORE_COMMIT)
+        return pin
+
+    def unpin(self, name: str) -> None:
+        self._check_open()
+        environment = self._environment
+        with map_errors(environment.path), environment.write() as txn:
+            if not txn.delete(_PIN + name.encode(), db=environment.meta):
+                raise PinNotFound(f"There is no pin {name!r} in {self.location}.")
+            failpoints.hit(UNPIN_BEFORE_COMMIT)
+
+    def pins(self) -> tuple[Pin, ...]:
+        self._check_open()
+        with self._reading() as txn:
+            return _pins(txn, self._environment)
+
+    def owner(self) -> Owner | None:
+        self._check_open()
+        with self._reading() as txn:
+            return _owner(txn, self._environment)
+
+    def statistics(self) -> StoreStatistics:
+        self._check_open()
+        environment = self._environment
+        with self._reading() as txn:
+            tables = [txn.stat(db) for db in (environment.main, environment.undo, environment.meta)]
+            committed, pins, owner = (
+                _committed(txn, environment),
+                _pins(txn, environment),
+                _owner(txn, environment),
+            )
+        used = sum(t["branch_pages"] + t["leaf_pages"] + t["overflow_pages"] for t in tables)
+        page, last = environment.page_geometry()
+        size = (environment.path / "data.mdb").stat()
+        return StoreStatistics(
+            engine="embedded",
+            location=self.location,
+            committed_epoch=committed,
+            keys=tables[0]["entries"],
+            bytes_on_disk=size.st_blocks * 512,
+            bytes_free_inside=max(0, last + 1 - 2 - used) * page,
+            pins=pins,
+            owner=owner,
+        )
+
+    @contextmanager
+    def _reading(self) -> Iterator[Txn]:
+        txn = self._environment.begin_read()
+        try:
+            with map_errors(self._environment.path):
+                yield txn
+        finally:
+            self._environment.end_read(txn)
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            self._environment.give_back()
+
+
+class EmbeddedStore(EmbeddedReader):
+    """The writing handle on an embedded store."""
+
+    def __init__(self, environment: Environment, generation: int, lock: OwnerLock) -> None:
+        super().__init__(environment)
+        self._generation = generation
+        self._owner_lock = lock
+        self._seal_lock = threading.Lock()
+        self._readers_checked = 0.0
+
+    def seal(self, epoch: int, batch: WriteBatch) -> None:
+        self._check_open()
+        checked = check_epoch(epoch)
+        environment = self._environment
+        with self._seal_lock:
+            self._forget_dead_readers()
+            with map_errors(environment.path), environment.write() as txn:
+                self._check_generation(txn)
+                committed = _committed(txn, environment)
+                if checked <= committed:
+                    raise EpochNotIncreasing(checked, committed)
+                failpoints.hit(SEAL_BEGUN)
+                main, undo = _Cells(txn, environment.main), _Cells(txn, environment.undo)
+                pins = _pins(txn, environment)
+                versions.purge(undo, pins[0].epoch if pins else None)
+                for step in batch.steps():
+                    if pins:
+                        versions.record(main, undo, checked, _touched(main, step))
+                    _apply(main, step)
+                txn.put(_COMMITTED, checked.to_bytes(8, "big"), db=environment.meta)
+                failpoints.hit(SEAL_BEFORE_COMMIT)
+            failpoints.hit(SEAL_AFTER_COMMIT)
+
+    def _check_generation(self, txn: Txn) -> None:
+        owner = _owner(txn, self._environment)
+        if owner is None or owner.generation != self._generation:
+            by = f" by host {owner.host}, pid {owner.pid}" if owner else ""
+            raise WriterFenced(f"The state store at {self.location} was taken over{by}; this writer has ended.")
+
+    def _forget_dead_readers(self) -> None:
+        """A reader killed inside a snapshot would hold back the reuse of pages for ever."""
+        now = time.monotonic()
+        if now - self._readers_checked > _STALE_READERS_EVERY:
+            self._readers_checked = now
+            self._environment.forget_dead_readers()
+
+    def close(self) -> None:
+        if not self.closed:
+            super().close()
+            if self._pid == os.getpid():
+                self._owner_lock.release()
+
+
+def open_embedded_writer(path: Path, *, takeover: bool = False, max_bytes: int = DEFAULT_MAX_BYTES) -> EmbeddedStore:
+    """The writer of the store in directory *path*, made when it does not exist.
+
+    A writer that died is succeeded without a word; a live one refuses, unless *takeover* fences it.
+
+    :raises StoreOwned: a live writer has it.
+    """
+    prepare_directory(path)
+    environment = borrow(path, create=True, max_bytes=max_bytes)
+    try:
+        with map_errors(path), environment.write() as txn:
+            old = _owner(txn, environment)
+            if old is not None:
+                lock = OwnerLock(_lock_path(path, old.generation))
+                if lock.acquire():
+                    lock.remove()
+                elif not takeover:
+                    raise StoreOwned(str(path), old.host, old.pid, old.started)
+            owner = Owner(old.generation + 1 if old else 1, host_name(), os.getpid(), process_start())
+            mine = OwnerLock(_lock_path(path, owner.generation))
+            if not mine.acquire():
+                raise StoreCorrupt(f"The lock file of generation {owner.generation} in {path} is held already.")
+            txn.put(_OWNER, _owner_to_bytes(owner), db=environment.meta)
+            failpoints.hit(OPEN_BEFORE_COMMIT)
+        return EmbeddedStore(environment, owner.generation, mine)
+    except BaseException:
+        environment.give_back()
+        raise
+
+
+def open_embedded_reader(path: Path) -> EmbeddedReader:
+    """A reader of the store in directory *path*. :raises StoreNotFound: there is none."""
+    return EmbeddedReader(borrow(path, create=False, max_bytes=DEFAULT_MAX_BYTES))
+
+
+def _apply(main: _Cells, step: Step) -> None:
+    match step:
+        case Puts(items):
+            main.put_many(items)
+        case Delete(key):
+            main.delete(key)
+        case DeleteRange(start, end):
+            main.delete_range(start, end)
+
+
+def _touched(main: _Cells, step: Step) -> list[bytes]:
+    match step:
+        case Puts(items):
+            return [key for key, _ in items]
+        case Delete(key):
+            return [key]
+        case DeleteRange(start, end):
+            return main.keys(start, end)
+
+
+def _lock_path(path: Path, generation: int) -> Path:
+    return path / f"writer-{generation}.lock"
+
+
+def _committed(txn: Txn, environment: Environment) -> Epoch:
+    stored = txn.get(_COMMITTED, db=environment.meta)
+    return Epoch(int.from_bytes(stored, "big") if stored else 0)
+
+
+def _readable(txn: Txn, environment: Environment, epoch: int | None) -> Epoch:
+    committed = _committed(txn, environment)
+    if epoch is None or epoch == committed:
+        return committed
+    pinned = [pin.epoch for pin in _pins(txn, environment)]
+    if epoch not in pinned:
+        raise EpochNotHeld(epoch, (*pinned, committed))
+    return Epoch(epoch)
+
+
+def _owner(txn: Txn, environment: Environment) -> Owner | None:
+    stored = txn.get(_OWNER, db=environment.meta)
+    if stored is None:
+        return None
+    fields = json.loads(bytes(stored))
+    return Owner(fields["generation"], fields["host"], fields["pid"], datetime.fromisoformat(fields["started"]))
+
+
+def _owner_to_bytes(owner: Owner) -> bytes:
+    fields = {
+        "generation": owner.generation,
+        "host": owner.host,
+        "pid": owner.pid,
+        "started": owner.started.isoformat(),
+    }
+    return json.dumps(fields).encode()
+
+
+def _pins(txn: Txn, environment: Environment) -> tuple[Pin, ...]:
+    found = []
+    with txn.cursor(db=environment.meta) as cursor:
+        if cursor.set_range(_PIN):
+            for key, value in cursor.iternext():
+                name = bytes(key)
+                if not name.startswith(_PIN):
+                    break
+                fields = json.loads(bytes(value))
+                created = datetime.fromisoformat(fields["created"])
+                found.append(
+                    Pin(
+                        name[len(_PIN) :].decode(),
+                        Epoch(fields["epoch"]),
+                        fields["host"],
+                        fields["pid"],
+                        created,
+                    )
+                )
+    return tuple(sorted(found, key=lambda pin: (pin.epoch, pin.name)))
+
+
+def _pin_to_bytes(pin: Pin) -> bytes:
+    fields = {"epoch": int(pin.epoch), "host": pin.host, "pid": pin.pid, "created": pin.created.isoformat()}
+    return json.dumps(fields).encode()

@@ -1,0 +1,224 @@
+"""LMDB environments of this process: each directory is opened once, shared by its handles, never used after a fork.
+
+LMDB forbids a second open of one directory in a process, and an environment inherited over ``fork`` must not be
+touched by the child. So handles borrow the environment here and give it back; a forked child starts with an empty list.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import lmdb
+
+from headwater.state.engines.filesystem import check_local
+from headwater.state.errors import (
+    InvalidKey,
+    InvalidLocation,
+    StoreCorrupt,
+    StoreFull,
+    StoreNotFound,
+    StoreUnavailable,
+)
+
+Txn: TypeAlias = Any
+"""A transaction of bytes or of memoryviews: which one is chosen when it begins."""
+
+FORMAT = b"1"
+_FORMAT_KEY = b"format"
+_MAX_READERS = 2048
+
+_opened: dict[str, Environment] = {}
+_inherited: list[Environment] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def map_errors(path: Path) -> Iterator[None]:
+    """LMDB's errors in our words."""
+    try:
+        yield
+    except lmdb.MapFullError as error:
+        raise StoreFull(
+            f"The state store at {path} has reached its limit.", next_step="Open it with a larger max_bytes."
+        ) from error
+    except lmdb.BadValsizeError as error:
+        raise InvalidKey("A key or value has a size that the embedded engine cannot hold.") from error
+    except (
+        lmdb.InvalidError,
+        lmdb.CorruptedError,
+        lmdb.PageNotFoundError,
+        lmdb.VersionMismatchError,
+        lmdb.PanicError,
+        lmdb.IncompatibleError,
+    ) as error:
+        raise StoreCorrupt(
+            f"The state store at {path} is damaged or not a state store: {error}.",
+            next_step="Restore the directory from a copy.",
+        ) from error
+    except lmdb.DiskError as error:
+        raise _full(path) from error
+    except lmdb.ReadersFullError as error:
+        raise StoreUnavailable(f"More than {_MAX_READERS} snapshots are open on {path}; close some.") from error
+    except lmdb.Error as error:
+        if os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EFBIG) in str(error):
+            raise _full(path) from error
+        raise StoreUnavailable(f"The state store at {path} did not answer: {error}.") from error
+
+
+def _full(path: Path) -> StoreFull:
+    return StoreFull(
+        f"No room for the state store at {path}: the disk or the file-size limit is full.",
+        next_step="Free some space and seal again.",
+    )
+
+
+class Environment:
+    """One opened directory: the LMDB environment and its three tables."""
+
+    def __init__(self, path: Path, *, create: bool, max_bytes: int) -> None:
+        self.path = path
+        self._borrowers = 1
+        data = path / "data.mdb"
+        if not create and not data.exists():
+            raise StoreNotFound(f"There is no state store in {path}.")
+        readonly = not create and not os.access(data, os.W_OK)
+        if data.exists() and data.stat().st_size == 0 and not create:
+            raise StoreNotFound(f"The state store in {path} is empty.")
+        with map_errors(path):
+            self._env: Any = lmdb.open(
+                str(path),
+                map_size=max_bytes,
+                max_dbs=3,
+                max_readers=_MAX_READERS,
+                mode=0o600,
+                readonly=readonly,
+                create=create,
+            )
+        try:
+            self._open_tables(create)
+        except BaseException:
+            self._env.close()
+            raise
+        self._readers = 0
+        self._readers_lock = threading.Lock()
+
+    def _open_tables(self, create: bool) -> None:
+        with map_errors(self.path):
+            self._check_length()
+            try:
+                self.meta = self._env.open_db(b"meta", create=create)
+                self.main = self._env.open_db(b"main", create=create)
+                self.undo = self._env.open_db(b"undo", create=create)
+            except lmdb.NotFoundError as error:
+                raise StoreNotFound(f"There is no state store in {self.path}.") from error
+            with self._env.begin() as txn:
+                found = txn.get(_FORMAT_KEY, db=self.meta)
+            if found is None and create:
+                with self._env.begin(write=True) as txn:
+                    txn.put(_FORMAT_KEY, FORMAT, db=self.meta)
+            elif found is None:
+                raise StoreNotFound(f"The state store in {self.path} is not complete yet.")
+            elif found != FORMAT:
+                raise StoreCorrupt(
+                    f"The state store in {self.path} has format {found.decode(errors='replace')}; "
+                    f"this release reads format {FORMAT.decode()}.",
+                    next_step="Upgrade headwater.",
+                )
+
+    def _check_length(self) -> None:
+        """A file cut short would end the process by SIGBUS at the first missing page: find out before."""
+        page, last = self.page_geometry()
+        size = (self.path / "data.mdb").stat().st_size
+        if last > 1 and size < (last + 1) * page:
+            raise StoreCorrupt(
+                f"The state store in {self.path} is cut short: {size} bytes of {(last + 1) * page}.",
+                next_step="Restore the directory from a copy.",
+            )
+
+    def page_geometry(self) -> tuple[int, int]:
+        """Bytes of a page, and the number of the last page in use."""
+        return self._env.stat()["psize"], self._env.info()["last_pgno"]
+
+    def begin_read(self, *, mapped: bool = False) -> Txn:
+        """A read transaction; end it with :meth:`end_read`."""
+        with map_errors(self.path), self._readers_lock:
+            try:
+                txn = self._env.begin(buffers=mapped)
+            except lmdb.MapResizedError:
+                # a writer of another process chose a larger map; ours can only follow while nobody reads here
+                if self._readers:
+                    raise StoreUnavailable(f"{self.path} grew; close the open snapshots and try again.") from None
+                self._env.set_mapsize(0)
+                txn = self._env.begin(buffers=mapped)
+            self._readers += 1
+            return txn
+
+    def end_read(self, txn: Txn) -> None:
+        with self._readers_lock:
+            self._readers -= 1
+        txn.abort()
+
+    @contextmanager
+    def write(self) -> Iterator[Txn]:
+        """A write transaction: committed at the end of the block, aborted by any error in it."""
+        txn = self._env.begin(write=True)
+        try:
+            yield txn
+            txn.commit()
+        except BaseException:
+            txn.abort()
+            raise
+
+    def forget_dead_readers(self) -> None:
+        with map_errors(self.path):
+            self._env.reader_check()
+
+    def borrow(self) -> Environment:
+        self._borrowers += 1
+        return self
+
+    def give_back(self) -> None:
+        """One borrower less; the last one closes the environment."""
+        with _lock:
+            if _opened.get(_name(self.path)) is not self:
+                return  # a forked child: the environment is the parent's
+            self._borrowers -= 1
+            if not self._borrowers:
+                del _opened[_name(self.path)]
+                self._env.close()
+
+
+def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
+    """The environment of *path*, opened now or shared with the handles that this process has already."""
+    if not create and not path.is_dir():
+        if path.exists():
+            raise InvalidLocation(f"{path} is not a directory.")
+        raise StoreNotFound(f"There is no state store in {path}.")
+    check_local(path)
+    with _lock:
+        known = _opened.get(_name(path))
+        if known is not None:
+            return known.borrow()
+        environment = Environment(path, create=create, max_bytes=max_bytes)
+        _opened[_name(path)] = environment
+        return environment
+
+
+def _name(path: Path) -> str:
+    return os.path.realpath(path)
+
+
+def _after_fork_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _inherited.extend(_opened.values())  # kept alive: closing them here would hurt the parent
+    _opened.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

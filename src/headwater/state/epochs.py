@@ -1,0 +1,32 @@
+"""Checks and waits on epochs that every engine shares."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from headwater.state.errors import InvalidEpoch
+from headwater.stream.epoch import Epoch
+
+_SHORTEST_PAUSE = 0.0005
+_LONGEST_PAUSE = 0.010
+
+
+def check_epoch(epoch: int) -> Epoch:
+    """*epoch* as one that can be sealed. :raises InvalidEpoch: it is 0."""
+    if not epoch:
+        raise InvalidEpoch("Nothing can be sealed under epoch 0: it means that no epoch was sealed yet.")
+    return Epoch(epoch)
+
+
+def wait_until(committed: Callable[[], Epoch], after: int, timeout: float) -> Epoch | None:
+    """Poll *committed* until it passes *after*; pauses grow from half a millisecond to ten."""
+    deadline = time.monotonic() + timeout
+    pause = _SHORTEST_PAUSE
+    while (epoch := committed()) <= after:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return None
+        time.sleep(min(pause, left))
+        pause = min(pause * 1.5, _LONGEST_PAUSE)
+    return epoch

@@ -1,0 +1,72 @@
+"""Who owns a store: the identity of a process, and a lock that the kernel drops when the process dies.
+
+Writers come in generations. Each writer holds an ``flock`` on the lock file of its own generation for as long as it
+lives, so "is the owner alive?" is answered by the kernel, not by a guess about process ids; a takeover moves to the
+next generation without touching the old owner's lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import time
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+
+_held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
+
+
+def host_name() -> str:
+    return socket.gethostname()
+
+
+def process_start(pid: int | None = None) -> datetime:
+    """When the process started, from the kernel; now, where the kernel does not tell."""
+    try:
+        fields = Path(f"/proc/{pid or os.getpid()}/stat").read_text().rpartition(")")[2].split()
+        uptime = float(Path("/proc/uptime").read_text().split()[0])
+        age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        age = 0.0
+    return datetime.fromtimestamp(round(time.time() - age, 3), UTC)
+
+
+class OwnerLock:
+    """An exclusive lock on a file, held until :meth:`release` or the end of the process."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._fd: int | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock; ``False`` when a live process holds it."""
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return False
+        self._fd = fd
+        _held.add(self)
+        return True
+
+    def release(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def remove(self) -> None:
+        """Release, and take the file away."""
+        self._path.unlink(missing_ok=True)
+        self.release()
+
+
+def _after_fork_in_child() -> None:
+    """A child must not keep its dead parent's lock alive."""
+    for lock in list(_held):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
