@@ -1,1 +1,98 @@
+"""The vocabulary: epoch, barrier, vnode, op, chunk, message. Pure values; no I/O, no clock, no Spark.
+
+Everything public is here; the modules behind it are one noun each.
+"""
+
 from __future__ import annotations
+
+from headwater.stream.barrier import Barrier, BarrierKind
+from headwater.stream.bitmap import VnodeBitmap
+from headwater.stream.chunk import OP_COLUMN, RESERVED_COLUMNS, VNODE_COLUMN, Chunk
+from headwater.stream.epoch import INVALID, ORIGIN, Epoch, EpochClock, EpochPair
+from headwater.stream.errors import (
+    BarrierError,
+    BitmapError,
+    ChunkError,
+    EpochError,
+    FormatError,
+    KeyColumnError,
+    KeyTypeError,
+    MessageOrderError,
+    ReservedColumnError,
+    VnodeCountError,
+    VnodeRangeError,
+)
+from headwater.stream.message import Message, StreamPhase, StreamState, with_epochs
+from headwater.stream.mutation import (
+    ALL_TARGETS,
+    AssignSplits,
+    Mutation,
+    Pause,
+    Resume,
+    SchemaChange,
+    Stop,
+    Throttle,
+    UpdateVnodeBitmap,
+)
+from headwater.stream.op import CHANGE_TYPES, Op, change_types_of, ops_of
+from headwater.stream.vnode import (
+    DEFAULT_VNODE_COUNT,
+    MAX_VNODE_COUNT,
+    check_vnode_count,
+    hash_keys,
+    vnode_of,
+    vnodes_of,
+    vnodes_of_hashes,
+)
+from headwater.stream.vnode_index import VnodeIndex
+
+__all__ = [
+    "ALL_TARGETS",
+    "CHANGE_TYPES",
+    "DEFAULT_VNODE_COUNT",
+    "INVALID",
+    "MAX_VNODE_COUNT",
+    "OP_COLUMN",
+    "ORIGIN",
+    "RESERVED_COLUMNS",
+    "VNODE_COLUMN",
+    "AssignSplits",
+    "Barrier",
+    "BarrierError",
+    "BarrierKind",
+    "BitmapError",
+    "Chunk",
+    "ChunkError",
+    "Epoch",
+    "EpochClock",
+    "EpochError",
+    "EpochPair",
+    "FormatError",
+    "KeyColumnError",
+    "KeyTypeError",
+    "Message",
+    "MessageOrderError",
+    "Mutation",
+    "Op",
+    "Pause",
+    "ReservedColumnError",
+    "Resume",
+    "SchemaChange",
+    "Stop",
+    "StreamPhase",
+    "StreamState",
+    "Throttle",
+    "UpdateVnodeBitmap",
+    "VnodeBitmap",
+    "VnodeCountError",
+    "VnodeIndex",
+    "VnodeRangeError",
+    "change_types_of",
+    "check_vnode_count",
+    "hash_keys",
+    "ops_of",
+    "vnode_of",
+    "vnodes_of",
+    "vnodes_of_hashes",
+    "with_epochs",
+]

@@ -1,0 +1,342 @@
+"""Chunk: rows of one epoch with what happened to each of them.
+
+A chunk is an Arrow RecordBatch, one :class:`~headwater.stream.op.Op` per row and one vnode per row. It never spans
+epochs, and whatever is done to it, an update pair stays together: both halves in one chunk, next to each other,
+in the same vnode. An update that changes the key is not a pair but a delete and an insert.
+
+Nothing here runs Python per row, and slices share the memory of their chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.stream.bitmap import VnodeBitmap
+from headwater.stream.errors import ChunkError, ReservedColumnError
+from headwater.stream.op import Op
+from headwater.stream.update_pair import check_ops, check_vnodes_of_pairs, without_key_changes
+from headwater.stream.vnode import (
+    DEFAULT_VNODE_COUNT,
+    MAX_VNODE_COUNT,
+    key_columns_of,
+    uint16_array,
+    vnodes_of,
+)
+from headwater.stream.vnode_index import VnodeIndex
+
+OP_COLUMN: Final = "_op"
+VNODE_COLUMN: Final = "_vnode"
+RESERVED_COLUMNS: Final = (OP_COLUMN, VNODE_COLUMN)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Chunk:
+    """One chunk. :meth:`build` computes the vnodes; this constructor checks those that are given.
+
+    :ivar rows: the columns of the table.
+    :ivar ops: int8, one :class:`Op` code per row, no nulls.
+    :ivar vnodes: uint16, one vnode per row, no nulls.
+    :raises ChunkError: types or lengths do not fit, an op is unknown, a half of an update pair stands alone or has
+        another vnode than its other half; ``row`` is the index of the first such row.
+    """
+
+    rows: pa.RecordBatch
+    ops: pa.Int8Array
+    vnodes: pa.UInt16Array
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.rows, pa.RecordBatch):
+            raise ChunkError(
+                f"Received rows of type {type(self.rows).__name__}; valid is a pyarrow RecordBatch.",
+                next_step="Call to_batches() on a Table.",
+            )
+        for name, array, kind in (("ops", self.ops, pa.int8()), ("vnodes", self.vnodes, pa.uint16())):
+            if not isinstance(array, pa.Array) or array.type != kind:
+                received = array.type if isinstance(array, pa.Array | pa.ChunkedArray) else type(array).__name__
+                raise ChunkError(
+                    f"Received {name} of type {received}; valid is an Arrow array of {kind}.",
+                    next_step="Use Chunk.build().",
+                )
+            if len(array) != self.rows.num_rows:
+                raise ChunkError(
+                    f"Received {len(array)} {name} for {self.rows.num_rows} rows.",
+                    next_step=f"Give one of the {name} for each row.",
+                )
+            if array.null_count:
+                row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+                raise ChunkError(f"Row {row} is null in {name}.", row=row, next_step="Give every row one.")
+        codes, vnodes = self.ops.to_numpy(), self.vnodes.to_numpy()
+        check_ops(codes)
+        beyond = np.flatnonzero(vnodes >= MAX_VNODE_COUNT)
+        if beyond.size:
+            row = int(beyond[0])
+            raise ChunkError(
+                f"Row {row} has vnode {vnodes[row]}; valid values are 0 to {MAX_VNODE_COUNT - 1}.",
+                row=row,
+                next_step="Compute vnodes with vnodes_of().",
+            )
+        check_vnodes_of_pairs(codes, vnodes)
+
+    @classmethod
+    def build(
+        cls,
+        rows: pa.RecordBatch,
+        ops: Any,
+        key_columns: Sequence[str],
+        vnode_count: int = DEFAULT_VNODE_COUNT,
+    ) -> Chunk:
+        """A chunk of *rows* with computed vnodes.
+
+        An update pair whose halves have different keys becomes a delete and an insert, also where both keys happen to
+        fall into one vnode: a pair always means "same key".
+
+        :param ops: an int8 Arrow array, or a sequence of :class:`Op`.
+        :raises ChunkError: as the constructor.
+        :raises KeyColumnError: as :func:`~headwater.stream.vnode.vnodes_of`.
+        :raises VnodeCountError: a bad count.
+        """
+        if not isinstance(ops, pa.Array):
+            ops = pa.array(np.asarray(ops, dtype=np.int8), pa.int8())
+        vnodes = vnodes_of(rows, key_columns, vnode_count)
+        if ops.type == pa.int8() and not ops.null_count and len(ops) == rows.num_rows:
+            codes = ops.to_numpy()
+            check_ops(codes)
+            kept = without_key_changes(codes, key_columns_of(rows, key_columns))
+            if kept is not codes:
+                ops = pa.array(kept, pa.int8())
+        return cls(rows, ops, vnodes)
+
+    @classmethod
+    def inserts(cls, rows: pa.RecordBatch, key_columns: Sequence[str], vnode_count: int = DEFAULT_VNODE_COUNT) -> Chunk:
+        """A chunk in which every row is an insert, as snapshots give them.
+
+        :raises KeyColumnError: as :meth:`build`.
+        """
+        ops = np.full(rows.num_rows, Op.INSERT, dtype=np.int8)
+        return cls(rows, pa.array(ops), vnodes_of(rows, key_columns, vnode_count))
+
+    @classmethod
+    def empty(cls, schema: pa.Schema) -> Chunk:
+        """A chunk without rows."""
+        rows = pa.RecordBatch.from_arrays([pa.nulls(0, kind) for kind in schema.types], schema=schema)
+        return cls(rows, pa.nulls(0, pa.int8()), pa.nulls(0, pa.uint16()))
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows; an update pair counts as two."""
+        return int(self.rows.num_rows)
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that the rows, ops and vnodes take in memory, without what a slice hides."""
+        return int(self.rows.nbytes + self.ops.nbytes + self.vnodes.nbytes)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the rows."""
+        return self.rows.schema
+
+    @property
+    def is_inserts_only(self) -> bool:
+        """Whether every row is an insert."""
+        return bool((self.ops.to_numpy() == Op.INSERT).all())
+
+    def slice(self, offset: int, length: int | None = None) -> Chunk:
+        """The rows from *offset* on, at most *length* of them, over the same memory.
+
+        :raises ChunkError: outside the chunk, or a border falls into an update pair.
+        """
+        stop = self.num_rows if length is None else min(offset + length, self.num_rows)
+        if not 0 <= offset <= stop:
+            raise ChunkError(
+                f"Received a slice from {offset} to {stop} of {self.num_rows} rows.",
+                next_step="Slice inside the chunk.",
+            )
+        codes = self.ops.to_numpy()
+        for border in (offset, stop):
+            if 0 < border < self.num_rows and offset < stop and codes[border] == Op.UPDATE_INSERT:
+                raise ChunkError(
+                    f"Received a slice from {offset} to {stop}, which parts the update pair at row {border - 1}.",
+                    row=border - 1,
+                    next_step="Use Chunk.split(), which keeps pairs together.",
+                )
+        return self._slice(offset, stop)
+
+    def split(self, max_rows: int | None = None, max_bytes: int | None = None) -> list[Chunk]:
+        """Slices in order, of at most *max_rows* rows and about *max_bytes* bytes each.
+
+        A slice has at least one row, and it has one row more than the limits allow where they would part an update
+        pair. Bytes are those of the values; a nested column counts with its average.
+
+        :raises ChunkError: a limit below 1.
+        """
+        for name, limit in (("max_rows", max_rows), ("max_bytes", max_bytes)):
+            if limit is not None and limit < 1:
+                raise ChunkError(f"Received {name}={limit}.", next_step="Use 1 or more, or None for no limit.")
+        codes = self.ops.to_numpy()
+        ends = None if max_bytes is None else np.cumsum(_row_bytes(self.rows))
+        pieces = []
+        start = 0
+        while start < self.num_rows:
+            stop = self.num_rows if max_rows is None else min(start + max_rows, self.num_rows)
+            if ends is not None and max_bytes is not None:
+                used = int(ends[start - 1]) if start else 0
+                stop = min(stop, int(np.searchsorted(ends, used + max_bytes, side="right")))
+            stop = max(stop, start + 1)
+            if stop < self.num_rows and codes[stop] == Op.UPDATE_INSERT:
+                stop += 1
+            pieces.append(self._slice(start, stop))
+            start = stop
+        return pieces or [self]
+
+    @classmethod
+    def concat(cls, chunks: Iterable[Chunk]) -> Chunk:
+        """One chunk of all rows in order. The chunks must be of one epoch.
+
+        :raises ChunkError: no chunk, or chunks with different schemas.
+        """
+        parts = list(chunks)
+        if not parts:
+            raise ChunkError("Received no chunk.", next_step="Use Chunk.empty(schema) for no rows.")
+        schema = parts[0].schema
+        for place, part in enumerate(parts):
+            if not part.schema.equals(schema):
+                raise ChunkError(
+                    f"Received chunks of different schemas: number {place} is unlike the first.",
+                    next_step="A schema changes at a barrier only: concatenate up to it.",
+                )
+        if len(parts) == 1:
+            return parts[0]
+        columns = [pa.concat_arrays([part.rows.column(place) for part in parts]) for place in range(len(schema.names))]
+        return _trusted(
+            pa.RecordBatch.from_arrays(columns, schema=schema),
+            pa.concat_arrays([part.ops for part in parts]),
+            pa.concat_arrays([part.vnodes for part in parts]),
+        )
+
+    def filter_vnodes(self, bitmap: VnodeBitmap) -> Chunk:
+        """The rows whose vnode is in *bitmap*, in order.
+
+        :raises VnodeRangeError: a row's vnode is not below the bitmap's count.
+        """
+        owned = bitmap.mask_of(self.vnodes)
+        return self if owned.all() else self._take(np.flatnonzero(owned))
+
+    def sort_by_vnode(self) -> tuple[Chunk, VnodeIndex]:
+        """The rows ordered by vnode, each vnode's in their old order, and where each vnode is."""
+        vnodes = self.vnodes.to_numpy()
+        if (vnodes[1:] >= vnodes[:-1]).all():
+            return self, VnodeIndex.of(vnodes)
+        # Stable, and the halves of a pair are neighbours in one vnode: nothing comes between them.
+        ordered = self._take(np.argsort(vnodes, kind="stable"))
+        return ordered, VnodeIndex.of(ordered.vnodes.to_numpy())
+
+    def to_batch(self) -> pa.RecordBatch:
+        """The rows with the columns ``_op`` (int8) and ``_vnode`` (uint16) at the end.
+
+        :raises ReservedColumnError: the table has a column of that name.
+        """
+        for name in RESERVED_COLUMNS:
+            if name in self.schema.names:
+                raise ReservedColumnError(name, RESERVED_COLUMNS)
+        schema = self.schema
+        for name, kind in ((OP_COLUMN, pa.int8()), (VNODE_COLUMN, pa.uint16())):
+            schema = schema.append(pa.field(name, kind, nullable=False))
+        return pa.RecordBatch.from_arrays([*self.rows.columns, self.ops, self.vnodes], schema=schema)
+
+    @classmethod
+    def from_batch(cls, batch: pa.RecordBatch) -> Chunk:
+        """The inverse of :meth:`to_batch`; the reserved columns may be at any place.
+
+        :raises ChunkError: a reserved column is missing or there twice, or as the constructor.
+        """
+        places = {}
+        for name in RESERVED_COLUMNS:
+            found = batch.schema.get_all_field_indices(name)
+            if len(found) != 1:
+                raise ChunkError(
+                    f"Received a batch with {len(found)} columns named {name!r}; a chunk has one.",
+                    next_step="Write chunks with Chunk.to_batch().",
+                )
+            places[name] = found[0]
+        others = [place for place in range(batch.num_columns) if place not in places.values()]
+        rows = pa.RecordBatch.from_arrays(
+            [batch.column(place) for place in others],
+            schema=pa.schema([batch.schema.field(place) for place in others], metadata=batch.schema.metadata),
+        )
+        return cls(rows, batch.column(places[OP_COLUMN]), batch.column(places[VNODE_COLUMN]))
+
+    def __eq__(self, other: object) -> bool:
+        """Same schema, rows, ops and vnodes in the same order. As in Arrow, NaN differs from NaN."""
+        if not isinstance(other, Chunk):
+            return NotImplemented
+        return bool(
+            self.schema.equals(other.schema)
+            and self.ops.equals(other.ops)
+            and self.vnodes.equals(other.vnodes)
+            and self.rows.equals(other.rows)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"Chunk({self.num_rows} rows, {len(self.schema.names)} columns)"
+
+    def _slice(self, start: int, stop: int) -> Chunk:
+        return _trusted(
+            self.rows.slice(start, stop - start),
+            self.ops.slice(start, stop - start),
+            self.vnodes.slice(start, stop - start),
+        )
+
+    def _take(self, places: NDArray[np.int64]) -> Chunk:
+        """The rows at *places*, which part no pair."""
+        indices = pa.array(places)
+        columns = [_take_column(column, indices) for column in self.rows.columns]
+        return _trusted(
+            pa.RecordBatch.from_arrays(columns, schema=self.schema),
+            self.ops.take(indices),
+            uint16_array(self.vnodes.to_numpy()[places]),
+        )
+
+
+def _trusted(rows: pa.RecordBatch, ops: pa.Int8Array, vnodes: pa.UInt16Array) -> Chunk:
+    """A chunk of parts that are already known to fit: the checks would only repeat."""
+    chunk = object.__new__(Chunk)
+    for name, value in (("rows", rows), ("ops", ops), ("vnodes", vnodes)):
+        object.__setattr__(chunk, name, value)
+    return chunk
+
+
+# Arrow has no take for these.
+_VIEWS: Final = ((pa.string_view(), pa.large_string()), (pa.binary_view(), pa.large_binary()))
+
+
+def _take_column(column: Any, indices: Any) -> Any:
+    for view, copied in _VIEWS:
+        if column.type == view:
+            return column.cast(copied).take(indices).cast(view)
+    return column.take(indices)
+
+
+def _row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:
+    """About how many bytes each row takes in a chunk."""
+    count = rows.num_rows
+    bits = np.full(count, 24, dtype=np.int64)
+    for column in rows.columns:
+        kind = column.type
+        types = pa.types
+        if types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind):
+            lengths = pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
+            wide = types.is_large_string(kind) or types.is_large_binary(kind)
+            bits += (lengths.astype(np.int64) + (8 if wide else 4)) * 8
+        elif count:
+            bits += -(-column.nbytes * 8 // count)
+    return (bits + 7) // 8

@@ -1,0 +1,177 @@
+"""Barriers and mutations: what they promise, what they refuse, and their JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headwater.stream import (
+    AssignSplits,
+    Barrier,
+    BarrierError,
+    BarrierKind,
+    Epoch,
+    EpochPair,
+    FormatError,
+    Mutation,
+    Pause,
+    Resume,
+    SchemaChange,
+    Stop,
+    Throttle,
+    UpdateVnodeBitmap,
+    VnodeBitmap,
+)
+
+PAIR = EpochPair(curr=Epoch.from_ms(2), prev=Epoch.from_ms(1))
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "stream" / "barriers_v1.jsonl"
+
+MUTATIONS: list[Mutation | None] = [
+    None,
+    Pause(),
+    Resume(),
+    Throttle(500, "public.orders"),
+    Throttle(None),
+    UpdateVnodeBitmap.of({"b": VnodeBitmap.of([3], 4), "a": VnodeBitmap.of([0, 1], 4)}),
+    AssignSplits.of({"b": [4, 2], "a": [], "ü": [9]}, generation=3),
+    SchemaChange("public.orders", 7),
+    Stop(),
+    Stop(("z", "a")),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_durable", "drains"),
+    [
+        (BarrierKind.INITIAL, False, False),
+        (BarrierKind.BARRIER, False, False),
+        (BarrierKind.CHECKPOINT, True, False),
+        (BarrierKind.SYNC_CHECKPOINT, True, True),
+    ],
+)
+def test_what_each_kind_promises(kind: BarrierKind, is_durable: bool, drains: bool) -> None:
+    barrier = Barrier(PAIR, kind)
+    assert (barrier.is_durable, barrier.drains) == (is_durable, drains)
+    assert (barrier.closes, barrier.opens) == (PAIR.prev, PAIR.curr)
+
+
+def test_only_an_initial_barrier_closes_no_epoch() -> None:
+    first = EpochPair(curr=Epoch.from_ms(1), prev=Epoch(0))
+    assert Barrier(first, BarrierKind.INITIAL).opens.ms == 1
+    with pytest.raises(BarrierError, match="initial"):
+        Barrier(first, BarrierKind.CHECKPOINT)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: type(mutation).__name__)
+def test_json_round_trip_keeps_the_barrier_and_the_text(mutation: Mutation | None) -> None:
+    for kind in BarrierKind:
+        barrier = Barrier(PAIR, kind, mutation)
+        text = barrier.to_json()
+        assert Barrier.from_json(text) == barrier
+        assert Barrier.from_json(text.encode()).to_json() == text
+        assert list(json.loads(text)) == sorted(json.loads(text))
+
+
+def test_barriers_of_version_1_stay_readable() -> None:
+    lines = FIXTURE.read_text("utf-8").splitlines()
+    expected = [Barrier(PAIR, BarrierKind.CHECKPOINT, mutation) for mutation in MUTATIONS]
+    assert [Barrier.from_json(line) for line in lines] == expected
+    assert [barrier.to_json() for barrier in expected] == lines
+
+
+def test_equal_barriers_have_equal_texts() -> None:
+    one = UpdateVnodeBitmap.of({"a": VnodeBitmap.of([1]), "b": VnodeBitmap.of([2])})
+    other = UpdateVnodeBitmap.of({"b": VnodeBitmap.of([2]), "a": VnodeBitmap.of([1])})
+    texts = {Barrier(PAIR, BarrierKind.BARRIER, mutation).to_json() for mutation in (one, other)}
+    assert len(texts) == 1
+    assert hash(one) == hash(other)
+
+
+GOOD: dict[str, Any] = {"curr": 131072, "kind": "checkpoint", "prev": 65536, "v": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"v": 2}, "this release reads 1"),
+        ({"v": None}, "this release reads 1"),
+        ({"kind": "flush"}, "initial, barrier, checkpoint, sync_checkpoint"),
+        ({"kind": None}, "initial, barrier"),
+        ({"curr": 65536}, "curr must be after prev"),
+        ({"curr": 131073}, "low 16 bits"),
+        ({"curr": "131072"}, "AttributeError"),
+        ({"curr": 1.5}, "AttributeError"),
+        ({"prev": 0}, "closes no epoch"),
+        ({"extra": 1}, "unknown field 'extra'"),
+        ({"mutation": None}, "its type is none of"),
+        ({"mutation": {"type": "explode"}}, "pause, resume"),
+        ({"mutation": {"type": ["pause"]}}, "pause, resume"),
+        ({"mutation": {"type": "pause", "for": 3}}, "the fields of 'pause'"),
+        ({"mutation": {"type": "throttle"}}, "the fields of 'throttle'"),
+        ({"mutation": {"type": "throttle", "rows_per_second": -1}}, "rows_per_second=-1"),
+        ({"mutation": {"type": "throttle", "rows_per_second": True}}, "rows_per_second=True"),
+        ({"mutation": {"type": "update_vnode_bitmap", "bitmaps": {}}}, "no owner"),
+        ({"mutation": {"type": "update_vnode_bitmap", "bitmaps": []}}, "the fields of 'update_vnode_bitmap'"),
+        ({"mutation": {"type": "update_vnode_bitmap", "bitmaps": {"a": {"count": 2, "ranges": [[0, 3]]}}}}, "vnode 2"),
+        ({"mutation": {"type": "assign_splits", "splits": {"a": ["x"]}}}, "that is no id"),
+        ({"mutation": {"type": "schema_change", "table": "", "version": 1}}, "a table has a name"),
+        ({"mutation": {"type": "stop", "owners": "abc"}}, "no tuple"),
+    ],
+)
+def test_other_json_is_refused_with_the_reason(change: dict[str, Any], reason: str) -> None:
+    assert Barrier.from_json(json.dumps(GOOD)).is_durable
+    with pytest.raises(FormatError, match=reason):
+        Barrier.from_json(json.dumps(GOOD | change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "null", b"\xff"])
+def test_what_is_no_json_object_is_refused(text: str | bytes) -> None:
+    with pytest.raises(FormatError):
+        Barrier.from_json(text)
+
+
+def test_every_missing_field_is_refused() -> None:
+    for field in GOOD:
+        with pytest.raises(FormatError):
+            Barrier.from_json(json.dumps({name: value for name, value in GOOD.items() if name != field}))
+
+
+def test_a_vnode_has_one_owner() -> None:
+    with pytest.raises(BarrierError, match="vnode 1 for 'b'"):
+        UpdateVnodeBitmap.of({"a": VnodeBitmap.of([0, 1]), "b": VnodeBitmap.of([1, 2])})
+    with pytest.raises(BarrierError, match="one vnode count"):
+        UpdateVnodeBitmap.of({"a": VnodeBitmap.of([0], 8), "b": VnodeBitmap.of([1], 16)})
+    with pytest.raises(BarrierError, match="out of order"):
+        UpdateVnodeBitmap((("b", VnodeBitmap.of([0])), ("a", VnodeBitmap.of([1]))))
+
+
+def test_owners_find_what_is_theirs() -> None:
+    halves = VnodeBitmap.full(8).split(2)
+    update = UpdateVnodeBitmap.of({"a": halves[0], "b": halves[1]})
+    assert update.covers_all
+    assert update.bitmap_of("b") == halves[1]
+    assert update.bitmap_of("c") is None
+    splits = AssignSplits.of({"a": [3, 1]})
+    assert splits.splits_of("a") == (1, 3)
+    assert splits.splits_of("b") == ()
+    assert Stop().stops("a")
+    assert Stop(("a",)).stops("a")
+    assert not Stop(("a",)).stops("b")
+
+
+def test_bad_mutations_are_refused() -> None:
+    with pytest.raises(BarrierError, match="assigned twice"):
+        AssignSplits.of({"a": [1], "b": [1]})
+    with pytest.raises(BarrierError, match="assigned twice"):
+        AssignSplits.of({"a": [1, 1]})
+    with pytest.raises(BarrierError, match="generation"):
+        AssignSplits.of({"a": [1]}, generation=-1)
+    with pytest.raises(BarrierError, match="version"):
+        SchemaChange("t", 0)
+    with pytest.raises(BarrierError, match="target"):
+        Throttle(1, "")
+    with pytest.raises(BarrierError, match="owner"):
+        Stop(("",))
