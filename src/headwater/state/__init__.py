@@ -14,17 +14,25 @@
 from __future__ import annotations
 
 from headwater.state.batch import MAX_KEY_BYTES, WriteBatch
+from headwater.state.catalog import Catalog
 from headwater.state.location import open_reader, open_writer
 from headwater.state.store import Owner, Pin, Snapshot, StateReader, StateStore, StoreStatistics
+from headwater.state.table import StateTable
+from headwater.state.types import Field, FieldType, TableSchema
 
 __all__ = [
     "MAX_KEY_BYTES",
+    "Catalog",
+    "Field",
+    "FieldType",
     "Owner",
     "Pin",
     "Snapshot",
     "StateReader",
     "StateStore",
+    "StateTable",
     "StoreStatistics",
+    "TableSchema",
     "WriteBatch",
     "open_reader",
     "open_writer",

@@ -318,6 +318,7 @@ class EmbeddedStore(EmbeddedReader):
                 txn.put(_COMMITTED, checked.to_bytes(8, "big"), db=environment.meta)
                 failpoints.hit(SEAL_BEFORE_COMMIT)
             failpoints.hit(SEAL_AFTER_COMMIT)
+            environment.cover_pages()
 
     def _check_generation(self, txn: Txn) -> None:
         owner = _owner(txn, self._environment)

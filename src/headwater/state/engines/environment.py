@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -132,14 +134,34 @@ class Environment:
                 )
 
     def _check_length(self) -> None:
-        """A file cut short would end the process by SIGBUS at the first missing page: find out before."""
+        """A file cut short would end this process by SIGBUS at the first missing page: let a child find out."""
         page, last = self.page_geometry()
-        size = (self.path / "data.mdb").stat().st_size
-        if last > 1 and size < (last + 1) * page:
+        missing = (last + 1) * page - (self.path / "data.mdb").stat().st_size
+        if last <= 1 or missing <= 0:
+            return
+        child = [sys.executable, "-m", "headwater.state.engines.walk", str(self.path)]
+        if subprocess.run(child, stderr=subprocess.DEVNULL, check=False).returncode:
             raise StoreCorrupt(
-                f"The state store in {self.path} is cut short: {size} bytes of {(last + 1) * page}.",
+                f"The state store in {self.path} is cut short by {missing} bytes.",
                 next_step="Restore the directory from a copy.",
             )
+        self.cover_pages()
+
+    def cover_pages(self) -> None:
+        """Make the file as long as its last page number says.
+
+        LMDB does not write free pages at the end, and a file that looks cut would have to be walked at every open.
+        """
+        page, last = self.page_geometry()
+        data = self.path / "data.mdb"
+        if data.stat().st_size < (last + 1) * page and os.access(data, os.W_OK):
+            fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, (last + 1) * page - 1, 1)  # lengthens, never overwrites
+            except OSError:
+                pass  # no room: the next open walks
+            finally:
+                os.close(fd)
 
     def page_geometry(self) -> tuple[int, int]:
         """Bytes of a page, and the number of the last page in use."""
