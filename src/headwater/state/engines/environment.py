@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -34,6 +35,7 @@ Txn: TypeAlias = Any
 FORMAT = b"1"
 _FORMAT_KEY = b"format"
 _MAX_READERS = 2048
+_NEARLY_FULL = 64 << 20
 
 _opened: dict[str, Environment] = {}
 _inherited: list[Environment] = []
@@ -68,9 +70,21 @@ def map_errors(path: Path) -> Iterator[None]:
     except lmdb.ReadersFullError as error:
         raise StoreUnavailable(f"More than {_MAX_READERS} snapshots are open on {path}; close some.") from error
     except lmdb.Error as error:
-        if os.strerror(errno.ENOSPC) in str(error) or os.strerror(errno.EFBIG) in str(error):
+        if _says(error, errno.ENOSPC, errno.EFBIG, errno.EDQUOT) or (_says(error, errno.EIO) and _no_room(path)):
             raise _full(path) from error
         raise StoreUnavailable(f"The state store at {path} did not answer: {error}.") from error
+
+
+def _says(error: lmdb.Error, *numbers: int) -> bool:
+    return any(os.strerror(number) in str(error) for number in numbers)
+
+
+def _no_room(path: Path) -> bool:
+    """LMDB reports a write that came out short as an I/O error: was there no room?"""
+    disk = os.statvfs(path)
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    near_limit = limit != resource.RLIM_INFINITY and (path / "data.mdb").stat().st_size > limit - _NEARLY_FULL
+    return near_limit or disk.f_bavail * disk.f_frsize < _NEARLY_FULL
 
 
 def _full(path: Path) -> StoreFull:
