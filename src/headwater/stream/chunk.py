@@ -105,13 +105,13 @@ class Chunk:
         if not isinstance(ops, pa.Array):
             ops = pa.array(np.asarray(ops, dtype=np.int8), pa.int8())
         vnodes = vnodes_of(rows, key_columns, vnode_count)
-        if ops.type == pa.int8() and not ops.null_count and len(ops) == rows.num_rows:
-            codes = ops.to_numpy()
-            check_ops(codes)
-            kept = without_key_changes(codes, key_columns_of(rows, key_columns))
-            if kept is not codes:
-                ops = pa.array(kept, pa.int8())
-        return cls(rows, ops, vnodes)
+        is_batch = isinstance(rows, pa.RecordBatch)
+        if not is_batch or ops.type != pa.int8() or ops.null_count or len(ops) != rows.num_rows:
+            return cls(rows, ops, vnodes)  # which says what is wrong
+        codes = ops.to_numpy()
+        check_ops(codes)
+        kept = without_key_changes(codes, key_columns_of(rows, key_columns))
+        return _trusted(rows, ops if kept is codes else pa.array(kept, pa.int8()), vnodes)
 
     @classmethod
     def inserts(cls, rows: pa.RecordBatch, key_columns: Sequence[str], vnode_count: int = DEFAULT_VNODE_COUNT) -> Chunk:

@@ -18,6 +18,10 @@ from headwater.stream.errors import ChunkError
 from headwater.stream.key_column import plain
 from headwater.stream.op import Op
 
+# Members of an enum are looked up slowly, and a chunk may have one row only.
+_UPDATE_INSERT = int(Op.UPDATE_INSERT)
+_UPDATE_DELETE = int(Op.UPDATE_DELETE)
+
 
 def _first(mask: NDArray[np.bool_]) -> int | None:
     place = int(mask.argmax()) if mask.size else 0
@@ -29,7 +33,7 @@ def check_ops(codes: NDArray[np.int8]) -> None:
 
     :raises ChunkError: ``row`` is the index of the first row that is wrong.
     """
-    row = _first((codes < Op.INSERT) | (codes > Op.UPDATE_DELETE))
+    row = _first((codes < 1) | (codes > _UPDATE_DELETE))
     if row is not None:
         raise ChunkError(
             f"Row {row} has op code {codes[row]}; valid values are "
@@ -38,8 +42,10 @@ def check_ops(codes: NDArray[np.int8]) -> None:
             row=row,
             next_step="Map the source's operation to an Op.",
         )
-    opens = codes == Op.UPDATE_DELETE
-    closes = codes == Op.UPDATE_INSERT
+    if codes.max(initial=0) < _UPDATE_INSERT:
+        return
+    opens = codes == _UPDATE_DELETE
+    closes = codes == _UPDATE_INSERT
     row = _first((opens & ~np.append(closes[1:], False)) | (closes & ~np.append(False, opens[:-1])))
     if row is None:
         return
@@ -57,7 +63,7 @@ def check_vnodes_of_pairs(codes: NDArray[np.int8], vnodes: NDArray[np.uint16]) -
 
     :raises ChunkError: ``row`` is the index of the first half.
     """
-    apart = (codes[:-1] == Op.UPDATE_DELETE) & (vnodes[:-1] != vnodes[1:])
+    apart = (codes[:-1] == _UPDATE_DELETE) & (vnodes[:-1] != vnodes[1:])
     row = _first(apart)
     if row is not None:
         raise ChunkError(
@@ -72,7 +78,7 @@ def without_key_changes(codes: NDArray[np.int8], key: Mapping[str, Any]) -> NDAr
 
     Keys are different if the values are: a change below the microsecond that the hash does not see is one.
     """
-    firsts = np.flatnonzero(codes == Op.UPDATE_DELETE)
+    firsts = np.flatnonzero(codes == _UPDATE_DELETE)
     if not firsts.size:
         return codes
     changed = np.zeros(firsts.size, dtype=np.bool_)
@@ -95,8 +101,9 @@ def _same(column: Any, firsts: NDArray[np.int64]) -> NDArray[np.bool_]:
         # Arrow compares no half floats.
         column = column.cast(pa.float32())
     old, new = column.take(pa.array(firsts)), column.take(pa.array(firsts + 1))
-    same = pc.fill_null(pc.equal(old, new), False)
-    same = pc.or_(same, pc.and_(old.is_null(), new.is_null()))
+    same = pc.equal(old, new)
+    if same.null_count:
+        same = pc.or_(pc.fill_null(same, False), pc.and_(old.is_null(), new.is_null()))
     if pa.types.is_floating(column.type):
         nan = pc.fill_null(pc.and_(pc.is_nan(old), pc.is_nan(new)), False)
         same = pc.or_(same, nan)

@@ -122,7 +122,7 @@ def vnodes_of(rows: Any, key_columns: Sequence[str], count: int = DEFAULT_VNODE_
 def vnode_of(values: Sequence[Any], types: Sequence[Any] | pa.Schema, count: int = DEFAULT_VNODE_COUNT) -> int:
     """The vnode of one key: Python *values* with their Arrow *types* (a schema names the columns in errors).
 
-    A convenience for look-ups, some 50 µs each; for many keys use :func:`vnodes_of`.
+    A convenience for look-ups, which costs as much as a small batch; for many keys use :func:`vnodes_of`.
 
     :raises KeyColumnError: a value is not of its type, the numbers differ, or a type is not hashed.
     :raises VnodeCountError: a bad *count*.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,8 @@ def test_parts_that_do_not_fit_are_refused() -> None:
     for bad_rows, bad_ops, bad_vnodes, message in cases:
         with pytest.raises(ChunkError, match=message):
             Chunk(bad_rows, bad_ops, bad_vnodes)
+    with pytest.raises(ChunkError, match="RecordBatch"):
+        Chunk.build(pa.Table.from_batches([rows]), ops, ["id"])
     with pytest.raises(ChunkError, match="1 ops for 2 rows"):
         Chunk.build(rows, [I], ["id"])
     with pytest.raises(KeyColumnError):
@@ -298,3 +301,16 @@ def test_errors_never_hold_row_values() -> None:
         with pytest.raises(ChunkError) as caught:
             Chunk.build(rows, ops, ["id"])
         assert "secret" not in str(caught.value)
+
+
+def test_a_large_chunk_is_sorted_stably_too() -> None:
+    places = np.arange(20_000, dtype=np.int64)
+    rows = pa.record_batch({"id": places // 2 % 700, "place": places})
+    chunk = Chunk.build(rows, np.tile(np.array([B, U], dtype=np.int8), 10_000), ["id"])
+    ordered, index = chunk.sort_by_vnode()
+    assert Chunk(ordered.rows, ordered.ops, ordered.vnodes) == ordered
+    for start, stop in pairwise(index.starts.tolist()):
+        assert (np.diff(ordered.rows.column("place").to_numpy()[start:stop]) > 0).all()
+    pieces = ordered.split(max_rows=999)
+    assert {piece.num_rows for piece in pieces[:-1]} == {1000}
+    assert Chunk.concat(pieces) == ordered
