@@ -1,0 +1,210 @@
+"""What can go wrong with a journal, each error under a category of :mod:`headwater.errors`.
+
+The category says what the caller must do; the class and its fields say what happened. No error
+holds the content of an entry.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headwater.errors import (
+    CapacityError,
+    ClosedError,
+    ConflictError,
+    CorruptionError,
+    FencedError,
+    HeadwaterError,
+    InputError,
+    NotFoundError,
+    TransientError,
+)
+
+if TYPE_CHECKING:
+    from headwater.journal.entry import Head
+    from headwater.journal.owner import Owner
+
+
+class JournalError(HeadwaterError):
+    """Base of all errors of this package."""
+
+
+class StoreIoError(JournalError):
+    """The operating system refused: `operation` on `path` failed with `errno`."""
+
+    def __init__(self, operation: str, path: str, cause: BaseException, *, next_step: str | None = None) -> None:
+        self.operation = operation
+        self.path = path
+        self.errno = cause.errno if isinstance(cause, OSError) else None
+        reason = os.strerror(self.errno) if self.errno else str(cause)
+        super().__init__(f"Cannot {operation} {path}: {reason}.", next_step=next_step)
+
+
+class NoRoomError(StoreIoError, CapacityError):
+    """Disk, quota or file size limit is full. The log is as it was before the call."""
+
+
+class AccessDeniedError(StoreIoError, InputError):
+    """Permissions or a read-only file system forbid it."""
+
+
+class NotARegularFileError(StoreIoError, InputError):
+    """A symbolic link, directory or device stands where a log file should be."""
+
+
+class SyncFailedError(StoreIoError, ClosedError):
+    """The disk did not confirm a write. Whether the entry survives a power loss is unknown.
+
+    Never retried: after a failed sync the kernel may have dropped the bytes and report success next time.
+    """
+
+
+class BusyError(JournalError, TransientError):
+    """The segment's lock was not free in time."""
+
+
+class SerialisationError(JournalError, InputError):
+    """The entry cannot be written as JSON. Nothing was written."""
+
+
+class InvalidEntryError(JournalError, InputError):
+    """The entry uses a reserved name, an empty kind or an impossible time. Nothing was written."""
+
+
+class EntryTooLargeError(JournalError, CapacityError):
+    """The entry or batch is above the size limit. Nothing was written."""
+
+
+class InvalidNameError(JournalError, InputError):
+    """A session, segment or pointer name is not spelled in the one accepted way."""
+
+
+class SegmentNotFoundError(JournalError, NotFoundError):
+    """There is no such segment."""
+
+    def __init__(self, session: str, segment: str, *, message: str | None = None) -> None:
+        self.session = session
+        self.segment = segment
+        super().__init__(
+            message or f"Session {session} has no segment {segment}.",
+            next_step="Run `headwater journal list` to see what exists.",
+        )
+
+
+class SegmentDeletedError(SegmentNotFoundError):
+    """The segment (or its session) was deleted, and stays deleted."""
+
+    def __init__(self, session: str, segment: str) -> None:
+        super().__init__(session, segment, message=f"Segment {segment} of session {session} was deleted.")
+
+
+class BoundaryNotFoundError(JournalError, NotFoundError):
+    """The segment has no entry with this seq."""
+
+    def __init__(self, segment: str, seq: int, current: Head | None = None) -> None:
+        self.segment = segment
+        self.seq = seq
+        self.current = current
+        known = "" if current is None else f"; its newest is {current.seq}"
+        super().__init__(
+            f"Segment {segment} has no entry {seq}{known}.",
+            next_step=f"Run `headwater journal show {segment}` to see its entries.",
+        )
+
+
+class CorruptError(JournalError, CorruptionError):
+    """Stored bytes are not what was written.
+
+    :ivar path: file (or database) and segment.
+    :ivar line: physical line, counted from 1.
+    :ivar offset: byte offset of that line.
+    :ivar seq: the seq that should stand there.
+    """
+
+    def __init__(self, path: str, line: int, offset: int, seq: int, reason: str) -> None:
+        self.path = path
+        self.line = line
+        self.offset = offset
+        self.seq = seq
+        self.reason = reason
+        name = Path(path).name.removesuffix(".jsonl").rpartition("#")[2]
+        super().__init__(
+            f"{path}, line {line} (byte {offset}, entry {seq}): {reason}.",
+            next_step=f"Run `headwater journal verify {name}`, then `headwater journal repair {name}`.",
+        )
+
+
+class UnsupportedVersionError(JournalError, InputError):
+    """The line was written by a newer version of the format."""
+
+    def __init__(self, path: str, offset: int, version: str) -> None:
+        self.path = path
+        self.offset = offset
+        self.version = version
+        super().__init__(
+            f"{path}, byte {offset}: written in format version {version}, this program reads version 1.",
+            next_step="Upgrade headwater.",
+        )
+
+
+class HeadConflictError(JournalError, ConflictError):
+    """The head is not the expected one: somebody else wrote. Nothing was written."""
+
+    def __init__(self, segment: str, expected: Head, current: Head) -> None:
+        self.segment = segment
+        self.expected = expected
+        self.current = current
+        super().__init__(
+            f"Segment {segment} is at {current}, expected {expected}.",
+            next_step="Read what was added, then append with the current head, or fork.",
+        )
+
+
+class SegmentCutError(JournalError, ConflictError):
+    """The segment was truncated below the reader's place."""
+
+    def __init__(self, segment: str, seq: int) -> None:
+        self.segment = segment
+        self.seq = seq
+        super().__init__(
+            f"Segment {segment} was truncated below entry {seq} while it was read.",
+            next_step="Read it again from the start.",
+        )
+
+
+class AlreadyExistsError(JournalError, ConflictError):
+    """Create found something there. Nothing was written."""
+
+
+class OwnedElsewhereError(JournalError, FencedError):
+    """Another process is the writer of this session; :attr:`owner` says which."""
+
+    def __init__(self, what: str, owner: Owner) -> None:
+        self.owner = owner
+        super().__init__(
+            f"{what} is owned by {owner}.",
+            next_step=f"Stop process {owner.pid} on {owner.host}, or work in a fork of the session.",
+        )
+
+
+class StoreClosedError(JournalError, ClosedError):
+    """The store was closed before."""
+
+
+_CAPACITY = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_ACCESS = {errno.EACCES, errno.EPERM, errno.EROFS}
+_KIND = {errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.ENXIO}
+
+
+def io_error(operation: str, path: str | Path, cause: OSError) -> StoreIoError:
+    """*cause* as the error of this package that says what to do."""
+    if cause.errno in _CAPACITY:
+        return NoRoomError(operation, str(path), cause, next_step="Free some space and call again.")
+    if cause.errno in _ACCESS:
+        return AccessDeniedError(operation, str(path), cause, next_step="Check the owner and mode of the path.")
+    if cause.errno in _KIND:
+        return NotARegularFileError(operation, str(path), cause, next_step="Move it out of the journal.")
+    return StoreIoError(operation, str(path), cause)

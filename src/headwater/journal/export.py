@@ -1,0 +1,64 @@
+"""A segment for reading elsewhere: JSON Lines or Markdown, entry by entry, through a redaction hook."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from headwater.journal.entry import Entry
+from headwater.journal.store import Store
+
+Redact = Callable[[Entry], Entry | None]
+"""Gets every entry before it leaves; returns what may be shown, or None to leave it out."""
+
+SECRET_NAMES = ("password", "passwd", "secret", "token", "api_key", "apikey", "credential", "private_key")
+HIDDEN = "[hidden]"
+_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+
+
+def hide(names: Iterable[str] = SECRET_NAMES) -> Redact:
+    """A hook that hides the values of all fields, at any depth, whose name contains one of *names*,
+    and user names and passwords inside URLs."""
+    wanted = tuple(name.lower() for name in names)
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                name: HIDDEN if any(word in name.lower() for word in wanted) else clean(item)
+                for name, item in value.items()
+            }
+        if isinstance(value, list):
+            return [clean(item) for item in value]
+        return _USERINFO.sub(f"{HIDDEN}@", value) if isinstance(value, str) else value
+
+    return lambda entry: replace(entry, fields=clean(dict(entry.fields)))
+
+
+def _visible(store: Store, session: str, segment: str, redact: Redact | None) -> Iterator[Entry]:
+    for entry in store.iter(session, segment):
+        shown = entry if redact is None else redact(entry)
+        if shown is not None:
+            yield shown
+
+
+def export_jsonl(store: Store, session: str, segment: str, *, redact: Redact | None = None) -> Iterator[str]:
+    """One JSON object per entry, without checksum (a redacted line has no valid one)."""
+    for entry in _visible(store, session, segment, redact):
+        shown = {"seq": entry.seq, "ts": entry.ts, "kind": entry.kind, **entry.fields}
+        yield json.dumps(shown, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+
+def export_markdown(store: Store, session: str, segment: str, *, redact: Redact | None = None) -> Iterator[str]:
+    """A page for people: one heading per entry, its fields as a JSON block."""
+    yield f"# Segment {segment}\n\nSession {session}\n"
+    for entry in _visible(store, session, segment, redact):
+        when = datetime.fromtimestamp((entry.ts or 0) / 1000, UTC).isoformat(timespec="milliseconds")
+        yield f"\n## {entry.seq} · {entry.kind}\n\n{when}\n"
+        if entry.fields:
+            body = json.dumps(dict(entry.fields), ensure_ascii=False, indent=2)
+            fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))
+            yield f"\n{fence}json\n{body}\n{fence}\n"

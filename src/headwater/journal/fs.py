@@ -1,0 +1,458 @@
+"""Segments as JSON Lines files: one directory per session, one file per segment.
+
+Layout below the root (all 0600/0700)::
+
+    {session}/{segment}.jsonl           the log
+    {session}/{segment}.removed-….saved what a truncation took off, {segment}.damaged-….saved what a repair did
+    {session}/{segment}.deleted         tombstone of a segment; {session}.deleted that of a session
+    {session}/.{segment}.….tmp          a creation in progress, or one that crashed: ignored, swept later
+    owners/{session}.lock               who owns the session
+    trace/{session}/{segment}.jsonl     debug records
+
+The order of durable steps is in docs/formats/journal.md; each has a failpoint.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headwater import failpoints
+from headwater.journal import codec, files, forking, scan
+from headwater.journal.entry import Durability, Entry, Head, Limits, Truncation
+from headwater.journal.errors import (
+    AlreadyExistsError,
+    HeadConflictError,
+    JournalError,
+    SegmentDeletedError,
+    SegmentNotFoundError,
+    StoreClosedError,
+    SyncFailedError,
+    io_error,
+)
+from headwater.journal.flusher import Flusher
+from headwater.journal.fs_layout import Layout
+from headwater.journal.ids import check_id
+from headwater.journal.log_file import FileSource, LogFile
+from headwater.journal.owner import OwnerLock
+from headwater.journal.store import Store, as_batch, check_cut, check_new_header, end_of_entry
+from headwater.journal.trace import TraceFiles
+
+APPEND_BEFORE_WRITE = failpoints.register("journal.fs.append.before_write")
+APPEND_WRITTEN = failpoints.register("journal.fs.append.after_write")
+APPEND_SYNCED = failpoints.register("journal.fs.append.after_sync")
+REPLACE_WRITTEN = failpoints.register("journal.fs.replace.after_write")
+REPLACE_RENAMED = failpoints.register("journal.fs.replace.after_rename")
+REPLACE_SYNCED = failpoints.register("journal.fs.replace.after_directory_sync")
+CUT_SAVED = failpoints.register("journal.fs.cut.after_save")
+CUT_DONE = failpoints.register("journal.fs.cut.after_cut")
+CUT_SYNCED = failpoints.register("journal.fs.cut.after_sync")
+DELETE_MARKED = failpoints.register("journal.fs.delete.after_tombstone")
+DELETE_UNLINKED = failpoints.register("journal.fs.delete.after_unlink")
+DELETE_SYNCED = failpoints.register("journal.fs.delete.after_directory_sync")
+
+
+def now_ms() -> int:
+    """Unix milliseconds."""
+    return time.time_ns() // 1_000_000
+
+
+class FsStore(Store):
+    """A store in a directory of a local file system.
+
+    :param durability: what `append` promises, see :class:`~headwater.journal.entry.Durability`.
+    :param flush_interval: seconds; the bound of the level `flush`.
+    :param max_open: how many log files stay open between appends.
+    :param lock_timeout: seconds to wait for another process inside an append.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        durability: Durability | str = Durability.FSYNC,
+        flush_interval: float = 0.2,
+        limits: Limits | None = None,
+        max_open: int = 64,
+        lock_timeout: float = 30.0,
+        trace_bytes: int = 8 << 20,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self.root = Path(root)
+        self.limits = limits or Limits()
+        self._durability = Durability(durability)
+        self._layout = Layout(self.root)
+        self._clock = clock
+        self._max_open = max_open
+        self._lock_timeout = lock_timeout
+        self._lock = threading.Lock()
+        self._logs: OrderedDict[tuple[str, str], LogFile] = OrderedDict()
+        self._failed: dict[tuple[str, str], SyncFailedError] = {}
+        self._closed = False
+        self._flusher = Flusher(flush_interval)
+        self._traces = TraceFiles(self.root / "trace", max_bytes=trace_bytes)
+        forking.register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: descriptors and locks are the parent's."""
+        self._lock = threading.Lock()
+        logs, self._logs = self._logs, OrderedDict()
+        for log in logs.values():
+            os.close(log.fd)
+            log.fd = -1
+        self._flusher.after_fork()
+
+    # ---- open logs -----------------------------------------------------------------------------
+
+    def _open(self, session: str, segment: str) -> LogFile:
+        key = (session, segment)
+        with self._lock:
+            if self._closed:
+                raise StoreClosedError("The store is closed.", next_step="Open it again.")
+            log = self._logs.get(key)
+            if log is not None:
+                self._logs.move_to_end(key)
+                log.users += 1
+                return log
+            if key in self._failed:
+                raise self._failed[key]
+            path = self._layout.log(session, segment)
+            try:
+                log = LogFile(path, self._lock_timeout)
+            except FileNotFoundError:
+                raise self._missing(session, segment) from None
+            log.users = 1
+            self._logs[key] = log
+            if len(self._logs) > self._max_open:
+                self._evict()
+            return log
+
+    def _evict(self) -> None:
+        for key, log in list(self._logs.items()):
+            if len(self._logs) <= self._max_open:
+                return
+            if log.users == 0:
+                log.sync_quietly() if self._durability is Durability.FLUSH else None
+                if log.failed is not None:
+                    self._failed[key] = log.failed
+                del self._logs[key]
+                log.close()
+
+    def _release(self, log: LogFile) -> None:
+        with self._lock:
+            log.users -= 1
+
+    def _drop(self, session: str, segment: str, log: LogFile) -> None:
+        """The file is not the segment's any more: the next call opens what is there now."""
+        with self._lock:
+            if self._logs.get((session, segment)) is log and log.users == 0:
+                del self._logs[(session, segment)]
+                log.close()
+            elif self._logs.get((session, segment)) is log:
+                del self._logs[(session, segment)]
+
+    def _missing(self, session: str, segment: str) -> JournalError:
+        if self._layout.is_deleted(session, segment):
+            return SegmentDeletedError(session, segment)
+        return SegmentNotFoundError(session, segment)
+
+    @contextmanager
+    def _locked(self, session: str, segment: str) -> Iterator[LogFile]:
+        """The segment's log under its lock, its end not yet looked at."""
+        while True:
+            log = self._open(session, segment)
+            try:
+                log.lock()
+                try:
+                    if os.fstat(log.fd).st_nlink:
+                        yield log
+                        return
+                finally:
+                    log.unlock()
+            finally:
+                self._release(log)
+            self._drop(session, segment, log)
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    def append(
+        self,
+        session: str,
+        segment: str,
+        entry: Entry | Sequence[Entry],
+        *,
+        expected_head: Head | None = None,
+        idempotency_key: str | None = None,
+    ) -> Head:
+        items = (
+            [codec.prepare(entry, self.limits, idempotency_key)]
+            if isinstance(entry, Entry)
+            else codec.prepare_all(as_batch(entry), self.limits, idempotency_key)
+        )
+        while True:
+            log = self._open(session, segment)
+            try:
+                log.lock()
+                try:
+                    if log.settle():
+                        return self._append_locked(log, segment, items, expected_head, idempotency_key)
+                finally:
+                    log.unlock()
+            finally:
+                self._release(log)
+            self._drop(session, segment, log)
+
+    def _append_locked(
+        self, log: LogFile, segment: str, items: list[codec.Prepared], expected: Head | None, key: str | None
+    ) -> Head:
+        if log.failed is not None:
+            raise log.failed
+        if key is not None:
+            known = log.head_of_key(key)
+            if known is not None:
+                return known
+        if expected is not None and expected != log.head:
+            raise HeadConflictError(segment, expected, log.head)
+        done, head = codec.lines(items, log.head, self._clock())
+        data = done[0] if len(done) == 1 else b"".join(done)
+        failpoints.hit(APPEND_BEFORE_WRITE)
+        files.write_whole(log.fd, data, log.offset, log.path)
+        failpoints.hit(APPEND_WRITTEN)
+        log.wrote(data, head)
+        if key is not None:
+            log.add_key(key)
+        if self._durability is Durability.FSYNC:
+            log.sync()
+            failpoints.hit(APPEND_SYNCED)
+        elif self._durability is Durability.FLUSH:
+            self._flusher.note(log)
+        return head
+
+    def create_segment(
+        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+    ) -> Head:
+        path = self._layout.log(session, segment)
+        check_new_header(session, segment, entries)
+        lines, head = codec.whole_segment(entries, self.limits, self._clock())
+        if self._closed:
+            raise StoreClosedError("The store is closed.", next_step="Open it again.")
+        if replacing is not None:
+            return self._replace(session, segment, path, lines, head, replacing)
+        files.make_directory(path.parent)
+        with self._layout.session_lock(session, segment):
+            try:
+                self._layout.create(path, lines)
+            except FileExistsError:
+                raise AlreadyExistsError(
+                    f"Session {session} has a segment {segment} already.",
+                    next_step="Append to it, or create one with a new id.",
+                ) from None
+        return head
+
+    def _replace(self, session: str, segment: str, path: Path, lines: list[bytes], head: Head, replacing: Head) -> Head:
+        with self._locked(session, segment) as log:
+            log.settle()
+            if log.head != replacing:
+                raise HeadConflictError(segment, replacing, log.head)
+            temporary = self._layout.temporary(path)
+            files.write_new(temporary, lines)
+            failpoints.hit(REPLACE_WRITTEN)
+            try:
+                temporary.rename(path)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise io_error("replace", path, error) from error
+            failpoints.hit(REPLACE_RENAMED)
+            self._layout.sweep(path.parent, segment, min_age=0)
+            files.sync_directory(path.parent)
+            failpoints.hit(REPLACE_SYNCED)
+        self._drop(session, segment, log)
+        return head
+
+    def truncate(
+        self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
+    ) -> Truncation:
+        with self._locked(session, segment) as log:
+            source = FileSource(log.fd, log.path)
+            current: Head | None = None
+            try:
+                current = scan.end_of(source).head
+            except scan.DamageError as damage:
+                if expected_head is not None:
+                    raise scan.first_corrupt(source, damage) from None
+            check_cut(segment, n, current or Head(max(n, 0), 0), expected_head)
+            if current is not None and n == current.seq:
+                log.settle()
+                return Truncation(current, None)
+            offset, head = end_of_entry(source, segment, n)
+            label = f"removed-{n + 1}" if keep_suffix else None
+            return Truncation(head, self._cut(log, offset, head, label))
+
+    def _cut(self, log: LogFile, offset: int, head: Head | None, label: str | None) -> str | None:
+        saved: str | None = None
+        if label is not None:
+            saved = str(self._save(log, offset, label))
+            failpoints.hit(CUT_SAVED)
+        log.forget()
+        try:
+            os.ftruncate(log.fd, offset)
+        except OSError as error:
+            raise io_error("truncate", log.path, error) from error
+        failpoints.hit(CUT_DONE)
+        log.sync()
+        failpoints.hit(CUT_SYNCED)
+        if head is not None:
+            log.remember(offset, head)
+        return saved
+
+    def _save(self, log: LogFile, offset: int, label: str) -> Path:
+        """Copy the bytes from *offset* on to a side file, durably."""
+        path = self._layout.side(log.path, label)
+        try:
+            files.write_new(path, files.chunks(log.fd, offset, os.fstat(log.fd).st_size))
+        except OSError as error:
+            raise io_error("save the removed entries to", path, error) from error
+        files.sync_directory(path.parent)
+        return path
+
+    def save_side(self, session: str, segment: str, label: str, after: int) -> str:
+        with self._locked(session, segment) as log:
+            offset, _ = end_of_entry(FileSource(log.fd, log.path), segment, after)
+            return str(self._save(log, offset, label))
+
+    def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
+        with self._locked(session, segment) as log:
+            size = os.fstat(log.fd).st_size
+            if size != expected_size:
+                raise HeadConflictError(segment, Head(expected_size, 0), Head(size, 0))
+            return self._cut(log, offset, None, label)
+
+    def sync(self, session: str, segment: str) -> None:
+        with self._locked(session, segment) as log:
+            log.sync()
+
+    def delete_segment(self, session: str, segment: str, *, expected_head: Head | None = None) -> bool:
+        path = self._layout.log(session, segment)
+        try:
+            with self._locked(session, segment) as log:
+                if expected_head is not None:
+                    log.settle()
+                    if log.head != expected_head:
+                        raise HeadConflictError(segment, expected_head, log.head)
+                self._layout.mark_deleted(session, segment, self._clock())
+                failpoints.hit(DELETE_MARKED)
+                # A temporary name left by a crashed creation would keep the link count up, and other processes
+                # would not notice the deletion.
+                self._layout.sweep(path.parent, segment, min_age=0)
+                path.unlink()
+                failpoints.hit(DELETE_UNLINKED)
+                self._layout.remove_sides(path)
+                files.sync_directory(path.parent)
+                failpoints.hit(DELETE_SYNCED)
+        except SegmentNotFoundError:
+            return False
+        except OSError as error:
+            raise io_error("delete", path, error) from error
+        self._drop(session, segment, log)
+        self._traces.remove(session, segment)
+        return True
+
+    def delete_session(self, session: str) -> bool:
+        check_id(session, "session")
+        segments = self.segment_ids(session)
+        if not segments:
+            return False
+        self._layout.mark_session_deleted(session, self._clock())
+        for segment in segments:
+            self.delete_segment(session, segment)
+        self._layout.remove_session(session)
+        self._traces.remove_session(session)
+        return True
+
+    def own(self, session: str) -> OwnerLock:
+        check_id(session, "session")
+        directory = self.root / "owners"
+        files.make_directory(directory)
+        return OwnerLock(directory / f"{session}.lock", f"Session {session}")
+
+    def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
+        check_id(session, "session")
+        check_id(segment, "segment")
+        return self._traces.append(session, segment, record)
+
+    def iter_trace(self, session: str, segment: str) -> Iterator[dict[str, Any]]:
+        check_id(session, "session")
+        check_id(segment, "segment")
+        return self._traces.iter(session, segment)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._flusher.close()
+        with self._lock:
+            self._closed = True
+            for log in self._logs.values():
+                log.close()
+            self._logs.clear()
+        self._traces.close()
+
+    def __del__(self) -> None:
+        for log in getattr(self, "_logs", {}).values():
+            log.close()
+
+    # ---- what exists, reading ------------------------------------------------------------------
+
+    def exists(self, session: str, segment: str) -> bool:
+        return self._layout.is_regular(self._layout.log(session, segment))
+
+    def session_ids(self) -> list[str]:
+        return self._layout.session_ids()
+
+    def segment_ids(self, session: str) -> list[str]:
+        return self._layout.segment_ids(session)
+
+    def modified_at(self, session: str, segment: str) -> int | None:
+        path = self._layout.log(session, segment)
+        try:
+            return path.lstat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise io_error("look at", path, error) from error
+
+    def location(self, session: str, segment: str) -> str:
+        return str(self._layout.log(session, segment))
+
+    @contextmanager
+    def source(self, session: str, segment: str) -> Iterator[FileSource]:
+        path = self._layout.log(session, segment)
+        try:
+            fd = files.open_regular(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise self._missing(session, segment) from None
+        try:
+            yield FileSource(fd, path)
+        except OSError as error:
+            raise io_error("read", path, error) from error
+        finally:
+            os.close(fd)
+
+    @contextmanager
+    def still(self, session: str, segment: str) -> Iterator[FileSource]:
+        path = self._layout.log(session, segment)
+        try:
+            fd = files.open_regular(path, os.O_RDONLY)
+        except FileNotFoundError:
+            raise self._missing(session, segment) from None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            yield FileSource(fd, path)
+        finally:
+            os.close(fd)

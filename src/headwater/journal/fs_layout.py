@@ -1,0 +1,194 @@
+"""Names below the root of an `FsStore`, and the durable steps on names: create, tombstone, sweep."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import stat
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from headwater import failpoints
+from headwater.journal import files
+from headwater.journal.errors import NotARegularFileError, SegmentDeletedError, io_error
+from headwater.journal.ids import check_id, is_id, new_id
+
+CREATE_WRITTEN = failpoints.register("journal.fs.create.after_write")
+CREATE_LINKED = failpoints.register("journal.fs.create.after_link")
+CREATE_UNLINKED = failpoints.register("journal.fs.create.after_unlink")
+CREATE_SYNCED = failpoints.register("journal.fs.create.after_directory_sync")
+
+_LOG = ".jsonl"
+_STALE_SECONDS = 60.0
+
+
+class Layout:
+    """Paths and names; see the docstring of :mod:`headwater.journal.fs`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def log(self, session: str, segment: str) -> Path:
+        """The log's path.
+
+        :raises InvalidNameError: an id is not canonical.
+        """
+        return self._root / check_id(session, "session") / f"{check_id(segment, 'segment')}{_LOG}"
+
+    def side(self, log: Path, label: str) -> Path:
+        """A new name for bytes taken off *log*."""
+        return log.with_name(f"{log.stem}.{label}.{new_id()[-12:]}.saved")
+
+    def temporary(self, log: Path) -> Path:
+        """A new name for a creation in progress."""
+        return log.with_name(f".{log.stem}.{os.getpid()}-{secrets.token_hex(6)}.tmp")
+
+    # ---- what exists ---------------------------------------------------------------------------
+
+    def is_regular(self, path: Path) -> bool:
+        """Is there a file?
+
+        :raises NotARegularFileError: there is something else.
+        :raises AccessDeniedError: it cannot be known.
+        """
+        try:
+            mode = path.lstat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise io_error("look at", path, error) from error
+        if not stat.S_ISREG(mode):
+            raise NotARegularFileError("use", str(path), OSError("not a regular file"))
+        return True
+
+    def _names(self, directory: Path) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(directory) as found:
+                return list(found)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise io_error("list", directory, error) from error
+
+    def session_ids(self) -> list[str]:
+        """Directories with a canonical name that hold a log."""
+        return [
+            found.name
+            for found in self._names(self._root)
+            if is_id(found.name) and found.is_dir(follow_symlinks=False) and self.segment_ids(found.name)
+        ]
+
+    def segment_ids(self, session: str) -> list[str]:
+        """Regular files named canonical id + `.jsonl`."""
+        return [
+            found.name.removesuffix(_LOG)
+            for found in self._names(self._root / check_id(session, "session"))
+            if found.name.endswith(_LOG) and is_id(found.name[: -len(_LOG)]) and found.is_file(follow_symlinks=False)
+        ]
+
+    # ---- creation ------------------------------------------------------------------------------
+
+    @contextmanager
+    def session_lock(self, session: str, segment: str) -> Iterator[None]:
+        """Keep a deletion of the session away while a segment is created in it.
+
+        :raises SegmentDeletedError: the session or the segment was deleted.
+        """
+        directory = self._root / session
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            raise SegmentDeletedError(session, segment) from None
+        except OSError as error:
+            raise io_error("open the directory", directory, error) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)
+            if self.is_deleted(session, segment) or os.fstat(fd).st_nlink == 0:
+                raise SegmentDeletedError(session, segment)
+            yield
+        finally:
+            os.close(fd)
+
+    def create(self, path: Path, lines: Sequence[bytes]) -> None:
+        """A durable log at *path* with *lines*: there whole, or not there.
+
+        :raises FileExistsError: the name is taken.
+        """
+        self.sweep(path.parent)
+        temporary = self.temporary(path)
+        files.write_new(temporary, lines)
+        try:
+            failpoints.hit(CREATE_WRITTEN)
+            os.link(temporary, path, follow_symlinks=False)
+            failpoints.hit(CREATE_LINKED)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise io_error("create", path, error) from error
+        finally:
+            temporary.unlink(missing_ok=True)
+        failpoints.hit(CREATE_UNLINKED)
+        files.sync_directory(path.parent)
+        failpoints.hit(CREATE_SYNCED)
+
+    def sweep(self, directory: Path, segment: str = "", *, min_age: float = _STALE_SECONDS) -> None:
+        """Remove what crashed creations left behind: temporary names older than *min_age* seconds."""
+        for found in self._names(directory):
+            if found.name.startswith(f".{segment}") and found.name.endswith(".tmp"):
+                try:
+                    if time.time() - found.stat(follow_symlinks=False).st_mtime >= min_age:
+                        Path(found.path).unlink(missing_ok=True)
+                except OSError:
+                    continue
+
+    # ---- deletion ------------------------------------------------------------------------------
+
+    def _tombstone(self, session: str, segment: str) -> Path:
+        return self._root / session / f"{segment}.deleted"
+
+    def _session_tombstone(self, session: str) -> Path:
+        return self._root / f"{session}.deleted"
+
+    def is_deleted(self, session: str, segment: str) -> bool:
+        """Is there a tombstone of the segment or of its session?"""
+        return self._tombstone(session, segment).exists() or self._session_tombstone(session).exists()
+
+    def _mark(self, path: Path, now: int) -> None:
+        try:
+            files.write_new(path, [json.dumps({"deleted_at": now}).encode() + b"\n"])
+        except FileExistsError:
+            pass
+        files.sync_directory(path.parent)
+
+    def mark_deleted(self, session: str, segment: str, now: int) -> None:
+        """Write the segment's tombstone, durably."""
+        self._mark(self._tombstone(session, segment), now)
+
+    def mark_session_deleted(self, session: str, now: int) -> None:
+        """Write the session's tombstone, durably: from here on nothing can be created in it."""
+        self._mark(self._session_tombstone(session), now)
+
+    def remove_sides(self, log: Path) -> None:
+        """Remove the saved bytes of a deleted log."""
+        for found in self._names(log.parent):
+            if found.name.startswith(f"{log.stem}.") and found.name.endswith(".saved"):
+                Path(found.path).unlink(missing_ok=True)
+
+    def remove_session(self, session: str) -> None:
+        """Remove the directory of a session whose logs are gone."""
+        directory = self._root / session
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if not self.segment_ids(session):
+                shutil.rmtree(directory)
+                files.sync_directory(self._root)
+        except OSError as error:
+            raise io_error("delete", directory, error) from error
+        finally:
+            os.close(fd)

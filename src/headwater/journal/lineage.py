@@ -1,0 +1,182 @@
+"""Forks and where a segment comes from. Written once against :class:`~headwater.journal.store.Store`.
+
+Provenance stands in the child's first entry only, as `forked_from`, `compacted_from` or `salvaged_from`; the parent is
+never written. A child holds one entry: the folded state of the parent at the split, so neither the parent nor older
+ancestors are read to restore it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headwater import failpoints
+from headwater.errors import InputError
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
+from headwater.journal.errors import BoundaryNotFoundError
+from headwater.journal.ids import new_id
+from headwater.journal.replay import RunState, replay
+from headwater.journal.store import Store, check_batch_boundary
+
+BEFORE_CREATE = failpoints.register("journal.fork.before_create")
+AFTER_CREATE = failpoints.register("journal.fork.after_create")
+
+Relation = Literal["forked_from", "compacted_from", "salvaged_from"]
+_RELATIONS: tuple[Relation, ...] = ("forked_from", "compacted_from", "salvaged_from")
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The direct parent of a segment, and the head of the parent at the split."""
+
+    relation: Relation
+    session: str
+    segment: str
+    head: Head
+    epoch_count: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "session_id": self.session,
+            "segment_id": self.segment,
+            "seq": self.head.seq,
+            "head": str(self.head),
+            "epoch_count": self.epoch_count,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Branch:
+    """A segment that a writer can go on with, and its head."""
+
+    session: str
+    segment: str
+    head: Head
+
+
+def segment_start(session: str, segment: str, state: RunState, origin: Origin | None = None) -> Entry:
+    """The first entry of a segment that carries *state*."""
+    fields: dict[str, Any] = {
+        "session_id": session,
+        "segment_id": segment,
+        "pipeline": state.pipeline,
+        "config": dict(state.config),
+        "state": state.to_json(),
+    }
+    if origin is not None:
+        fields[origin.relation] = origin.to_json()
+    return Entry(SEGMENT_START, fields)
+
+
+def _create(store: Store, session: str, state: RunState, origin: Origin | None, more: Sequence[Entry] = ()) -> Branch:
+    segment = new_id()
+    failpoints.hit(BEFORE_CREATE)
+    head = store.create_segment(session, segment, [segment_start(session, segment, state, origin), *more])
+    failpoints.hit(AFTER_CREATE)
+    return Branch(session, segment, head)
+
+
+def start(store: Store, pipeline: str, config: Mapping[str, Any] | None = None) -> Branch:
+    """A new session with its first segment."""
+    return _create(store, new_id(), RunState(pipeline=pipeline, config=config or {}), None)
+
+
+def _state_at(store: Store, session: str, segment: str, seq: int | None) -> tuple[RunState, Head]:
+    """State and head after entry *seq*, or at the end."""
+    last: Entry | None = None
+
+    def watched() -> Iterator[Entry]:
+        nonlocal last
+        for entry in store.iter(session, segment, limit=seq):
+            last = entry
+            yield entry
+
+    state = replay(watched())
+    if seq and state.entries_count < seq:
+        raise BoundaryNotFoundError(segment, seq, store.head(session, segment))
+    check_batch_boundary(last, seq or 0)
+    return state, EMPTY if last is None else last.head
+
+
+def fork(store: Store, session: str, segment: str) -> Branch:
+    """A new session that goes on from the end of *segment*."""
+    state, head = _state_at(store, session, segment, None)
+    return _create(store, new_id(), state, Origin("forked_from", session, segment, head, state.epoch_count))
+
+
+def fork_at(store: Store, session: str, segment: str, seq: int) -> Branch:
+    """A new segment in the same session that goes on after entry *seq*; 0 is before anything but the start.
+
+    :raises BoundaryNotFoundError: there is no such entry.
+    :raises InvalidEntryError: *seq* is inside a batch.
+    """
+    if seq < 0:
+        raise InputError(f"Received seq={seq}; valid is 0 or more.")
+    if seq == 0:
+        first = next(store.iter(session, segment, limit=1), None)
+        seq = 1 if first is not None and first.kind == SEGMENT_START else 0
+    state, head = _state_at(store, session, segment, seq) if seq else (RunState(), EMPTY)
+    return _create(store, session, state, Origin("forked_from", session, segment, head, state.epoch_count))
+
+
+def ensure_head_or_fork(store: Store, session: str, segment: str, expected: Head, state: RunState) -> Branch:
+    """The segment itself when its head is *expected*; else a fork with the writer's own *state*.
+
+    Entries of others stay in the source only. Use `append(expected_head=…)` with it: the check alone proves nothing
+    about the next append.
+
+    :raises SegmentNotFoundError: the segment is gone.
+    """
+    if store.head(session, segment) == expected:
+        return Branch(session, segment, expected)
+    return _create(store, session, state, Origin("forked_from", session, segment, expected, state.epoch_count))
+
+
+def compact(store: Store, session: str, segment: str, state: RunState, carry: Sequence[Entry] = ()) -> Branch:
+    """A new segment that goes on with the shortened *state*, and the entries of *carry* after it, in one step."""
+    head = store.head(session, segment)
+    return _create(store, session, state, Origin("compacted_from", session, segment, head, state.epoch_count), carry)
+
+
+def origin_of(store: Store, session: str, segment: str) -> Origin | None:
+    """The direct parent, from the first entry only."""
+    first = next(store.iter(session, segment, limit=1), None)
+    if first is None or first.kind != SEGMENT_START:
+        return None
+    for relation in _RELATIONS:
+        stated = first.fields.get(relation)
+        if stated:
+            return Origin(
+                relation,
+                stated["session_id"],
+                stated["segment_id"],
+                Head.parse(stated["head"]),
+                stated.get("epoch_count", 0),
+            )
+    return None
+
+
+def lineage(store: Store, session: str, segment: str) -> list[Origin]:
+    """The ancestors, nearest first; ends at the root, or at an ancestor that was deleted."""
+    found: list[Origin] = []
+    seen = {segment}
+    origin = origin_of(store, session, segment)
+    while origin is not None and origin.segment not in seen:
+        found.append(origin)
+        seen.add(origin.segment)
+        if not store.exists(origin.session, origin.segment):
+            break
+        origin = origin_of(store, origin.session, origin.segment)
+    return found
+
+
+def children(store: Store, session: str, segment: str) -> list[Branch]:
+    """The segments of all sessions whose direct parent is *segment*, oldest first. Reads one line of each segment."""
+    found = []
+    for other in store.list_sessions():
+        for name in store.list_segments(other):
+            origin = origin_of(store, other, name)
+            if origin is not None and (origin.session, origin.segment) == (session, segment):
+                found.append(Branch(other, name, store.head(other, name)))
+    return sorted(found, key=lambda branch: branch.segment)

@@ -1,0 +1,229 @@
+"""One open log file: its lock, its known end, and what may be done to it under the lock.
+
+The lock is `flock` on the log itself. That is sound because a log's name never changes hands unseen: a log is created
+under another name and linked, changed only in place, and when it is deleted or replaced its link count falls to
+zero, which is looked at after each locking. A thread lock stands before it, since threads share the descriptor.
+
+The end (offset, head) is remembered between appends and believed only when the size is the same *and* the last
+bytes still state the same chained checksum: a truncation and re-append by another process to the same size shows.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+import time
+from pathlib import Path
+
+from headwater import failpoints
+from headwater.journal import codec, files, scan
+from headwater.journal.entry import EMPTY, Head
+from headwater.journal.errors import BusyError, StoreIoError, SyncFailedError, io_error
+from headwater.journal.owner import lock_holder
+
+TAIL_FOUND = failpoints.register("journal.fs.tail.before_repair")
+TAIL_CUT = failpoints.register("journal.fs.tail.after_repair")
+
+_TAIL = codec.CRC_TAIL + 1
+
+
+class FileSource:
+    """The bytes of an open file as a :class:`~headwater.journal.scan.Source`."""
+
+    __slots__ = ("_fd", "name")
+
+    def __init__(self, fd: int, path: Path) -> None:
+        self._fd = fd
+        self.name = str(path)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def read(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        while 0 < len(data) < length:
+            more = os.pread(self._fd, length - len(data), offset + len(data))
+            if not more:
+                break
+            data += more
+        return data
+
+
+class LogFile:
+    """See the module's docstring. All methods but the lock's own need the lock."""
+
+    def __init__(self, path: Path, lock_timeout: float) -> None:
+        self.path = path
+        self.fd = files.open_regular(path, os.O_RDWR | os.O_APPEND)
+        self.users = 0
+        self.failed: SyncFailedError | None = None
+        self._timeout = lock_timeout
+        self._thread_lock = threading.Lock()
+        self._sync_lock = threading.Lock()
+        self.offset = -1
+        self.head = EMPTY
+        self._tail = b""
+        self._keys: dict[str, Head] | None = None
+        self._keys_end = scan.START
+
+    # ---- the lock ------------------------------------------------------------------------------
+
+    def lock(self) -> None:
+        """Exclude every other writer of this file.
+
+        :raises BusyError: not free within the timeout; names the holder.
+        """
+        if not self._thread_lock.acquire(timeout=self._timeout):
+            raise self._busy()
+        try:
+            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                self._wait()
+            except BaseException:
+                self._thread_lock.release()
+                raise
+        except BaseException:
+            self._thread_lock.release()
+            raise
+
+    def _wait(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        pause = 0.00005
+        while True:
+            time.sleep(pause)
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise self._busy() from None
+            pause = min(pause * 1.5, 0.005)
+
+    def _busy(self) -> BusyError:
+        holder = lock_holder(self.fd)
+        by = f" by {holder}" if holder else ""
+        return BusyError(f"{self.path} was locked{by} for {self._timeout:g} s.", next_step="Call again.")
+
+    def unlock(self) -> None:
+        """Let others write."""
+        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        self._thread_lock.release()
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        with self._sync_lock:
+            fd, self.fd = self.fd, -1
+            if fd >= 0:
+                os.close(fd)
+
+    # ---- its end -------------------------------------------------------------------------------
+
+    def settle(self) -> bool:
+        """Know the end, and remove a torn tail; False when the file is no longer the segment's.
+
+        :raises CorruptError: the last committed line is damaged.
+        """
+        status = os.fstat(self.fd)
+        if status.st_nlink == 0:
+            return False
+        if status.st_size == self.offset and os.pread(self.fd, _TAIL + 1, self.offset - len(self._tail)) == self._tail:
+            return True
+        source = FileSource(self.fd, self.path)
+        try:
+            place = scan.end_of(source, status.st_size)
+        except scan.DamageError as damage:
+            raise scan.first_corrupt(source, damage) from None
+        if place.offset < status.st_size:
+            self._drop_torn(place.offset)
+        self.remember(place.offset, place.head)
+        return True
+
+    def _drop_torn(self, offset: int) -> None:
+        failpoints.hit(TAIL_FOUND)
+        try:
+            os.ftruncate(self.fd, offset)
+        except OSError as error:
+            raise io_error("repair the end of", self.path, error) from error
+        failpoints.hit(TAIL_CUT)
+
+    def remember(self, offset: int, head: Head) -> None:
+        """The file now ends at *offset* with *head*."""
+        self.offset = offset
+        self.head = head
+        begin = max(0, offset - _TAIL)
+        self._tail = os.pread(self.fd, offset - begin, begin)
+
+    def forget(self) -> None:
+        """Believe nothing about the end."""
+        self.offset = -1
+
+    def wrote(self, data: bytes, head: Head) -> None:
+        """*data*, which ends with *head*, was added at the end."""
+        self.offset += len(data)
+        self.head = head
+        self._tail = data[-_TAIL:]
+
+    # ---- idempotency keys ----------------------------------------------------------------------
+
+    def head_of_key(self, key: str) -> Head | None:
+        """The head that the append with *key* returned. Reads what was added since the last question only."""
+        source = FileSource(self.fd, self.path)
+        known = self._keys_end
+        if self._keys is None or not self._still_known(source, known):
+            self._keys, known = {}, scan.START
+        forward = scan.Forward(source, known, end=self.offset)
+        try:
+            for block in forward:
+                for entry in block:
+                    if entry.key is not None:
+                        self._keys[entry.key] = entry.head
+        except scan.DamageError as damage:
+            self._keys = None
+            raise scan.corrupt(source, damage) from None
+        self._keys_end = scan.Place(self.offset, self.head)
+        return self._keys.get(key)
+
+    def add_key(self, key: str) -> None:
+        """The entry just written, the head now, has *key*."""
+        if self._keys is not None:
+            self._keys[key] = self.head
+            self._keys_end = scan.Place(self.offset, self.head)
+
+    def _still_known(self, source: FileSource, place: scan.Place) -> bool:
+        if place.offset > self.offset:
+            return False
+        try:
+            return scan.crc_before(source, place.offset) == place.head.crc
+        except scan.DamageError:
+            return False
+
+    # ---- durability ----------------------------------------------------------------------------
+
+    def sync(self) -> None:
+        """Make the content durable.
+
+        :raises SyncFailedError: now or before; this handle is dead then.
+        """
+        if self.failed is not None:
+            raise self.failed
+        try:
+            os.fdatasync(self.fd)
+        except OSError as error:
+            self.failed = SyncFailedError(
+                "sync",
+                str(self.path),
+                error,
+                next_step="Check the disk, open the store again and compare the head before you go on.",
+            )
+            raise self.failed from error
+
+    def sync_quietly(self) -> None:
+        """For the flusher: a failure is told to the next call."""
+        with self._sync_lock:
+            if self.fd >= 0:
+                try:
+                    self.sync()
+                except StoreIoError:
+                    pass

@@ -1,0 +1,253 @@
+"""Segments in memory: the smallest store that keeps the contract. For tests, and as the model of the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from headwater.journal import codec, scan
+from headwater.journal.entry import Entry, Head, Limits, Truncation
+from headwater.journal.errors import (
+    AlreadyExistsError,
+    HeadConflictError,
+    OwnedElsewhereError,
+    SegmentDeletedError,
+    SegmentNotFoundError,
+    StoreClosedError,
+)
+from headwater.journal.fs import now_ms
+from headwater.journal.ids import check_id, new_id
+from headwater.journal.owner import Owner, process
+from headwater.journal.store import (
+    Store,
+    as_batch,
+    check_cut,
+    check_new_header,
+    end_of_entry,
+)
+
+
+class MemorySource:
+    """A byte array as a source."""
+
+    def __init__(self, data: bytearray, name: str) -> None:
+        self._data = data
+        self.name = name
+
+    def size(self) -> int:
+        return len(self._data)
+
+    def read(self, offset: int, length: int) -> bytes:
+        return bytes(self._data[offset : offset + length])
+
+
+class MemoryOwnership:
+    """A session held inside this process."""
+
+    def __init__(self, held: set[str], session: str, owner: Owner) -> None:
+        self._held = held
+        self._session = session
+        self.owner = owner
+
+    def release(self) -> None:
+        self._held.discard(self._session)
+
+    def __enter__(self) -> MemoryOwnership:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+class MemoryStore(Store):
+    """Everything in dictionaries, under one lock."""
+
+    def __init__(self, *, limits: Limits | None = None, clock: Callable[[], int] = now_ms) -> None:
+        self.limits = limits or Limits()
+        self._clock = clock
+        self._lock = threading.RLock()
+        self.data: dict[tuple[str, str], bytearray] = {}
+        self.saved: dict[str, bytes] = {}
+        self._modified: dict[tuple[str, str], int] = {}
+        self._deleted: set[tuple[str, str]] = set()
+        self._deleted_sessions: set[str] = set()
+        self._traces: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        self._owned: set[str] = set()
+        self._closed = False
+
+    def _bytes(self, session: str, segment: str) -> bytearray:
+        if self._closed:
+            raise StoreClosedError("The store is closed.", next_step="Open it again.")
+        key = (check_id(session, "session"), check_id(segment, "segment"))
+        if key in self._deleted or session in self._deleted_sessions:
+            raise SegmentDeletedError(session, segment)
+        if key not in self.data:
+            raise SegmentNotFoundError(session, segment)
+        return self.data[key]
+
+    def _touch(self, session: str, segment: str) -> None:
+        self._modified[session, segment] = self._clock()
+
+    def append(
+        self,
+        session: str,
+        segment: str,
+        entry: Entry | Sequence[Entry],
+        *,
+        expected_head: Head | None = None,
+        idempotency_key: str | None = None,
+    ) -> Head:
+        items = codec.prepare_all(as_batch(entry), self.limits, idempotency_key)
+        with self.still(session, segment) as source:
+            try:
+                if idempotency_key is not None:
+                    for block in scan.Forward(source):
+                        for known in block:
+                            if known.key == idempotency_key:
+                                return known.head
+                end = scan.end_of(source)
+            except scan.DamageError as damage:
+                raise scan.first_corrupt(source, damage) from None
+            if expected_head is not None and expected_head != end.head:
+                raise HeadConflictError(segment, expected_head, end.head)
+            lines, head = codec.lines(items, end.head, self._clock())
+            self._bytes(session, segment)[end.offset :] = b"".join(lines)
+            self._touch(session, segment)
+            return head
+
+    def create_segment(
+        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+    ) -> Head:
+        key = (check_id(session, "session"), check_id(segment, "segment"))
+        check_new_header(session, segment, entries)
+        lines, head = codec.whole_segment(entries, self.limits, self._clock())
+        with self._lock:
+            if replacing is not None:
+                current = self.head(session, segment)
+                if current != replacing:
+                    raise HeadConflictError(segment, replacing, current)
+            elif key in self._deleted or session in self._deleted_sessions:
+                raise SegmentDeletedError(session, segment)
+            elif key in self.data:
+                raise AlreadyExistsError(
+                    f"Session {session} has a segment {segment} already.",
+                    next_step="Append to it, or create one with a new id.",
+                )
+            self.data[key] = bytearray(b"".join(lines))
+            self._touch(session, segment)
+        return head
+
+    def truncate(
+        self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
+    ) -> Truncation:
+        with self.still(session, segment) as source:
+            current: Head | None = None
+            try:
+                current = scan.end_of(source).head
+            except scan.DamageError as damage:
+                if expected_head is not None:
+                    raise scan.first_corrupt(source, damage) from None
+            check_cut(segment, n, current or Head(max(n, 0), 0), expected_head)
+            if current is not None and n == current.seq:
+                return Truncation(current, None)
+            offset, head = end_of_entry(source, segment, n)
+            label = f"removed-{n + 1}" if keep_suffix else None
+            return Truncation(head, self.cut(session, segment, offset, label, source.size()))
+
+    def save_side(self, session: str, segment: str, label: str, after: int) -> str:
+        with self.still(session, segment) as source:
+            offset, _ = end_of_entry(source, segment, after)
+            return self._save(segment, label, source.read(offset, source.size()))
+
+    def _save(self, segment: str, label: str, data: bytes) -> str:
+        name = f"memory#{segment}.{label}.{new_id()[-12:]}"
+        self.saved[name] = data
+        return name
+
+    def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
+        with self._lock:
+            data = self._bytes(session, segment)
+            if len(data) != expected_size:
+                raise HeadConflictError(segment, Head(expected_size, 0), Head(len(data), 0))
+            saved = None if label is None else self._save(segment, label, bytes(data[offset:]))
+            del data[offset:]
+            self._touch(session, segment)
+        return saved
+
+    def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
+        key = (check_id(session, "session"), check_id(segment, "segment"))
+        self._traces.setdefault(key, []).append({"ts": self._clock(), **record})
+        return True
+
+    def iter_trace(self, session: str, segment: str) -> Iterator[dict[str, Any]]:
+        return iter(list(self._traces.get((session, segment), [])))
+
+    def delete_segment(self, session: str, segment: str, *, expected_head: Head | None = None) -> bool:
+        with self._lock:
+            try:
+                self._bytes(session, segment)
+            except SegmentNotFoundError:
+                return False
+            if expected_head is not None:
+                current = self.head(session, segment)
+                if current != expected_head:
+                    raise HeadConflictError(segment, expected_head, current)
+            del self.data[session, segment]
+            self._deleted.add((session, segment))
+            self._traces.pop((session, segment), None)
+        return True
+
+    def delete_session(self, session: str) -> bool:
+        with self._lock:
+            segments = self.segment_ids(session)
+            for segment in segments:
+                self.delete_segment(session, segment)
+            if segments:
+                self._deleted_sessions.add(session)
+        return bool(segments)
+
+    def own(self, session: str) -> MemoryOwnership:
+        check_id(session, "session")
+        with self._lock:
+            owner = process(threading.get_native_id())
+            if session in self._owned:
+                raise OwnedElsewhereError(f"Session {session}", owner)
+            self._owned.add(session)
+        return MemoryOwnership(self._owned, session, owner)
+
+    def sync(self, session: str, segment: str) -> None:
+        self._bytes(session, segment)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def exists(self, session: str, segment: str) -> bool:
+        try:
+            self._bytes(session, segment)
+        except SegmentNotFoundError:
+            return False
+        return True
+
+    def session_ids(self) -> list[str]:
+        return list({session for session, _ in self.data})
+
+    def segment_ids(self, session: str) -> list[str]:
+        check_id(session, "session")
+        return [segment for held, segment in self.data if held == session]
+
+    def modified_at(self, session: str, segment: str) -> int | None:
+        return self._modified.get((session, segment)) if (session, segment) in self.data else None
+
+    def location(self, session: str, segment: str) -> str:
+        return f"memory#{segment}"
+
+    @contextmanager
+    def source(self, session: str, segment: str) -> Iterator[scan.Source]:
+        yield MemorySource(self._bytes(session, segment), self.location(session, segment))
+
+    @contextmanager
+    def still(self, session: str, segment: str) -> Iterator[scan.Source]:
+        with self._lock:
+            yield MemorySource(self._bytes(session, segment), self.location(session, segment))

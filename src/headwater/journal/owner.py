@@ -1,0 +1,118 @@
+"""Who owns a session: an exclusive lock file whose holder is named in every refusal.
+
+The lock is `flock` on a file that is never renamed or removed; the kernel frees it when its process ends, however it
+ends. Its content names the holder: host, pid and start time of the process. Appends do not need it: each append
+is safe by the segment's own short lock. It is for a process that wants to be the only writer of a session.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headwater.journal import forking
+from headwater.journal.errors import OwnedElsewhereError, io_error
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process on a host; `started` tells it from a later one with the same pid."""
+
+    host: str
+    pid: int
+    started: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}, started {self.started}"
+
+
+def _started(pid: int) -> str:
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        boot = next(
+            int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
+        )
+        seconds = boot + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, StopIteration, IndexError, ValueError):
+        return "at an unknown time"
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def process(pid: int) -> Owner:
+    """A process of this host."""
+    return Owner(socket.gethostname(), pid, _started(pid))
+
+
+def lock_holder(fd: int) -> Owner | None:
+    """The process that holds `flock` on the file of *fd*, as far as the kernel tells."""
+    inode = os.fstat(fd).st_ino
+    try:
+        for row in Path("/proc/locks").read_text().splitlines():
+            words = row.split()
+            if words[1] == "FLOCK" and words[5].endswith(f":{inode}") and int(words[4]) > 0:
+                return process(int(words[4]))
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+class OwnerLock:
+    """Hold with `with`, or `release()`. A forked child does not own what its parent owns.
+
+    :raises OwnedElsewhereError: another process, or another lock object of this one, holds it.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self.path = path
+        self._pid = os.getpid()
+        try:
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise io_error("open the lock", path, error) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = self._read() or lock_holder(self._fd) or Owner("an unknown host", 0, "at an unknown time")
+            os.close(self._fd)
+            self._fd = -1
+            raise OwnedElsewhereError(what, holder) from None
+        self.owner = process(self._pid)
+        text = json.dumps(asdict(self.owner)).encode()
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, text, 0)
+        forking.register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: not ours, and not kept alive by us."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _read(self) -> Owner | None:
+        try:
+            return Owner(**json.loads(os.pread(self._fd, 4096, 0)))
+        except (ValueError, TypeError):
+            return None
+
+    def release(self) -> None:
+        """Give the ownership up. Does nothing the second time, or in a forked child."""
+        fd, self._fd = self._fd, -1
+        if fd < 0:
+            return
+        os.ftruncate(fd, 0)
+        os.close(fd)
+
+    def __enter__(self) -> OwnerLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.release()

@@ -1,0 +1,120 @@
+"""Names for what is current: a small record per name, apart from the logs, that says which segment is active.
+
+The log says what happened, the pointer what counts now. A record names a session and, once it exists, a segment, and
+carries labels of its user. Written whole and durably (temporary name, sync, rename), changed under a lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headwater import failpoints
+from headwater.journal import files
+from headwater.journal.errors import CorruptError, InvalidNameError, io_error
+from headwater.journal.ids import check_id
+
+WRITTEN = failpoints.register("journal.pointer.after_write")
+RENAMED = failpoints.register("journal.pointer.after_rename")
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """`segment` is None while the session is reserved but nothing was written."""
+
+    session: str
+    segment: str | None = None
+    labels: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_name(name: str) -> str:
+    """*name* itself.
+
+    :raises InvalidNameError: it cannot be a file's name.
+    """
+    if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(".") or len(name.encode()) > 200:
+        raise InvalidNameError(f"Received the name `{name}`; valid is a text without / that does not begin with a dot.")
+    return name
+
+
+class Pointers:
+    """Records `{root}/{name}.json`."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self._root = Path(root)
+
+    def _path(self, name: str) -> Path:
+        return self._root / f"{check_name(name)}.json"
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        files.make_directory(self._root)
+        fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+    def read(self, name: str) -> Pointer | None:
+        """The record; None when there is none.
+
+        :raises CorruptError: it cannot be read.
+        """
+        path = self._path(name)
+        try:
+            stored = json.loads(path.read_bytes())
+            return Pointer(stored["session"], stored["segment"], stored["labels"])
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise io_error("read", path, error) from error
+        except (ValueError, KeyError, TypeError):
+            raise CorruptError(str(path), 1, 0, 0, "not a pointer record") from None
+
+    def write(self, name: str, pointer: Pointer) -> None:
+        """Put *pointer* in the place of what was there."""
+        self.update(name, lambda _: pointer)
+
+    def update(self, name: str, change: Callable[[Pointer | None], Pointer]) -> Pointer:
+        """Read, change and write under the lock."""
+        path = self._path(name)
+        with self._locked():
+            pointer = change(self.read(name))
+            check_id(pointer.session, "session")
+            if pointer.segment is not None:
+                check_id(pointer.segment, "segment")
+            data = json.dumps(asdict(pointer), ensure_ascii=False, indent=2).encode() + b"\n"
+            temporary = self._root / f".{name}.{secrets.token_hex(6)}.tmp"
+            files.write_new(temporary, [data])
+            failpoints.hit(WRITTEN)
+            try:
+                temporary.rename(path)
+            except OSError as error:
+                temporary.unlink(missing_ok=True)
+                raise io_error("write", path, error) from error
+            failpoints.hit(RENAMED)
+            files.sync_directory(self._root)
+        return pointer
+
+    def delete(self, name: str) -> None:
+        """Forget *name*; fine when it is not there."""
+        path = self._path(name)
+        with self._locked():
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                raise io_error("delete", path, error) from error
+            files.sync_directory(self._root)
+
+    def names(self) -> list[str]:
+        """All names, sorted."""
+        found = self._root.glob("*.json") if self._root.is_dir() else ()
+        return sorted(path.name.removesuffix(".json") for path in found if not path.name.startswith("."))

@@ -1,0 +1,241 @@
+"""Damage: find it (`verify`), read around it (`salvage`), take it out (`repair`, `rescue`).
+
+`repair` keeps the longest good prefix and moves every byte after it to a side file; nothing is deleted. `rescue` puts
+everything that can still be read, also behind the damage, into a new segment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from headwater import failpoints
+from headwater.journal import codec, scan
+from headwater.journal.codec import DamagedLineError, NewerLineError
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
+from headwater.journal.errors import CorruptError, UnsupportedVersionError
+from headwater.journal.ids import new_id
+from headwater.journal.lineage import Branch, Origin
+from headwater.journal.store import Store, check_header
+
+REPAIR_FOUND = failpoints.register("journal.repair.before_cut")
+REPAIR_CUT = failpoints.register("journal.repair.after_cut")
+RESCUE_READ = failpoints.register("journal.rescue.before_create")
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """One line that is not what was written."""
+
+    line: int
+    offset: int
+    length: int
+    seq: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What `verify` found. `head` is that of the good prefix; torn bytes are no damage, they were never committed."""
+
+    path: str
+    size: int
+    head: Head
+    damages: tuple[Damage, ...]
+    torn_bytes: int
+
+    @property
+    def ok(self) -> bool:
+        return not self.damages
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """Everything readable. `unverified` entries stand behind damage, so their chain could not be checked."""
+
+    entries: tuple[Entry, ...]
+    damages: tuple[Damage, ...]
+    unverified: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What `repair` did: the head now, where the bytes after it are (None: nothing to do), and how many."""
+
+    head: Head
+    quarantined: str | None
+    bytes: int
+
+
+def _lines(source: scan.Source, size: int) -> Iterator[tuple[int, bytes, bool]]:
+    """(offset, line, committed?) of all lines, in bounded memory."""
+    offset = 0
+    pending = b""
+    while offset + len(pending) < size:
+        chunk = source.read(offset + len(pending), min(scan.CHUNK, size - offset - len(pending)))
+        if not chunk:
+            break
+        cut = chunk.rfind(b"\n")
+        if cut < 0:
+            pending += chunk
+            continue
+        for line in (pending + chunk[:cut]).split(b"\n"):
+            yield offset, line, True
+            offset += len(line) + 1
+        pending = chunk[cut + 1 :]
+    if pending:
+        yield offset, pending, False
+
+
+class _Walk:
+    """A tolerant read: goes on after damage, from the checksum that the damaged line states."""
+
+    def __init__(self, source: scan.Source, session: str, segment: str) -> None:
+        self._source = source
+        self._ids = (session, segment)
+        self.damages: list[Damage] = []
+        self.good = scan.START  # end of the undamaged prefix, incomplete batches included
+        self.torn = 0
+        self.unverified = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        head = EMPTY
+        known = True
+        size = self._source.size()
+        for number, (offset, line, committed) in enumerate(_lines(self._source, size), start=1):
+            data = line.removesuffix(b"\r")
+            if not committed:
+                try:
+                    scan.check_torn(data, scan.Place(offset, head))
+                except scan.DamageError as damage:
+                    self._note(number, offset, line, head, damage.reason)
+                else:
+                    self.torn = len(line)
+                return
+            if not data.strip():
+                continue
+            try:
+                entry = self._decode(data, head, known)
+                if entry.seq == 1:
+                    check_header(self._source, *self._ids, [entry])
+            except (DamagedLineError, CorruptError) as reason:
+                if isinstance(reason, NewerLineError):
+                    raise UnsupportedVersionError(self._source.name, offset, str(reason)) from None
+                text = reason.reason if isinstance(reason, CorruptError) else str(reason)
+                self._note(number, offset, line, head, DamagedLineError(text))
+                stated = codec.stated_crc(data)
+                known = stated is not None
+                head = Head(head.seq + 1, stated or 0)
+                continue
+            known = True
+            head = entry.head
+            if not self.damages:
+                self.good = scan.Place(offset + len(line) + 1, head)
+            yield entry
+
+    def _decode(self, data: bytes, head: Head, known: bool) -> Entry:
+        """Strict after a known line; behind a lost one the line's own seq is taken, and its chain as given."""
+        if known:
+            try:
+                return codec.decode(data, head.seq + 1, head.crc)
+            except DamagedLineError:
+                if not self.damages:
+                    raise
+        seq = codec.stated_seq(data)
+        if seq is None or seq <= head.seq:
+            raise DamagedLineError("not readable as an entry")
+        entry = codec.decode_unchained(data, seq)
+        self.unverified += 1
+        return entry
+
+    def _note(self, number: int, offset: int, line: bytes, head: Head, reason: DamagedLineError) -> None:
+        self.damages.append(Damage(number, offset, len(line), head.seq + 1, str(reason)))
+
+
+def verify(store: Store, session: str, segment: str) -> Verification:
+    """Check every byte, while no writer is inside the segment.
+
+    :raises SegmentNotFoundError: there is none.
+    """
+    with store.still(session, segment) as source:
+        walk = _Walk(source, session, segment)
+        for _ in walk:
+            pass
+        _check_batches(source, walk)
+        return Verification(source.name, source.size(), walk.good.head, tuple(walk.damages), walk.torn)
+
+
+def _check_batches(source: scan.Source, walk: _Walk) -> None:
+    """Batch marks are the reader's business: let it read the prefix that is good line by line."""
+    if walk.damages:
+        return
+    try:
+        for _ in scan.Forward(source, end=walk.good.offset):
+            pass
+    except scan.DamageError as damage:
+        error = scan.corrupt(source, damage)
+        line = error.line if isinstance(error, CorruptError) else 0
+        walk.damages.append(Damage(line, damage.place.offset, 0, damage.place.head.seq + 1, str(damage.reason)))
+        walk.good = damage.place
+
+
+def salvage(store: Store, session: str, segment: str) -> Salvage:
+    """All entries that can be read, and the damage between them. Changes nothing."""
+    with store.still(session, segment) as source:
+        walk = _Walk(source, session, segment)
+        entries = tuple(walk)
+        return Salvage(entries, tuple(walk.damages), walk.unverified)
+
+
+class _Prefix:
+    """The first bytes of a source."""
+
+    def __init__(self, source: scan.Source, end: int) -> None:
+        self.name = source.name
+        self._source = source
+        self._end = end
+
+    def size(self) -> int:
+        return self._end
+
+    def read(self, offset: int, length: int) -> bytes:
+        return self._source.read(offset, max(0, min(length, self._end - offset)))
+
+
+def repair(store: Store, session: str, segment: str) -> Repair:
+    """Cut the segment after its longest good prefix; the bytes after it are quarantined beside it, durably, first.
+
+    :raises CorruptError: the file belongs to another segment: a repair would take all of it.
+    :raises HeadConflictError: somebody wrote meanwhile; call again.
+    """
+    with store.still(session, segment) as source:
+        size = source.size()
+        walk = _Walk(source, session, segment)
+        for _ in walk:
+            pass
+        _check_batches(source, walk)
+        if walk.damages and "another s" in walk.damages[0].reason:
+            first = walk.damages[0]
+            raise CorruptError(source.name, first.line, first.offset, first.seq, first.reason)
+        place = scan.end_of(_Prefix(source, walk.good.offset))
+        label = f"damaged-{walk.damages[0].line}" if walk.damages else "torn"
+        clean = not source.read(place.offset, min(scan.CHUNK, size - place.offset)).strip()
+    if clean and not walk.damages:
+        return Repair(place.head, None, 0)
+    failpoints.hit(REPAIR_FOUND)
+    saved = store.cut(session, segment, place.offset, label, size)
+    failpoints.hit(REPAIR_CUT)
+    return Repair(place.head, saved, size - place.offset)
+
+
+def rescue(store: Store, session: str, segment: str) -> tuple[Branch, Salvage]:
+    """A new segment of the same session with every entry that can be read, renumbered; the old one is not touched."""
+    found = salvage(store, session, segment)
+    name = new_id()
+    origin = Origin("salvaged_from", session, segment, found.entries[-1].head if found.entries else EMPTY)
+    entries = [replace(entry, batch=None) for entry in found.entries]
+    fields = dict(entries.pop(0).fields) if entries and entries[0].kind == SEGMENT_START else {}
+    fields.update(session_id=session, segment_id=name, salvaged_from=origin.to_json())
+    failpoints.hit(RESCUE_READ)
+    head = store.create_segment(session, name, [Entry(SEGMENT_START, fields), *entries])
+    return Branch(session, name, head), found

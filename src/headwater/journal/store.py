@@ -1,0 +1,532 @@
+"""The contract of a journal store, and everything that can be said once for all backends.
+
+A *session* is a family of runs, a *segment* one linear log of it, an *entry* one line of that. Entries have a seq from
+1 without gaps; the :class:`~headwater.journal.entry.Head` of a segment is the token for compare-and-swap.
+
+All calls are synchronous and safe for threads; appends, truncations and deletes are safe between processes. Reads
+take no lock: they see a prefix of what is committed, never part of an entry or of a batch. A backend gives the bytes
+of a segment as a :class:`~headwater.journal.scan.Source`; reading is the same code for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal, Protocol
+
+from headwater.errors import InputError
+from headwater.journal import scan
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, Limits, Rewound, Truncation
+from headwater.journal.errors import (
+    BoundaryNotFoundError,
+    CorruptError,
+    HeadConflictError,
+    InvalidEntryError,
+    JournalError,
+    SegmentCutError,
+)
+from headwater.journal.ids import check_id
+from headwater.journal.owner import Owner
+
+Order = Literal["created", "active"]
+_REMEMBERED = 4096
+
+
+class Ownership(Protocol):
+    """A session held by this process, until `release()` or the end of `with`."""
+
+    @property
+    def owner(self) -> Owner:
+        """This process."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+    def __enter__(self) -> Ownership: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Store(ABC):
+    """See the module's docstring."""
+
+    limits: Limits
+
+    # ---- writing -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def create_segment(
+        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+    ) -> Head:
+        """Make a segment with *entries*, all or nothing, durable on return at every durability level.
+
+        :param replacing: put the new content in place of an existing segment that has this head.
+        :raises AlreadyExistsError: the segment exists (and *replacing* is None).
+        :raises SegmentDeletedError: it was deleted before.
+        :raises HeadConflictError: the existing segment has another head than *replacing*.
+        :raises InvalidEntryError: the first entry is a `segment_start` of other ids.
+        """
+
+    @abstractmethod
+    def append(
+        self,
+        session: str,
+        segment: str,
+        entry: Entry | Sequence[Entry],
+        *,
+        expected_head: Head | None = None,
+        idempotency_key: str | None = None,
+    ) -> Head:
+        """Add an entry, or a batch whose entries become visible together. Returns the new head.
+
+        :param expected_head: append only when this is the head (compare-and-swap).
+        :param idempotency_key: when an entry of the segment has this key already, write nothing and return its head.
+        :raises SegmentNotFoundError: there is no such segment, or it was deleted.
+        :raises HeadConflictError: the head is another one; the error holds it.
+        :raises SerialisationError: not JSON.
+        :raises CorruptError: the last committed line is damaged.
+        :raises NoRoomError: the disk is full; the log is as before.
+        """
+
+    def truncate(
+        self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
+    ) -> Truncation:
+        """Keep the first *n* entries. The removed ones are saved beside the segment unless *keep_suffix* is False.
+
+        This default reads all and replaces the segment through :meth:`create_segment`; backends cut in place, which
+        keeps every byte and can also cut damage.
+
+        :raises BoundaryNotFoundError: there are fewer than *n* entries.
+        :raises InvalidEntryError: *n* is inside a batch.
+        :raises HeadConflictError: the head is not *expected_head*.
+        """
+        entries = self.read_all(session, segment)
+        current = entries[-1].head if entries else EMPTY
+        check_cut(segment, n, current, expected_head)
+        if n == current.seq:
+            return Truncation(current, None)
+        check_batch_boundary(entries[n - 1] if n else None, n)
+        saved = self.save_side(session, segment, f"removed-{n + 1}", n) if keep_suffix else None
+        return Truncation(self.create_segment(session, segment, entries[:n], replacing=current), saved)
+
+    @abstractmethod
+    def save_side(self, session: str, segment: str, label: str, after: int) -> str:
+        """Save a copy of all bytes after entry *after* beside the segment, durably; returns its name."""
+
+    @abstractmethod
+    def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
+        """Cut the segment's bytes at *offset* if it still has *expected_size* bytes; save them under *label* first.
+
+        The tool of `repair`: looks at no entry.
+        """
+
+    @abstractmethod
+    def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
+        """Write a debug record beside the log, best effort: False when it was dropped. Never raises for I/O."""
+
+    @abstractmethod
+    def iter_trace(self, session: str, segment: str) -> Iterator[dict[str, Any]]:
+        """The trace records that are kept, oldest first; unreadable ones are left out."""
+
+    @abstractmethod
+    def delete_segment(self, session: str, segment: str, *, expected_head: Head | None = None) -> bool:
+        """Delete with a tombstone: it never comes back. False when there was none.
+
+        :raises HeadConflictError: the head is not *expected_head*; nothing was deleted.
+        """
+
+    @abstractmethod
+    def delete_session(self, session: str) -> bool:
+        """Delete all segments, traces and saved bytes of a session, with a tombstone. False when there was none."""
+
+    @abstractmethod
+    def own(self, session: str) -> Ownership:
+        """Become the one writer of *session* among those who ask.
+
+        :raises OwnedElsewhereError: names the host, pid and start time of the owner.
+        """
+
+    @abstractmethod
+    def sync(self, session: str, segment: str) -> None:
+        """Make everything appended so far durable, at every durability level."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Sync what `flush` still owes and let go of all files. The store cannot be used after it."""
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- what exists ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def exists(self, session: str, segment: str) -> bool:
+        """:raises AccessDeniedError: it cannot be known."""
+
+    @abstractmethod
+    def session_ids(self) -> list[str]:
+        """All sessions that have a segment, in any order."""
+
+    @abstractmethod
+    def segment_ids(self, session: str) -> list[str]:
+        """All segments of *session*, in any order; none for an unknown session."""
+
+    @abstractmethod
+    def modified_at(self, session: str, segment: str) -> int | None:
+        """Unix milliseconds of the last change of a segment; None when there is none."""
+
+    @abstractmethod
+    def location(self, session: str, segment: str) -> str:
+        """Where a person finds it."""
+
+    def session_modified_at(self, session: str) -> int | None:
+        """Unix milliseconds of the newest change in *session*; None when there is no such session."""
+        times = (self.modified_at(session, segment) for segment in self.segment_ids(session))
+        return max((time for time in times if time is not None), default=None)
+
+    def list_sessions(
+        self, *, limit: int | None = None, after: str | None = None, order_by: Order = "created"
+    ) -> list[str]:
+        """Sessions, most recently created first, or most recently active first.
+
+        :param after: continue after this one: the last of the page before.
+        """
+        return _page(self.session_ids(), limit, after, order_by, self.session_modified_at)
+
+    def list_segments(
+        self, session: str, *, limit: int | None = None, after: str | None = None, order_by: Order = "created"
+    ) -> list[str]:
+        """Segments of *session*, most recent first; none for an unknown session."""
+        check_id(session, "session")
+        return _page(
+            self.segment_ids(session), limit, after, order_by, lambda segment: self.modified_at(session, segment)
+        )
+
+    def lookup_session_of(self, segment: str) -> str | None:
+        """The session that holds *segment*, the newest when several do; None when none does."""
+        check_id(segment, "segment")
+        return next((session for session in self.list_sessions() if self.exists(session, segment)), None)
+
+    # ---- reading -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def source(self, session: str, segment: str) -> AbstractContextManager[scan.Source]:
+        """The segment's bytes, for reading.
+
+        :raises SegmentNotFoundError: there is none.
+        """
+
+    @abstractmethod
+    def still(self, session: str, segment: str) -> AbstractContextManager[scan.Source]:
+        """The same, while no writer is inside an append or truncation."""
+
+    def head(self, session: str, segment: str) -> Head:
+        """The head, from the last line only: its price does not grow with the segment."""
+        try:
+            with self.source(session, segment) as source:
+                return scan.end_of(source).head
+        except scan.DamageError:
+            return self._settled_end(session, segment).head
+
+    def _settled_end(self, session: str, segment: str) -> scan.Place:
+        """The end as seen while nobody writes: what looks damaged now is."""
+        with self.still(session, segment) as source:
+            try:
+                return scan.end_of(source)
+            except scan.DamageError as damage:
+                raise scan.first_corrupt(source, damage) from None
+
+    def read_entry_count(self, session: str, segment: str) -> int:
+        """How many entries there are: O(1)."""
+        return self.head(session, segment).seq
+
+    def read_all(self, session: str, segment: str) -> list[Entry]:
+        """All entries, all or nothing.
+
+        :raises SegmentNotFoundError: there is no such segment.
+        :raises CorruptError: a committed line is damaged.
+        """
+        while True:
+            try:
+                return list(itertools.chain.from_iterable(self.blocks(session, segment)))
+            except SegmentCutError:
+                continue
+
+    def iter(
+        self,
+        session: str,
+        segment: str,
+        *,
+        from_seq: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> Iterator[Entry]:
+        """Entries one by one in bounded memory, as they stand now.
+
+        :param from_seq: start at this entry: default the first, or the newest when *reverse*.
+        :param limit: at most so many.
+        :raises SegmentCutError: the segment was truncated below the reader's place.
+        """
+        if (from_seq is not None and from_seq < 1) or (limit is not None and limit < 0):
+            raise InputError(f"Received from_seq={from_seq}, limit={limit}; valid are from_seq ≥ 1 and limit ≥ 0.")
+        if reverse:
+            entries = self._backward(session, segment, from_seq)
+        else:
+            blocks = self.blocks(session, segment, from_seq=from_seq or 1)
+            entries = itertools.chain.from_iterable(blocks)
+        return itertools.islice(entries, limit)
+
+    def tail(self, session: str, segment: str, n: int) -> list[Entry]:
+        """The newest *n* entries, oldest first."""
+        return list(self.iter(session, segment, limit=n, reverse=True))[::-1]
+
+    def blocks(
+        self, session: str, segment: str, *, from_seq: int = 1, after: Head | None = None
+    ) -> Iterator[list[Entry]]:
+        """Entries in blocks of about a megabyte: what `iter` and `read_all` are made of.
+
+        :param after: continue after this head.
+        :raises SegmentCutError: there is no such head (any more).
+        """
+        with self.source(session, segment) as source:
+            place = self._place(segment, source, from_seq if after is None else after.seq + 1, after)
+            if place is None:
+                return
+            while True:
+                forward = scan.Forward(source, place)
+                try:
+                    for block in forward:
+                        check_header(source, session, segment, block)
+                        yield block
+                    return
+                except scan.DamageError as damage:
+                    place = forward.place
+                    error = self._confirm(session, segment, place, damage)
+                    if error is not None:
+                        if isinstance(damage, scan.FoundDamageError) and damage.before:
+                            check_header(source, session, segment, damage.before)
+                            yield damage.before
+                        raise error from None
+                # A truncation and an append passed between two reads: go on from the last good place.
+
+    def _confirm(self, session: str, segment: str, place: scan.Place, damage: scan.DamageError) -> JournalError | None:
+        """What *damage* found after *place* really is; None when it is gone while nobody writes."""
+        with self.still(session, segment) as source:
+            if not _stands(source, place):
+                return SegmentCutError(segment, place.head.seq)
+            again = scan.Forward(source, place)
+            try:
+                for _ in again:
+                    if again.place.offset > damage.place.offset:
+                        break
+            except scan.DamageError as found:
+                return scan.corrupt(source, found)
+        return None
+
+    def _place(self, segment: str, source: scan.Source, seq: int, after: Head | None) -> scan.Place | None:
+        """Where *seq* begins; None when it is beyond the end."""
+        if seq == 1:
+            return scan.START
+        end = scan.last_newline(source, source.size())
+        try:
+            offset = scan.find_seq(source, seq, end)
+            if offset is not None:
+                place = scan.Place(offset, Head(seq - 1, scan.crc_before(source, offset)))
+            else:
+                place = scan.end_of(source)
+                if place.head.seq != seq - 1:
+                    place = None
+        except scan.DamageError:
+            place = self._place_by_reading(source, seq)
+        if after is not None and (place is None or place.head != after):
+            raise SegmentCutError(segment, seq - 1)
+        return place
+
+    def _place_by_reading(self, source: scan.Source, seq: int) -> scan.Place | None:
+        forward = scan.Forward(source)
+        try:
+            for block in forward:
+                if block[-1].seq >= seq - 1:
+                    before = block[seq - 2 - block[0].seq + 1]
+                    offset = scan.find_seq(source, seq, source.size())
+                    return scan.Place(offset, before.head) if offset is not None else None
+        except scan.DamageError as damage:
+            raise scan.corrupt(source, damage) from None
+        return None
+
+    def _backward(self, session: str, segment: str, from_seq: int | None) -> Iterator[Entry]:
+        with self.source(session, segment) as source:
+            try:
+                end = scan.end_of(source)
+            except scan.DamageError:
+                end = self._settled_end(session, segment)
+            if from_seq is not None and from_seq < end.head.seq:
+                following = scan.find_seq(source, from_seq + 1, end.offset)
+                if following is None:
+                    raise BoundaryNotFoundError(segment, from_seq, end.head)
+                end = scan.Place(following, Head(from_seq, 0))
+            expected: Entry | None = None
+            try:
+                for offset, data in scan.lines_backward(source, end.offset):
+                    entry = scan.entry_at(source, offset, data)
+                    if expected is not None and entry.seq != expected.seq - 1:
+                        raise SegmentCutError(segment, entry.seq)
+                    if entry.seq == 1:
+                        check_header(source, session, segment, [entry])
+                    yield entry
+                    expected = entry
+            except scan.DamageError as damage:
+                with self.still(session, segment) as settled:
+                    raise scan.first_corrupt(settled, damage) from None
+
+    def follow(
+        self,
+        session: str,
+        segment: str,
+        *,
+        from_seq: int = 1,
+        poll: float = 0.05,
+        stop: threading.Event | None = None,
+    ) -> Iterator[Entry | Rewound]:
+        """Entries as they come, for ever: until *stop* is set or the generator is closed.
+
+        A truncation shows as :class:`~headwater.journal.entry.Rewound`; after it come the entries that stand there now.
+
+        :raises SegmentNotFoundError: the segment was deleted.
+        """
+        stop = stop or threading.Event()
+        last = EMPTY
+        if from_seq > 1:
+            before = next(self.iter(session, segment, from_seq=from_seq - 1, limit=1), None)
+            if before is None:
+                raise BoundaryNotFoundError(segment, from_seq - 1, self.head(session, segment))
+            last = before.head
+        given: deque[Head] = deque([last], maxlen=_REMEMBERED)
+        while not stop.is_set():
+            if self.head(session, segment) != last:
+                try:
+                    for block in self.blocks(session, segment, after=last):
+                        for entry in block:
+                            if stop.is_set():
+                                return
+                            last = entry.head
+                            given.append(last)
+                            yield entry
+                except SegmentCutError:
+                    last = self._common(session, segment, given)
+                    yield Rewound(last.seq)
+                continue
+            stop.wait(poll)
+
+    def _common(self, session: str, segment: str, given: deque[Head]) -> Head:
+        """The newest of *given* that still stands; forgets the others."""
+        while given:
+            head = given[-1]
+            entry = next(self.iter(session, segment, from_seq=head.seq, limit=1), None) if head.seq else None
+            if head == EMPTY or (entry is not None and entry.head == head):
+                return head
+            given.pop()
+        given.append(EMPTY)
+        return EMPTY
+
+
+def _stands(source: scan.Source, place: scan.Place) -> bool:
+    """Do the bytes before *place* still end in the head that it states?"""
+    if place.offset > source.size():
+        return False
+    try:
+        return scan.crc_before(source, place.offset) == place.head.crc
+    except scan.DamageError:
+        return False
+
+
+def _page(
+    names: list[str], limit: int | None, after: str | None, order_by: Order, active: Callable[[str], int | None]
+) -> list[str]:
+    if order_by == "active":
+        keyed = sorted(((active(name) or 0, name) for name in names), reverse=True)
+        ordered = [name for _, name in keyed]
+    else:
+        ordered = sorted(names, reverse=True)
+    if after is not None:
+        if after in ordered:
+            ordered = ordered[ordered.index(after) + 1 :]
+        elif order_by == "created":  # it was deleted meanwhile
+            ordered = [name for name in ordered if name < after]
+    return ordered[:limit]
+
+
+def as_batch(entry: Entry | Sequence[Entry]) -> Sequence[Entry]:
+    """What `append` was given, as a sequence.
+
+    :raises InvalidEntryError: it is empty.
+    """
+    batch = [entry] if isinstance(entry, Entry) else list(entry)
+    if not batch:
+        raise InvalidEntryError("Received an empty batch; an append needs at least one entry.")
+    return batch
+
+
+def check_cut(segment: str, n: int, current: Head, expected: Head | None) -> None:
+    """The checks of `truncate` that every backend makes in the same order."""
+    if n < 0:
+        raise InputError(f"Received n={n}; valid is 0 or more.")
+    if expected is not None and expected != current:
+        raise HeadConflictError(segment, expected, current)
+    if n > current.seq:
+        raise BoundaryNotFoundError(segment, n, current)
+
+
+def check_batch_boundary(last: Entry | None, n: int) -> None:
+    """:raises InvalidEntryError: *last*, the last kept entry, is not the end of its batch."""
+    if last is not None and last.batch is not None and last.batch[0] < last.batch[1]:
+        first = n - last.batch[0]
+        raise InvalidEntryError(
+            f"Entry {n} is inside the batch {first + 1} … {first + last.batch[1]}, which stays whole.",
+            next_step=f"Truncate to {first} or {first + last.batch[1]}.",
+        )
+
+
+def check_new_header(session: str, segment: str, entries: Sequence[Entry]) -> None:
+    """:raises InvalidEntryError: the first entry is a `segment_start` of other ids."""
+    if entries and entries[0].kind == SEGMENT_START:
+        for name, value in (("session_id", session), ("segment_id", segment)):
+            stated = entries[0].fields.get(name, value)
+            if stated != value:
+                raise InvalidEntryError(f"The {SEGMENT_START} entry states {name} {stated}, the segment has {value}.")
+
+
+def check_header(source: scan.Source, session: str, segment: str, block: list[Entry]) -> None:
+    """:raises CorruptError: the file's first entry belongs to another session or segment."""
+    first = block[0]
+    if first.seq == 1 and first.kind == SEGMENT_START:
+        for name, value in (("session_id", session), ("segment_id", segment)):
+            if first.fields.get(name, value) != value:
+                raise CorruptError(source.name, 1, 0, 1, f"the file is of another {name}: it was moved or copied here")
+
+
+def end_of_entry(source: scan.Source, segment: str, n: int) -> tuple[int, Head]:
+    """(offset after entry *n*, head there); looks at the bytes of that entry only.
+
+    :raises BoundaryNotFoundError: no line states this seq.
+    """
+    if n == 0:
+        return 0, EMPTY
+    size = source.size()
+    start = scan.find_seq(source, n, size)
+    if start is None:
+        raise BoundaryNotFoundError(segment, n)
+    end = scan.next_line(source, start, size + 1) or size
+    try:
+        entry = scan.entry_at(source, start, source.read(start, end - start).rstrip(b"\r\n"))
+    except scan.DamageError as damage:
+        raise scan.first_corrupt(source, damage) from None
+    check_batch_boundary(entry, n)
+    return end, entry.head

@@ -1,0 +1,218 @@
+"""Conformance, part 3: torn tails, damage, verify, salvage, repair, rescue."""
+
+from __future__ import annotations
+
+import pytest
+from tests.unit.journal.backends import Backend
+
+from headwater.errors import CorruptionError
+from headwater.journal import EMPTY, Entry, Store, new_id, origin_of, repair, rescue, salvage, verify
+from headwater.journal.errors import CorruptError, UnsupportedVersionError
+
+Ids = tuple[str, str]
+
+
+def fill(store: Store, ids: Ids, count: int) -> None:
+    for number in range(1, count + 1):
+        store.append(*ids, Entry("x", {"n": number}, ts=1000 + number))
+
+
+def test_a_torn_tail_cut_at_every_byte_is_ignored_and_replaced(backend: Backend, ids: Ids) -> None:
+    """Scenarios 9, m: at every byte of the last line, up to just before the newline."""
+    store = backend.store
+    fill(store, ids, 3)
+    whole = backend.bytes_of(*ids)
+    begin = whole.rindex(b"\n", 0, -1) + 1
+    for cut in range(begin, len(whole)):
+        backend.put_bytes(*ids, whole[:cut])
+        assert len(store.read_all(*ids)) == 2
+        assert store.read_entry_count(*ids) == 2
+        assert [e.seq for e in store.iter(*ids, reverse=True)] == [2, 1]
+        assert verify(store, *ids).torn_bytes == cut - begin
+        store.append(*ids, Entry("x", {"n": 3}, ts=1003))
+        assert backend.bytes_of(*ids) == whole
+
+
+@pytest.mark.parametrize("tail", [b"\xe3", b"\0" * 5000, b"x" * 20_000, b'{"v":1,"seq":2', b"{}"])
+def test_foreign_bytes_without_a_newline_are_a_torn_tail(backend: Backend, ids: Ids, tail: bytes) -> None:
+    """Scenarios 9, m: half a character, zeros after a power loss, more than 8 KiB."""
+    store = backend.store
+    fill(store, ids, 1)
+    good = backend.bytes_of(*ids)
+    backend.put_bytes(*ids, good + tail)
+    assert store.read_entry_count(*ids) == 1
+    assert len(store.read_all(*ids)) == 1
+    assert store.append(*ids, Entry("y")).seq == 2
+    assert backend.bytes_of(*ids).startswith(good)
+    assert verify(store, *ids).ok
+
+
+def test_a_file_without_any_newline_has_no_entries(backend: Backend, ids: Ids) -> None:
+    """Scenario m."""
+    backend.put_bytes(*ids, b"no newline at all")
+    assert backend.store.read_all(*ids) == []
+    assert backend.store.head(*ids) == EMPTY
+
+
+def test_a_flipped_bit_at_every_byte_is_found_where_it_is(backend: Backend, ids: Ids) -> None:
+    """Scenario u: reads refuse, verify names the place, salvage gives the rest, append does not go on blindly."""
+    store = backend.store
+    fill(store, ids, 3)
+    whole = backend.bytes_of(*ids)
+    starts = [0, whole.index(b"\n") + 1, whole.rindex(b"\n", 0, -1) + 1]
+    for place in range(len(whole)):
+        line = sum(start <= place for start in starts)
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << (place % 8)
+        backend.put_bytes(*ids, bytes(damaged))
+        with pytest.raises(CorruptError) as caught:
+            store.read_all(*ids)
+        assert isinstance(caught.value, CorruptionError)
+        assert (caught.value.line, caught.value.offset, caught.value.seq) == (line, starts[line - 1], line)
+        found = verify(store, *ids)
+        assert not found.ok
+        assert (found.damages[0].line, found.damages[0].offset) == (line, starts[line - 1])
+        assert found.head.seq == line - 1
+        rest = salvage(store, *ids)
+        merged = damaged[place] != whole[place] and whole[place : place + 1] == b"\n"
+        lost = {line, line + 1} if merged else {line}
+        assert [e.fields["n"] for e in rest.entries] == [n for n in (1, 2, 3) if n not in lost]
+        if line == 3:
+            store = backend.reopen()  # an open store knows the line that it wrote and does not read it again
+            with pytest.raises(CorruptError):
+                store.append(*ids, Entry("y"))
+            assert backend.bytes_of(*ids) == bytes(damaged)
+
+
+def test_repair_keeps_the_good_prefix_and_quarantines_every_other_byte(backend: Backend, ids: Ids) -> None:
+    store = backend.store
+    fill(store, ids, 4)
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    damaged = lines[0] + lines[1].replace(b'"n":2', b'"n":7') + lines[2] + lines[3] + b"torn"
+    backend.put_bytes(*ids, damaged)
+    done = repair(store, *ids)
+    assert done.head.seq == 1
+    assert backend.bytes_of(*ids) == lines[0]
+    assert done.quarantined is not None
+    assert backend.saved_bytes(done.quarantined) == damaged[len(lines[0]) :]
+    assert done.bytes == len(damaged) - len(lines[0])
+    assert verify(store, *ids).ok
+    assert repair(store, *ids).quarantined is None
+    assert store.append(*ids, Entry("go on")).seq == 2
+
+
+def test_repair_of_damage_inside_a_batch_takes_the_whole_batch(backend: Backend, ids: Ids) -> None:
+    store = backend.store
+    store.append(*ids, Entry("a"))
+    store.append(*ids, [Entry("b"), Entry("c"), Entry("d")])
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    backend.put_bytes(*ids, lines[0] + lines[1] + b"garbage\n" + lines[3])
+    done = repair(store, *ids)
+    assert backend.bytes_of(*ids) == lines[0]
+    assert done.quarantined is not None
+    assert backend.saved_bytes(done.quarantined) == lines[1] + b"garbage\n" + lines[3]
+
+
+def test_repair_saves_a_torn_tail_too(backend: Backend, ids: Ids) -> None:
+    fill(backend.store, ids, 1)
+    good = backend.bytes_of(*ids)
+    backend.put_bytes(*ids, good + b"half a li")
+    done = repair(backend.store, *ids)
+    assert done.quarantined is not None
+    assert backend.saved_bytes(done.quarantined) == b"half a li"
+    assert backend.bytes_of(*ids) == good
+
+
+def test_rescue_makes_a_new_segment_of_all_that_is_readable(backend: Backend, ids: Ids) -> None:
+    store = backend.store
+    fill(store, ids, 5)
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    backend.put_bytes(*ids, lines[0] + b"\xff\xfe\n" + b"".join(lines[2:]))
+    before = backend.bytes_of(*ids)
+    branch, found = rescue(store, *ids)
+    assert len(found.damages) == 1
+    assert found.unverified == 1
+    read = store.read_all(branch.session, branch.segment)
+    assert [e.fields.get("n") for e in read] == [None, 1, 3, 4, 5]
+    origin = origin_of(store, branch.session, branch.segment)
+    assert origin is not None
+    assert (origin.relation, origin.segment) == ("salvaged_from", ids[1])
+    assert backend.bytes_of(*ids) == before
+
+
+def test_bad_committed_lines_are_named_exactly(backend: Backend, ids: Ids) -> None:
+    """Scenarios 10, c: line, byte offset and seq, with blank lines and CRLF before it counted as lines."""
+    store = backend.store
+    fill(store, ids, 2)
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    prefix = lines[0].replace(b"\n", b"\r\n") + b"\n  \n" + lines[1]
+    backend.put_bytes(*ids, prefix)
+    assert [e.fields["n"] for e in store.read_all(*ids)] == [1, 2]
+    assert store.read_entry_count(*ids) == 2
+    assert [e.seq for e in store.iter(*ids, reverse=True)] == [2, 1]
+    assert [e.seq for e in store.iter(*ids, from_seq=2)] == [2]
+    for bad in (b"\xe3\n", b"not json\n", b"{}\n", b'{"a":1}{"b":2}\n', b"[1]\n", b"\0\0\0\n", lines[0]):
+        backend.put_bytes(*ids, prefix + bad)
+        with pytest.raises(CorruptError) as caught:
+            store.read_all(*ids)
+        assert (caught.value.line, caught.value.offset, caught.value.seq) == (5, len(prefix), 3)
+        assert caught.value.path == store.location(*ids)
+        assert "headwater journal verify" in str(caught.value)
+        with pytest.raises(CorruptError):
+            store.head(*ids)
+
+
+def test_append_after_blank_lines_and_crlf_goes_on_with_the_chain(backend: Backend, ids: Ids) -> None:
+    fill(backend.store, ids, 1)
+    line = backend.bytes_of(*ids)
+    backend.put_bytes(*ids, line.replace(b"\n", b"\r\n") + b"\n\n")
+    backend.store.append(*ids, Entry("y"))
+    backend.store.append(*ids, Entry("z"))
+    assert [e.seq for e in backend.store.read_all(*ids)] == [1, 2, 3]
+    assert verify(backend.store, *ids).ok
+
+
+def test_iteration_gives_the_good_entries_before_it_raises(backend: Backend, ids: Ids) -> None:
+    fill(backend.store, ids, 3)
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    backend.put_bytes(*ids, lines[0] + lines[1] + b"garbage\n")
+    entries = backend.store.iter(*ids)
+    assert [next(entries).seq, next(entries).seq] == [1, 2]
+    with pytest.raises(CorruptError):
+        next(entries)
+
+
+def test_lines_cannot_be_dropped_moved_or_doubled_unseen(backend: Backend, ids: Ids) -> None:
+    fill(backend.store, ids, 4)
+    a, b, c, d = backend.bytes_of(*ids).splitlines(keepends=True)
+    for lines, bad in (([a, c, d], 2), ([a, c, b, d], 2), ([a, b, b, c, d], 3), ([b, c, d], 1)):
+        backend.put_bytes(*ids, b"".join(lines))
+        with pytest.raises(CorruptError) as caught:
+            backend.store.read_all(*ids)
+        assert caught.value.line == bad
+
+
+def test_a_segment_of_other_ids_is_refused(backend: Backend) -> None:
+    """Scenario s, reading side: a file that was copied to another name."""
+    store = backend.store
+    session, one, two = new_id(), new_id(), new_id()
+    store.create_segment(session, one, [Entry("segment_start", {"session_id": session, "segment_id": one})])
+    store.create_segment(session, two)
+    backend.put_bytes(session, two, backend.bytes_of(session, one))
+    with pytest.raises(CorruptError, match="segment_id"):
+        store.read_all(session, two)
+    with pytest.raises(CorruptError, match="segment_id"):
+        list(store.iter(session, two, reverse=True))
+    assert not verify(store, session, two).ok
+    with pytest.raises(CorruptError, match="segment_id"):
+        repair(store, session, two)
+    assert backend.bytes_of(session, two) == backend.bytes_of(session, one)
+
+
+def test_a_line_of_a_newer_format_asks_for_an_upgrade(backend: Backend, ids: Ids) -> None:
+    backend.put_bytes(*ids, b'{"v":2,"whatever":true}\n')
+    for call in (backend.store.read_all, backend.store.head):
+        with pytest.raises(UnsupportedVersionError, match="Upgrade"):
+            call(*ids)
+    with pytest.raises(UnsupportedVersionError):
+        repair(backend.store, *ids)
