@@ -185,7 +185,7 @@ def _contiguous(columns: Mapping[str, Any]) -> Iterator[tuple[int, int, list[Key
         yield 0, len(next(iter(columns.values()))), parts
         return
     rows = len(next(iter(chunked.values())))
-    cuts = {0, rows}
+    cuts = {0}
     for column in chunked.values():
         cuts.update(np.cumsum([len(chunk) for chunk in column.chunks]).tolist())
     if not rows:

@@ -172,6 +172,8 @@ def test_split_by_bytes_counts_the_values() -> None:
     assert [piece.num_rows for piece in chunk.split(max_bytes=300)] == [2, 1, 1]
     assert [piece.num_rows for piece in chunk.split(max_rows=1, max_bytes=300)] == [1, 1, 1, 1]
     assert [piece.num_rows for piece in chunk.split(max_bytes=1)] == [1, 1, 1, 1]
+    exact = Chunk.inserts(pa.record_batch({"id": [1, 2, 3, 4]}), ["id"])
+    assert [piece.num_rows for piece in exact.split(max_bytes=2 * (8 + 1 + 2))] == [2, 2]
     nested = Chunk.inserts(pa.record_batch({"id": [1, 2, 3, 4], "list": [[1] * 8] * 4}), ["id"])
     assert [piece.num_rows for piece in nested.split(max_bytes=200)] == [2, 2]
 
