@@ -110,9 +110,7 @@ class Catalog:
             raise SchemaMismatch(f"State table {schema.name!r} is stored under other key fields.")
         known = entry.values.get(schema.version)
         if known is not None and known != schema.value:
-            raise SchemaMismatch(
-                f"Version {schema.version} of state table {schema.name!r} is stored with other fields."
-            )
+            raise SchemaMismatch(f"Version {schema.version} of state table {schema.name!r} has other stored fields.")
         for version in range(min(entry.values), schema.version):
             if version not in migrations:
                 raise SchemaMismatch(f"State table {schema.name!r} needs a migration from version {version}.")

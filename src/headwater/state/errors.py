@@ -37,6 +37,10 @@ class StoreFull(StateError, CapacityError):
     """The disk, the file-size limit or the store's own limit is reached. Nothing of the batch was written."""
 
 
+class StoreBusy(StateError, TransientError):
+    """Somebody has the store open, and this needs it closed."""
+
+
 class StoreUnavailable(StateError, TransientError):
     """The engine did not answer: try again."""
 

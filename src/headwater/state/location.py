@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 from headwater.state.errors import InvalidLocation
 from headwater.state.store import StateReader, StateStore
 
+_SCHEMES = ("memory", "file", "slatedb+file", "slatedb+s3")
 _VALID = "memory://name, /path, file:///path, slatedb+file:///path, slatedb+s3://bucket/prefix"
 
 
@@ -68,15 +69,15 @@ def _split(location: str | os.PathLike[str]) -> tuple[str, str]:
     """The engine, and what it needs to know."""
     text = os.fspath(location)
     if "://" not in text:
-        if not text:
-            raise InvalidLocation(f"Received an empty location; valid are {_VALID}.")
+        if not text or text.partition(":")[0] in _SCHEMES:
+            raise InvalidLocation(f"Received no usable location; valid are {_VALID}.")
         return "embedded", text
     parts = urlsplit(text)
     if parts.scheme == "memory" and (parts.netloc or parts.path):
         return "memory", parts.netloc + parts.path
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return "embedded", unquote(parts.path)
-    if parts.scheme in ("slatedb+file", "slatedb+s3"):
+    if parts.scheme in ("slatedb+file", "slatedb+s3") and len(parts.netloc + parts.path) > 1:
         return "slatedb", text.removeprefix("slatedb+")
     # the URL may hold a password: name the scheme only
     raise InvalidLocation(f"Received a location with scheme {parts.scheme!r}; valid are {_VALID}.")

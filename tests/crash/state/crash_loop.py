@@ -2,9 +2,8 @@
 
 Run as a script of its own (``python crash_loop.py LOCATION ROUNDS SEED``), because it forks and SlateDB does not
 survive a fork: the parent never opens the store. Each round forks a writer, lets it seal for a random time, kills it
-with
-SIGKILL, then forks a verifier. The content of an epoch is a function of its number, so the verifier can tell exactly:
-every acknowledged epoch is there, and what is there is one whole epoch. Prints one JSON object.
+with SIGKILL, then forks a verifier. The content of an epoch is a function of its number, so the verifier can tell
+exactly: every acknowledged epoch is there, and what is there is one whole epoch. Prints one JSON object.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import headwater.state.engines.compaction
 import headwater.state.engines.embedded
 import headwater.state.engines.object_store  # noqa: F401  (registers its failpoints)
 from headwater import failpoints
@@ -71,6 +72,12 @@ def test_kill_9_in_a_write_loop_loses_nothing_sealed_and_shows_nothing_unsealed(
     assert result["sealed"] > rounds
 
 
+COMPACT = """
+store.close()
+from pathlib import Path
+from headwater.state.engines.compaction import compact_embedded
+compact_embedded(Path(location))
+"""
 STEPS = {
     # failpoint: (script, what the store holds after the kill, of the epochs 1 and 2)
     "state.embedded.seal_begun": ("seal(store, 2, k=b'2')", {1}),
@@ -79,6 +86,8 @@ STEPS = {
     "state.embedded.open_before_commit": ("", {1}),
     "state.embedded.pin_before_commit": ("store.pin('p')", {1}),
     "state.embedded.unpin_before_commit": ("store.pin('p'); store.unpin('p')", {1}),
+    "state.embedded.compact_copied": (COMPACT, {1}),
+    "state.embedded.compact_replaced": (COMPACT, {1}),
     "state.object_store.seal_values_written": ("seal(store, 2, k=b'2' * 9999)", {1}),
     "state.object_store.seal_before_write": ("seal(store, 2, k=b'2')", {1}),
     "state.object_store.seal_before_flush": ("seal(store, 2, k=b'2')", {1, 2}),

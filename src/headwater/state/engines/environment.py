@@ -106,16 +106,7 @@ class Environment:
         readonly = not create and not os.access(data, os.W_OK)
         if data.exists() and data.stat().st_size == 0 and not create:
             raise StoreNotFound(f"The state store in {path} is empty.")
-        with map_errors(path):
-            self._env: Any = lmdb.open(
-                str(path),
-                map_size=max_bytes,
-                max_dbs=3,
-                max_readers=_MAX_READERS,
-                mode=0o600,
-                readonly=readonly,
-                create=create,
-            )
+        self._env = self._open(create=create, readonly=readonly, max_bytes=max_bytes)
         try:
             self._open_tables(create)
         except BaseException:
@@ -123,6 +114,24 @@ class Environment:
             raise
         self._readers = 0
         self._readers_lock = threading.Lock()
+
+    def _open(self, *, create: bool, readonly: bool, max_bytes: int) -> Any:
+        data = self.path / "data.mdb"
+        while True:
+            found = data.stat().st_ino if data.exists() else None
+            with map_errors(self.path):
+                environment = lmdb.open(
+                    str(self.path),
+                    map_size=max_bytes,
+                    max_dbs=3,
+                    max_readers=_MAX_READERS,
+                    mode=0o600,
+                    readonly=readonly,
+                    create=create,
+                )
+            if found in (None, data.stat().st_ino):
+                return environment
+            environment.close()  # a compaction put another file there while we opened
 
     def _open_tables(self, create: bool) -> None:
         with map_errors(self.path):
@@ -244,6 +253,12 @@ def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
         environment = Environment(path, create=create, max_bytes=max_bytes)
         _opened[_name(path)] = environment
         return environment
+
+
+def is_open_here(path: Path) -> bool:
+    """Whether a handle of this process has *path* open."""
+    with _lock:
+        return _name(path) in _opened
 
 
 def _name(path: Path) -> str:
