@@ -1,7 +1,8 @@
 """Offline compaction of an embedded store: a copy without its free pages takes the place of the file.
 
 LMDB uses freed pages again but never gives them back to the disk. Nobody may have the store open meanwhile: every
-process that does holds a shared lock on the first byte of LMDB's lock file, so an exclusive one proves that nobody does.
+process that does holds a shared lock on the first byte of LMDB's lock file, so an exclusive one proves that nobody
+does.
 """
 
 from __future__ import annotations

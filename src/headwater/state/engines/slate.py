@@ -13,6 +13,7 @@ import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -31,6 +32,9 @@ except ImportError as missing:
     ) from missing
 
 __all__ = ["Place", "map_errors", "obstore", "run", "slate"]
+
+RETRY_SECONDS = 30.0
+"""How long a request to the object store is tried again before it counts as failed."""
 
 _TIMEOUT = 120.0
 _T = TypeVar("_T")
@@ -135,7 +139,13 @@ class Place:
             config: Any = {key: value for key, value in options.items() if value}
             http = options.get("endpoint", "").startswith("http://")
             prefix = parts.path.strip("/")
-            objects = S3Store(parts.netloc, prefix=prefix or None, config=config, client_options={"allow_http": http})
+            objects = S3Store(
+                parts.netloc,
+                prefix=prefix or None,
+                config=config,
+                client_options={"allow_http": http},
+                retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+            )
             return cls(f"slatedb+{url}", objects, f"{prefix}/db".lstrip("/"), url)
         raise InvalidLocation("An object store is file:///path or s3://bucket/prefix.")
 
