@@ -74,13 +74,21 @@ def corrupt(source: Source, damage: DamageError) -> JournalError:
     return CorruptError(source.name, count + 1, offset, damage.place.head.seq + 1, str(damage.reason))
 
 
-def first_corrupt(source: Source, damage: DamageError) -> JournalError:
-    """The error for the *first* damage of the segment, with exact line and seq: reads from the start."""
+def check(source: Source) -> None:
+    """:raises CorruptError: for the first damage of the segment, with exact line and seq. Reads from the start."""
     try:
         for _ in Forward(source):
             pass
     except DamageError as first:
-        return corrupt(source, first)
+        raise corrupt(source, first) from None
+
+
+def first_corrupt(source: Source, damage: DamageError) -> JournalError:
+    """The error for *damage*, or for one that stands before it."""
+    try:
+        check(source)
+    except JournalError as error:
+        return error
     return corrupt(source, damage)
 
 

@@ -285,7 +285,11 @@ class Store(ABC):
 
     def tail(self, session: str, segment: str, n: int) -> list[Entry]:
         """The newest *n* entries, oldest first."""
-        return list(self.iter(session, segment, limit=n, reverse=True))[::-1]
+        while True:
+            try:
+                return list(self.iter(session, segment, limit=n, reverse=True))[::-1]
+            except SegmentCutError:
+                continue
 
     def blocks(
         self, session: str, segment: str, *, from_seq: int = 1, after: Head | None = None
@@ -296,7 +300,14 @@ class Store(ABC):
         :raises SegmentCutError: there is no such head (any more).
         """
         with self.source(session, segment) as source:
-            place = self._place(segment, source, from_seq if after is None else after.seq + 1, after)
+            seq = from_seq if after is None else after.seq + 1
+            try:
+                place = _place(source, seq)
+            except scan.DamageError:
+                with self.still(session, segment) as settled:
+                    place = _place_by_reading(settled, seq)
+            if after is not None and after != EMPTY and (place is None or place.head != after):
+                raise SegmentCutError(segment, after.seq)
             if place is None:
                 return
             while True:
@@ -330,37 +341,6 @@ class Store(ABC):
                 return scan.corrupt(source, found)
         return None
 
-    def _place(self, segment: str, source: scan.Source, seq: int, after: Head | None) -> scan.Place | None:
-        """Where *seq* begins; None when it is beyond the end."""
-        if seq == 1:
-            return scan.START
-        end = scan.last_newline(source, source.size())
-        try:
-            offset = scan.find_seq(source, seq, end)
-            if offset is not None:
-                place = scan.Place(offset, Head(seq - 1, scan.crc_before(source, offset)))
-            else:
-                place = scan.end_of(source)
-                if place.head.seq != seq - 1:
-                    place = None
-        except scan.DamageError:
-            place = self._place_by_reading(source, seq)
-        if after is not None and (place is None or place.head != after):
-            raise SegmentCutError(segment, seq - 1)
-        return place
-
-    def _place_by_reading(self, source: scan.Source, seq: int) -> scan.Place | None:
-        forward = scan.Forward(source)
-        try:
-            for block in forward:
-                if block[-1].seq >= seq - 1:
-                    before = block[seq - 2 - block[0].seq + 1]
-                    offset = scan.find_seq(source, seq, source.size())
-                    return scan.Place(offset, before.head) if offset is not None else None
-        except scan.DamageError as damage:
-            raise scan.corrupt(source, damage) from None
-        return None
-
     def _backward(self, session: str, segment: str, from_seq: int | None) -> Iterator[Entry]:
         with self.source(session, segment) as source:
             try:
@@ -382,9 +362,10 @@ class Store(ABC):
                         check_header(source, session, segment, [entry])
                     yield entry
                     expected = entry
-            except scan.DamageError as damage:
+            except scan.DamageError:
                 with self.still(session, segment) as settled:
-                    raise scan.first_corrupt(settled, damage) from None
+                    scan.check(settled)
+                raise SegmentCutError(segment, expected.seq if expected else end.head.seq) from None
 
     def follow(
         self,
@@ -435,6 +416,33 @@ class Store(ABC):
             given.pop()
         given.append(EMPTY)
         return EMPTY
+
+
+def _place(source: scan.Source, seq: int) -> scan.Place | None:
+    """Where *seq* begins; None when it is beyond the end."""
+    if seq == 1:
+        return scan.START
+    offset = scan.find_seq(source, seq, scan.last_newline(source, source.size()))
+    if offset is not None:
+        return scan.Place(offset, Head(seq - 1, scan.crc_before(source, offset)))
+    end = scan.end_of(source)
+    return end if end.head.seq == seq - 1 else None
+
+
+def _place_by_reading(source: scan.Source, seq: int) -> scan.Place | None:
+    """The same in a segment with damage: what stands before it can still be read.
+
+    :raises CorruptError: the damage is before *seq*.
+    """
+    try:
+        for block in scan.Forward(source):
+            if block[-1].seq >= seq - 1:
+                before = block[seq - 1 - block[0].seq]
+                offset = scan.find_seq(source, seq, source.size())
+                return None if offset is None else scan.Place(offset, before.head)
+    except scan.DamageError as damage:
+        raise scan.corrupt(source, damage) from None
+    return None
 
 
 def _stands(source: scan.Source, place: scan.Place) -> bool:

@@ -1,0 +1,3 @@
+"""Real faults against the journal: kill -9, full disks, many processes."""
+
+from __future__ import annotations

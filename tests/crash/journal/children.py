@@ -1,0 +1,210 @@
+"""Programs that tests run as child processes: `python -m tests.crash.journal.children NAME ARGUMENTS…`.
+
+Each works on a store that its test prepared; most of them are killed before they end.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+from headwater.journal import (
+    Durability,
+    Entry,
+    FsStore,
+    Head,
+    Pointer,
+    Pointers,
+    SqliteStore,
+    Store,
+    fork_at,
+    prune,
+    repair,
+    rescue,
+    verify,
+)
+from headwater.journal.errors import HeadConflictError, NoRoomError, SegmentCutError
+
+
+def open_store(kind: str, root: Path, durability: str = "fsync") -> Store:
+    """The store that tests and children share."""
+    if kind == "fs":
+        return FsStore(root / "journal", durability=Durability(durability))
+    return SqliteStore(root / "journal.db", durability=Durability(durability))
+
+
+def step(kind: str, root: str, action: str, session: str, segment: str, extra: str) -> None:
+    """One call of the matrix of failpoints; meant to die in it."""
+    store = open_store(kind, Path(root))
+    if action == "append":
+        store.append(session, segment, [Entry("new", {"n": 4}), Entry("new", {"n": 5})])
+    elif action == "create":
+        store.create_segment(session, extra, [Entry("new", {"n": 1}), Entry("new", {"n": 2})])
+    elif action == "truncate":
+        store.truncate(session, segment, 1)
+    elif action == "default-truncate":
+        Store.truncate(store, session, segment, 1)
+    elif action == "delete":
+        store.delete_segment(session, segment)
+    elif action == "fork":
+        fork_at(store, session, segment, 2)
+    elif action == "repair":
+        repair(store, session, segment)
+    elif action == "rescue":
+        rescue(store, session, segment)
+    elif action == "prune":
+        prune(store, older_than_ms=0, now=time.time_ns() // 1_000_000 + 1000, dry_run=False)
+    elif action == "pointer":
+        Pointers(Path(root) / "pointers").write("main", Pointer(session, extra))
+    else:
+        raise SystemExit(f"no such action: {action}")
+
+
+def write_numbers(kind: str, root: str, durability: str, session: str, segment: str) -> None:
+    """Append numbers for ever, in turn alone and in batches of three, and acknowledge each on stdout."""
+    store = open_store(kind, Path(root), durability)
+    number = store.read_entry_count(session, segment)
+    while True:
+        size = 1 if number % 2 else 3
+        batch = [Entry("x", {"n": number + place, "pad": "p" * (number * 37 % 20_000)}) for place in range(size)]
+        store.append(session, segment, batch[0] if size == 1 else batch)
+        number += size
+        sys.stdout.write(f"{number}\n")
+        sys.stdout.flush()
+
+
+def write_sizes(kind: str, root: str, session: str, segment: str, name: str, count: str) -> None:
+    """Append entries of 100 B … 1 MB under a name; every seventh through a store that was just opened."""
+    sizes = (100, 100, 3_000, 100, 20_000, 100, 100, 300, 100, 1_000_000)
+    store = open_store(kind, Path(root), "none")
+    for turn in range(int(count)):
+        entry = Entry("x", {"name": name, "turn": turn, "pad": name[0] * sizes[turn % len(sizes)]})
+        if turn % 7 == 0:
+            with open_store(kind, Path(root), "none") as fresh:
+                fresh.append(session, segment, entry)
+        else:
+            store.append(session, segment, entry)
+    store.close()
+
+
+def swap(kind: str, root: str, session: str, segment: str, name: str, wins: str) -> None:
+    """Win `wins` compare-and-swaps against the others; a loser goes on from the head that it was told."""
+    store = open_store(kind, Path(root), "none")
+    head = store.head(session, segment)
+    won = 0
+    while won < int(wins):
+        try:
+            head = store.append(session, segment, Entry("x", {"name": name, "after": str(head)}), expected_head=head)
+            won += 1
+        except HeadConflictError as conflict:
+            head = conflict.current
+    store.close()
+
+
+def cut_and_grow(kind: str, root: str, session: str, segment: str, rounds: str) -> None:
+    """Take the newest entry off and put another there, over and over."""
+    store = open_store(kind, Path(root), "none")
+    for turn in range(int(rounds)):
+        head = store.head(session, segment)
+        try:
+            store.truncate(session, segment, head.seq - 1, expected_head=head, keep_suffix=False)
+            store.append(session, segment, Entry("again", {"turn": turn, "pad": "q" * (turn * 91 % 5000)}))
+        except HeadConflictError:
+            continue
+    store.close()
+
+
+def read_always(kind: str, root: str, session: str, segment: str, seconds: str) -> None:
+    """Read in every way while others write: what comes is whole and gapless."""
+    store = open_store(kind, Path(root), "none")
+    end = time.monotonic() + float(seconds)
+    rounds = 0
+    while time.monotonic() < end:
+        read = store.read_all(session, segment)
+        assert [entry.seq for entry in read] == list(range(1, len(read) + 1))
+        head = store.head(session, segment)
+        assert isinstance(head, Head)
+        try:
+            newest = store.tail(session, segment, 5)
+            seqs = [entry.seq for entry in newest]
+            assert seqs == list(range(seqs[0], seqs[0] + len(seqs)))
+        except SegmentCutError:
+            pass
+        rounds += 1
+    sys.stdout.write(f"{rounds}\n")
+    store.close()
+
+
+def fill_disk(root: str, session: str, segment: str) -> None:
+    """Run into a real file size limit, then get room again."""
+    store = open_store("fs", Path(root), "none")
+    path = Path(store.location(session, segment))
+    good = path.read_bytes()
+    limit = len(good) + 5_000
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
+    for too_much in ([Entry("big", {"pad": "p" * 20_000})], [Entry("a", {"pad": "p" * 3000})] * 2):
+        try:
+            store.append(session, segment, too_much)
+        except NoRoomError:
+            assert path.read_bytes() == good
+        else:
+            raise SystemExit("the limit was not felt")
+    store.append(session, segment, Entry("small"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    store.append(session, segment, Entry("big", {"pad": "p" * 20_000}))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+    other = segment[:-4] + "0000"
+    try:
+        store.create_segment(session, other, [Entry("big", {"pad": "p" * 20_000})])
+    except NoRoomError:
+        assert not store.exists(session, other)
+        assert not list(path.parent.glob(".*"))
+    else:
+        raise SystemExit("the limit was not felt")
+    try:
+        store.truncate(session, segment, 1)
+    except NoRoomError:  # no room to save the suffix: nothing is cut
+        assert store.read_entry_count(session, segment) == 5
+    else:
+        raise SystemExit("the limit was not felt")
+    store.close()
+
+
+def read_big(root: str, session: str, segment: str, count: str) -> None:
+    """Read a big segment in every way; print the growth of this process in kilobytes."""
+    store = open_store("fs", Path(root), "none")
+    store.head(session, segment)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    total = int(count)
+    assert store.head(session, segment).seq == total
+    assert [entry.seq for entry in store.tail(session, segment, 3)] == [total - 2, total - 1, total]
+    assert sum(1 for _ in store.iter(session, segment)) == total
+    assert sum(1 for _ in store.iter(session, segment, reverse=True, limit=300)) == 300
+    middle = total // 2
+    assert next(store.iter(session, segment, from_seq=middle)).seq == middle
+    assert verify(store, session, segment).ok
+    assert store.append(session, segment, Entry("x"), idempotency_key="k").seq == total + 1
+    store.truncate(session, segment, total - 100)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(f"{after - before}\n")
+    store.close()
+
+
+def hold(root: str, session: str) -> None:
+    """Own the session until killed."""
+    store = open_store("fs", Path(root))
+    held = store.own(session)
+    sys.stdout.write(f"{held.owner.pid}\n")
+    sys.stdout.flush()
+    time.sleep(60)
+
+
+_PROGRAMS = {
+    f.__name__: f
+    for f in (step, write_numbers, write_sizes, swap, cut_and_grow, read_always, fill_disk, read_big, hold)
+}
+
+if __name__ == "__main__":
+    _PROGRAMS[sys.argv[1]](*sys.argv[2:])
