@@ -30,6 +30,7 @@ from headwater.state.errors import (
     StateError,
     StoreClosed,
     StoreNotFound,
+    StoreUnavailable,
     WriterFenced,
 )
 from headwater.state.handle import Handle, SnapshotBase
@@ -54,6 +55,7 @@ _OBJECTS = b"m/objects/"
 _GARBAGE = b"m/garbage/"
 _SCAN_CELLS = 1000
 _FOLLOW_MS = 100
+_SETTLE_SECONDS = 0.02
 _HOUSEKEEPING_SECONDS = 1.0
 
 
@@ -75,6 +77,7 @@ class ObjectSnapshot(SnapshotBase):
         self._check_open()
         with map_errors(self._place.location):
             cell = run(self._view.get(_DATA + key))
+        self._check_frozen()
         return None if cell is None else self._value(read_values(self._place, [cell])[0])
 
     def scan(
@@ -86,6 +89,7 @@ class ObjectSnapshot(SnapshotBase):
     def _scan(self, start: bytes | None, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
         for keys, cells in _scan_cells(self._place, self._view, _DATA, start, end, reverse):
             self._check_open()
+            self._check_frozen()
             for key, value in zip(keys, read_values(self._place, cells), strict=True):
                 yield key, self._value(value)
                 self._check_open()
@@ -97,6 +101,16 @@ class ObjectSnapshot(SnapshotBase):
         if not self.closed:
             super().close()
             self._release()
+
+    def _check_frozen(self) -> None:
+        """A reader of SlateDB's looks for news once more after it was opened; what it then shows is another epoch."""
+        with map_errors(self._place.location):
+            seen = _epoch_of(run(self._view.get(_COMMITTED)))
+        if seen != self.epoch:
+            raise StoreUnavailable(
+                f"A snapshot of {self._place.location} moved on to a newer epoch while it was opened.",
+                next_step="Open the snapshot again.",
+            )
 
     def _check_open(self) -> None:
         super()._check_open()
@@ -161,8 +175,11 @@ class ObjectReader(Handle):
         return ObjectSnapshot(self._place, view, value, lambda: run(view.shutdown()), None)
 
     def _newest_snapshot(self, value: Callable[[bytes], Any]) -> ObjectSnapshot:
-        # a reader that does not poll for longer than the snapshot lives is frozen at the state of its opening
+        # A reader that does not poll for longer than the snapshot lives is frozen, but for one look for news right
+        # after its opening, which takes about as long as the opening did: let that pass.
+        begun = time.monotonic()
         view = self._open_view(int(SNAPSHOT_SECONDS * 1200))
+        time.sleep(max(_SETTLE_SECONDS, time.monotonic() - begun))
         return ObjectSnapshot(self._place, view, value, lambda: run(view.shutdown()), SNAPSHOT_SECONDS)
 
     def pin(self, name: str, epoch: int | None = None) -> Pin:
