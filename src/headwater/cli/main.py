@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from headwater import __version__
+from headwater.cli import state
 from headwater.cli.terminal import fail
 from headwater.errors import HeadwaterError, InputError
 
@@ -23,6 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(state.app, name="state", rich_help_panel="Look inside")
 
 
 def _version(wanted: bool) -> None:

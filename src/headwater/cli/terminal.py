@@ -11,6 +11,15 @@ out = Console()
 err = Console(stderr=True)
 
 
+def amount(size: float) -> str:
+    """Bytes for a person."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
 def fail(error: HeadwaterError) -> None:
     """Print *error* for a person: what happened, then the next step."""
     err.print(Text.assemble(("error: ", "bold red"), error.message), soft_wrap=True)

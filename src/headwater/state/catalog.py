@@ -71,6 +71,11 @@ class Catalog:
             raise SchemaMismatch(f"There is no state table {name!r} in this store.")
         return TableSchema(name, entry.version, entry.key, entry.values[entry.version])
 
+    def prefix(self, name: str) -> bytes:
+        """The front of every key of a table. :raises SchemaMismatch: no such table."""
+        self.schema(name)
+        return self._entries[name].id.to_bytes(4, "big")
+
     def open(self, schema: TableSchema, migrations: Mapping[int, Migrate] | None = None) -> StateTable:
         """A table that exists; rows of older versions pass through *migrations* when they are read.
 
