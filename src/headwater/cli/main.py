@@ -13,6 +13,7 @@ import typer
 
 from headwater import __version__
 from headwater.cli import state
+from headwater.cli.demo import demo
 from headwater.cli.terminal import fail
 from headwater.errors import HeadwaterError, InputError
 
@@ -25,6 +26,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+app.command(rich_help_panel="Start here")(demo)
 app.add_typer(state.app, name="state", rich_help_panel="Look inside")
 
 
