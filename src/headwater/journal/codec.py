@@ -15,8 +15,9 @@ was given, so the first is refused. The second is allowed: a tuple comes back as
 from __future__ import annotations
 
 import functools
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from json import JSONDecodeError, JSONDecoder, JSONEncoder
 from typing import Any, NoReturn
 from zlib import crc32
@@ -29,6 +30,7 @@ MAX_DEPTH = 128
 CRC_TAIL = len(',"crc":"00000000"}')
 _MAX_KIND = 200
 _SCALARS = frozenset({str, int, float, bool, type(None)})
+_TEXT = frozenset({str})
 _CRC_TAIL_PATTERN = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
 _SEQ_PATTERN = re.compile(rb'\{"v":\d+,"seq":(\d+),')
 _VERSION_PATTERN = re.compile(rb'\{"v":(\d+)[,}]')
@@ -54,19 +56,35 @@ class Prepared:
         self.key = key
 
 
-_to_json = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+def _make_encoder() -> Callable[[object], str]:
+    """`JSONEncoder.encode` builds its C encoder anew for each call, a third of the price of an append; keep one."""
+    slow = JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    make = getattr(json.encoder, "c_make_encoder", None)
+    if make is None:
+        return slow.encode
+    text = json.encoder.encode_basestring
+    fast = make(None, slow.default, text, None, ":", ",", False, False, False)
+    return lambda value: "".join(fast(value, 0))
+
+
+_to_json = _make_encoder()
+
+
+def _check_names(names: Mapping[Any, object]) -> None:
+    if not _TEXT.issuperset(map(type, names)):
+        raise SerialisationError("Received a mapping key that is not a text, which JSON cannot keep.")
 
 
 def _check_nested(value: object, depth: int) -> None:
+    """Refuse what `json` would change or what a reader could not take: other keys than text, endless nesting."""
     if depth > MAX_DEPTH:
         raise SerialisationError(f"The entry is nested deeper than {MAX_DEPTH} levels.")
     if isinstance(value, dict):
-        for name, item in value.items():
-            if type(name) is not str:
-                raise SerialisationError(f"Received a mapping key of type {type(name).__name__}; valid is str.")
-            if type(item) not in _SCALARS:
-                _check_nested(item, depth + 1)
-    elif isinstance(value, list | tuple):
+        _check_names(value)
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return  # the encoder takes it (a subclass of str, say) or refuses it
+    if not _SCALARS.issuperset(map(type, value)):
         for item in value:
             if type(item) not in _SCALARS:
                 _check_nested(item, depth + 1)
@@ -99,7 +117,10 @@ def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
         raise InvalidEntryError(f"Received a kind of type {type(entry.kind).__name__}; valid is str.")
     key = entry.key if key is None else key
     try:
-        _check_nested(fields, 1)
+        _check_names(fields)
+        for value in fields.values():
+            if type(value) not in _SCALARS:
+                _check_nested(value, 2)
         kind = _kind_bytes(entry.kind)
         text = _to_json(fields)
         rest = b"" if text == "{}" else b"," + text[1:-1].encode()

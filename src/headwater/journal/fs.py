@@ -113,13 +113,15 @@ class FsStore(Store):
 
     def _open(self, session: str, segment: str) -> LogFile:
         key = (session, segment)
+        log = self._logs.get(key)
+        if log is not None and len(self._logs) <= self._max_open // 2:
+            return log  # nothing will be evicted soon: no need to keep the order of use
         with self._lock:
             if self._closed:
                 raise StoreClosedError("The store is closed.", next_step="Open it again.")
             log = self._logs.get(key)
             if log is not None:
                 self._logs.move_to_end(key)
-                log.users += 1
                 return log
             if key in self._failed:
                 raise self._failed[key]
@@ -128,7 +130,6 @@ class FsStore(Store):
                 log = LogFile(path, self._lock_timeout)
             except FileNotFoundError:
                 raise self._missing(session, segment) from None
-            log.users = 1
             self._logs[key] = log
             if len(self._logs) > self._max_open:
                 self._evict()
@@ -138,25 +139,19 @@ class FsStore(Store):
         for key, log in list(self._logs.items()):
             if len(self._logs) <= self._max_open:
                 return
-            if log.users == 0:
-                log.sync_quietly() if self._durability is Durability.FLUSH else None
+            if self._durability is Durability.FLUSH:
+                log.sync_quietly()
+            if log.close_if_idle():
                 if log.failed is not None:
                     self._failed[key] = log.failed
                 del self._logs[key]
-                log.close()
-
-    def _release(self, log: LogFile) -> None:
-        with self._lock:
-            log.users -= 1
 
     def _drop(self, session: str, segment: str, log: LogFile) -> None:
         """The file is not the segment's any more: the next call opens what is there now."""
         with self._lock:
-            if self._logs.get((session, segment)) is log and log.users == 0:
+            if self._logs.get((session, segment)) is log:
                 del self._logs[(session, segment)]
-                log.close()
-            elif self._logs.get((session, segment)) is log:
-                del self._logs[(session, segment)]
+        log.close_if_idle()
 
     def _missing(self, session: str, segment: str) -> JournalError:
         if self._layout.is_deleted(session, segment):
@@ -168,16 +163,13 @@ class FsStore(Store):
         """The segment's log under its lock, its end not yet looked at."""
         while True:
             log = self._open(session, segment)
-            try:
-                log.lock()
+            if log.lock():
                 try:
                     if os.fstat(log.fd).st_nlink:
                         yield log
                         return
                 finally:
                     log.unlock()
-            finally:
-                self._release(log)
             self._drop(session, segment, log)
 
     # ---- writing -------------------------------------------------------------------------------
@@ -198,15 +190,12 @@ class FsStore(Store):
         )
         while True:
             log = self._open(session, segment)
-            try:
-                log.lock()
+            if log.lock():
                 try:
                     if log.settle():
                         return self._append_locked(log, segment, items, expected_head, idempotency_key)
                 finally:
                     log.unlock()
-            finally:
-                self._release(log)
             self._drop(session, segment, log)
 
     def _append_locked(
@@ -220,8 +209,13 @@ class FsStore(Store):
                 return known
         if expected is not None and expected != log.head:
             raise HeadConflictError(segment, expected, log.head)
-        done, head = codec.lines(items, log.head, self._clock())
-        data = done[0] if len(done) == 1 else b"".join(done)
+        if len(items) == 1:
+            seq = log.head.seq + 1
+            data, crc = codec.line(items[0], seq, self._clock(), log.head.crc)
+            head = Head(seq, crc)
+        else:
+            done, head = codec.lines(items, log.head, self._clock())
+            data = b"".join(done)
         failpoints.hit(APPEND_BEFORE_WRITE)
         files.write_whole(log.fd, data, log.offset, log.path)
         failpoints.hit(APPEND_WRITTEN)
@@ -264,6 +258,7 @@ class FsStore(Store):
             temporary = self._layout.temporary(path)
             files.write_new(temporary, lines)
             failpoints.hit(REPLACE_WRITTEN)
+            log.retire()
             try:
                 temporary.rename(path)
             except OSError as error:
@@ -351,6 +346,7 @@ class FsStore(Store):
                 # A temporary name left by a crashed creation would keep the link count up, and other processes
                 # would not notice the deletion.
                 self._layout.sweep(path.parent, segment, min_age=0)
+                log.retire()
                 path.unlink()
                 failpoints.hit(DELETE_UNLINKED)
                 self._layout.remove_sides(path)

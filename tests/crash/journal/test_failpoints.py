@@ -40,6 +40,7 @@ ACTIONS = {
     "journal.fs.replace.": ("fs", "default-truncate"),
     "journal.fs.cut.": ("fs", "truncate"),
     "journal.fs.delete.": ("fs", "delete"),
+    "journal.fs.retire.": ("fs", "default-truncate"),
     "journal.sqlite.append.": ("sqlite", "append"),
     "journal.sqlite.create.": ("sqlite", "create"),
     "journal.sqlite.replace.": ("sqlite", "default-truncate"),
