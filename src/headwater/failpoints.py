@@ -54,7 +54,13 @@ def _parse(text: str) -> dict[str, _Armed]:
         name, equals, action = part.partition("=")
         action, _, count = action.partition("@")
         verb, _, argument = action.partition(":")
-        if not equals or verb not in ("kill", "raise", "sleep") or (count and not count.isdigit()):
+        number = argument.replace(".", "", 1)
+        if (
+            not (name and equals)
+            or verb not in ("kill", "raise", "sleep")
+            or (count and not count.isdigit())
+            or (number and not number.isdigit())
+        ):
             raise InputError(
                 f"Received {VARIABLE} with `{part}`; valid is name=kill, name=raise or name=sleep:SECONDS, "
                 "each with an optional @n."
