@@ -124,7 +124,7 @@ def measure(quick: bool) -> list[Figure]:
         with progress("append with flush"):
             flush = _append(root, Durability.FLUSH, 2_000 if quick else 10_000, 5)
         with progress("append with fsync"):
-            fsync = _append(root, Durability.FSYNC, 60 if quick else 100, 20 if quick else 40)
+            fsync = _append(root, Durability.FSYNC, 20, 60 if quick else 200)
         with progress("head of a 200 MB segment"):
             head = _head(root)
         with progress("read"):

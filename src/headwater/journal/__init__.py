@@ -10,11 +10,7 @@ The format is described in docs/formats/journal.md, the use in docs/journal.md.
 
 from __future__ import annotations
 
-from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewound, Truncation
-from headwater.journal.export import export_jsonl, export_markdown, hide
-from headwater.journal.fs import FsStore
-from headwater.journal.ids import new_id
-from headwater.journal.lineage import (
+from headwater.journal.branch import (
     Branch,
     Origin,
     children,
@@ -26,12 +22,16 @@ from headwater.journal.lineage import (
     origin_of,
     start,
 )
+from headwater.journal.damage import repair, rescue, salvage, verify
+from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewound, Truncation
+from headwater.journal.export import export_jsonl, export_markdown, hide
+from headwater.journal.fs import FsStore
+from headwater.journal.ids import new_id
 from headwater.journal.memory import MemoryStore
 from headwater.journal.pointer import Pointer, Pointers
-from headwater.journal.repair import repair, rescue, salvage, verify
-from headwater.journal.replay import RunKind, RunState, replay
 from headwater.journal.retention import prune
 from headwater.journal.run_log import RunLog
+from headwater.journal.run_state import RunKind, RunState, replay
 from headwater.journal.sqlite import SqliteStore
 from headwater.journal.store import Store
 

@@ -176,12 +176,19 @@ def line(item: Prepared, seq: int, now: int, crc: int, batch: bytes = b"") -> tu
     return b'%b,"crc":"%08x"}\n' % (body, crc), crc
 
 
+def next_line(item: Prepared, after: Head, now: int) -> tuple[bytes, Head]:
+    """The one line that continues a segment at *after*."""
+    seq = after.seq + 1
+    data, crc = line(item, seq, now, after.crc)
+    return data, Head(seq, crc)
+
+
 def lines(items: Sequence[Prepared], after: Head, now: int) -> tuple[list[bytes], Head]:
     """Lines that continue a segment at *after*; more than one become visible together (`batch`)."""
     count = len(items)
     if count == 1:
-        data, crc = line(items[0], after.seq + 1, now, after.crc)
-        return [data], Head(after.seq + 1, crc)
+        data, head = next_line(items[0], after, now)
+        return [data], head
     done: list[bytes] = []
     crc = after.crc
     for place, item in enumerate(items, start=1):

@@ -207,14 +207,13 @@ class FsStore(Store):
             known = log.head_of_key(key)
             if known is not None:
                 return known
-        if expected is not None and expected != log.head:
-            raise HeadConflictError(segment, expected, log.head)
+        before = log.head
+        if expected is not None and expected != before:
+            raise HeadConflictError(segment, expected, before)
         if len(items) == 1:
-            seq = log.head.seq + 1
-            data, crc = codec.line(items[0], seq, self._clock(), log.head.crc)
-            head = Head(seq, crc)
+            data, head = codec.next_line(items[0], before, self._clock())
         else:
-            done, head = codec.lines(items, log.head, self._clock())
+            done, head = codec.lines(items, before, self._clock())
             data = b"".join(done)
         failpoints.hit(APPEND_BEFORE_WRITE)
         files.write_whole(log.fd, data, log.offset, log.path)

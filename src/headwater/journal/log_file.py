@@ -13,10 +13,10 @@ that was removed by hand is noticed within a fifth of a second.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
+from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 
 from headwater import failpoints
@@ -31,6 +31,7 @@ TAIL_CUT = failpoints.register("journal.fs.tail.after_repair")
 
 _TAIL = codec.CRC_TAIL + 1
 _LOOK_AGAIN = 0.2
+_TRY = LOCK_EX | LOCK_NB
 
 
 class FileSource:
@@ -79,13 +80,13 @@ class LogFile:
 
         :raises BusyError: not free within the timeout; names the holder.
         """
-        if not self._thread_lock.acquire(timeout=self._timeout):
+        if not self._thread_lock.acquire(False) and not self._thread_lock.acquire(timeout=self._timeout):
             raise self._busy()
         if self.fd < 0:
             self._thread_lock.release()
             return False
         try:
-            fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(self.fd, _TRY)
         except BlockingIOError:
             try:
                 self._wait()
@@ -103,7 +104,7 @@ class LogFile:
         while True:
             time.sleep(pause)
             try:
-                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                flock(self.fd, _TRY)
                 return
             except BlockingIOError:
                 if time.monotonic() > deadline:
@@ -117,7 +118,7 @@ class LogFile:
 
     def unlock(self) -> None:
         """Let others write."""
-        fcntl.flock(self.fd, fcntl.LOCK_UN)
+        flock(self.fd, LOCK_UN)
         self._thread_lock.release()
 
     def close_if_idle(self) -> bool:
@@ -144,8 +145,11 @@ class LogFile:
 
         :raises CorruptError: the last committed line is damaged.
         """
-        begin = self.offset - len(self._tail)
-        if self.offset >= 0 and os.pread(self.fd, _TAIL + 1, begin) == self._tail and time.monotonic() < self._look_at:
+        if (
+            self.offset >= 0
+            and os.pread(self.fd, _TAIL + 1, self.offset - len(self._tail)) == self._tail
+            and time.monotonic() < self._look_at
+        ):
             return True
         status = os.fstat(self.fd)
         if status.st_nlink == 0:

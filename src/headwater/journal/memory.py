@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 from headwater.journal import codec, scan
 from headwater.journal.entry import Entry, Head, Limits, Truncation
@@ -54,7 +54,7 @@ class MemoryOwnership:
     def release(self) -> None:
         self._held.discard(self._session)
 
-    def __enter__(self) -> MemoryOwnership:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -14,6 +14,7 @@ import socket
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Self
 
 from headwater.journal import forking
 from headwater.journal.errors import OwnedElsewhereError, io_error
@@ -107,7 +108,7 @@ class OwnerLock:
         os.ftruncate(fd, 0)
         os.close(fd)
 
-    def __enter__(self) -> OwnerLock:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

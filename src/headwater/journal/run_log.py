@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from headwater.journal import lineage
+from headwater.journal import branch as branches
 from headwater.journal.entry import Entry, Head
 from headwater.journal.errors import HeadConflictError, InvalidEntryError, SegmentNotFoundError
 from headwater.journal.fs import now_ms
-from headwater.journal.replay import BACKGROUND, OUTPUT, Fold, RunKind, RunState
+from headwater.journal.run_state import BACKGROUND, OUTPUT, Fold, RunKind, RunState
 from headwater.journal.store import Store
 
 _log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class RunLog:
     @classmethod
     def start(cls, store: Store, pipeline: str, config: Mapping[str, Any] | None = None) -> RunLog:
         """A new session."""
-        branch = lineage.start(store, pipeline, config)
+        branch = branches.start(store, pipeline, config)
         return cls(store, branch.session, branch.segment)
 
     @classmethod
@@ -162,7 +162,7 @@ class RunLog:
             return mark
 
     def _ensure_head(self) -> None:
-        branch = lineage.ensure_head_or_fork(self._store, self.session, self.segment, self.head, self.state)
+        branch = branches.ensure_head_or_fork(self._store, self.session, self.segment, self.head, self.state)
         if branch.segment != self.segment:
             self._load(branch.segment)
             self._reset()
@@ -234,7 +234,7 @@ class RunLog:
     def compact(self, state: RunState, carry: Sequence[Entry] = ()) -> None:
         """Go on in a new segment with the shortened *state*; the old one stays readable."""
         with self._lock:
-            branch = lineage.compact(self._store, self.session, self.segment, state, carry)
+            branch = branches.compact(self._store, self.session, self.segment, state, carry)
             self._load(branch.segment)
             self._reset()
 

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from headwater.errors import InputError
 from headwater.journal import scan
@@ -46,7 +46,7 @@ class Ownership(Protocol):
     def release(self) -> None:
         """Give it up."""
 
-    def __enter__(self) -> Ownership: ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
 
@@ -158,7 +158,7 @@ class Store(ABC):
     def close(self) -> None:
         """Sync what `flush` still owes and let go of all files. The store cannot be used after it."""
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,6 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from headwater.journal import files
+
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +57,7 @@ class TraceFiles:
             try:
                 fd = os.open(path, flags, 0o600)
             except FileNotFoundError:
-                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                files.make_directory(path.parent)
                 continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 from headwater import failpoints
 from headwater.journal import codec, scan
+from headwater.journal.branch import Branch, Origin
 from headwater.journal.codec import DamagedLineError, NewerLineError
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
 from headwater.journal.errors import CorruptError, UnsupportedVersionError
 from headwater.journal.ids import new_id
-from headwater.journal.lineage import Branch, Origin
 from headwater.journal.store import Store, check_header
 
 REPAIR_FOUND = failpoints.register("journal.repair.before_cut")

@@ -16,7 +16,7 @@ from headwater.errors import InputError
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
 from headwater.journal.errors import BoundaryNotFoundError
 from headwater.journal.ids import new_id
-from headwater.journal.replay import RunState, replay
+from headwater.journal.run_state import RunState, replay
 from headwater.journal.store import Store, check_batch_boundary
 
 BEFORE_CREATE = failpoints.register("journal.fork.before_create")

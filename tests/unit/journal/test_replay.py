@@ -1,0 +1,190 @@
+"""The fold of a run's entries. Pure: entries in, state out.
+
+The reference scenarios speak of chat turns; here they are runs of a pipeline:
+
+=====================================  =====================================================
+chat turn                              run of a pipeline
+=====================================  =====================================================
+segment_start, system prompt           segment_start, pipeline
+invoke                                 run_started
+user_input (with extensions)           command (with extensions)
+assistant_item                         barrier, phase_changed
+tool call / tool_result                commit_started / commit_finished of a sink
+system_item                            notice
+turn_end, turn_count                   epoch_end, epoch_count
+run_completed / run_errored            run_completed / run_failed
+paused_turn_abandoned                  pause_abandoned
+llm_usage                              metric
+config_changed, extension              the same
+=====================================  =====================================================
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from headwater.journal import Entry, Limits, RunKind, RunState, replay
+from headwater.journal.codec import decode, next_line, prepare
+from headwater.journal.entry import EMPTY
+from headwater.journal.run_state import Item
+
+Pair = tuple[str, dict[str, Any]]
+
+
+def run(*pairs: Pair) -> RunState:
+    return replay([Entry(kind, fields, seq=seq) for seq, (kind, fields) in enumerate(pairs, start=1)])
+
+
+START: Pair = ("segment_start", {"session_id": "s", "segment_id": "g", "pipeline": "shop", "config": {"sink": "delta"}})
+STARTED: Pair = ("run_started", {"trigger": "schedule"})
+
+
+def test_no_entries_give_the_empty_state() -> None:
+    """Scenario 17."""
+    assert replay([]) == RunState()
+
+
+def test_a_start_sets_ids_pipeline_and_config() -> None:
+    """Scenario 18."""
+    state = run(START)
+    assert (state.session_id, state.segment_id, state.pipeline) == ("s", "g", "shop")
+    assert state.config == {"sink": "delta"}
+    assert state.entries_count == 1
+
+
+def test_a_whole_run_is_folded() -> None:
+    """Scenarios 1, 19: two items of history, one epoch, not interrupted, all entries counted."""
+    state = run(START, STARTED, ("barrier", {"epoch": 1}), ("notice", {"text": "x"}), ("epoch_end", {"epoch_count": 1}))
+    assert state.interrupted
+    state = run(
+        START,
+        STARTED,
+        ("barrier", {"epoch": 1}),
+        ("notice", {"text": "x"}),
+        ("epoch_end", {"epoch_count": 1}),
+        ("run_completed", {"interrupted": False, "result": "finished"}),
+    )
+    assert [item.kind for item in state.history] == ["barrier", "notice"]
+    assert (state.epoch_count, state.interrupted, state.entries_count) == (1, False, 6)
+
+
+def test_a_run_without_an_end_is_interrupted() -> None:
+    """Scenarios 20, 26: and run_started changes nothing else."""
+    before, after = run(START), run(START, STARTED)
+    assert after.interrupted
+    assert not before.interrupted
+    assert (before.history, before.config, before.epoch_count) == (after.history, after.config, after.epoch_count)
+
+
+def test_commits_and_results_keep_their_order() -> None:
+    """Scenario 21."""
+    pairs: list[Pair] = [
+        ("commit_started", {"sink": "a", "epoch": 1}),
+        ("commit_started", {"sink": "b", "epoch": 1}),
+        ("commit_finished", {"sink": "a", "epoch": 1}),
+        ("commit_finished", {"sink": "b", "epoch": 1}),
+    ]
+    state = run(*pairs)
+    assert [(item.kind, item.fields) for item in state.history] == pairs
+    assert state.open_commits == ()
+    assert [item.fields["sink"] for item in run(*pairs[:3]).open_commits] == ["b"]
+
+
+def test_the_last_config_wins() -> None:
+    """Scenario 22."""
+    state = run(START, ("config_changed", {"config": {"sink": "iceberg"}}), ("config_changed", {"config": {"rate": 5}}))
+    assert state.config == {"rate": 5}
+
+
+def test_metrics_are_kept_in_order_beside_the_history() -> None:
+    """Scenario 23."""
+    state = run(("metric", {"rows": 1}), ("barrier", {}), ("metric", {"rows": 2}))
+    assert [item.fields["rows"] for item in state.metrics] == [1, 2]
+    assert len(state.history) == 1
+    assert run(START).metrics == ()
+
+
+def test_extensions_of_all_domains_are_kept_in_order() -> None:
+    """Scenario 24."""
+    state = run(("extension", {"domain": "a"}), ("extension", {"domain": "b"}), ("extension", {"domain": "a"}))
+    assert [item.fields["domain"] for item in state.extensions] == ["a", "b", "a"]
+    assert state.history == ()
+
+
+def test_extensions_inside_a_command_come_with_it() -> None:
+    """Scenario 25."""
+    fields = {"name": "pause", "extensions": [{"domain": "x", "payload": 1}]}
+    state = run(("command", fields))
+    assert [item.fields for item in state.commands] == [fields]
+    assert [item.fields["domain"] for item in state.extensions] == ["x"]
+
+
+def test_a_paused_run_is_interrupted_until_it_is_abandoned() -> None:
+    """Scenarios 27, 34."""
+    paused: tuple[Pair, ...] = (START, STARTED, ("run_completed", {"interrupted": True, "result": "paused"}))
+    assert run(*paused).interrupted
+    assert not run(*paused, ("pause_abandoned", {})).interrupted
+
+
+@pytest.mark.parametrize(("fields", "interrupted"), [({}, True), ({"interrupted": False}, False)])
+def test_a_failed_run_says_whether_it_can_be_resumed(fields: dict[str, object], interrupted: bool) -> None:
+    """Scenario f."""
+    state = run(START, STARTED, ("run_failed", {"message": "no disk", **fields}))
+    assert state.interrupted is interrupted
+    assert state.history[-1].kind == "run_failed"
+
+
+def test_notices_are_returned_verbatim() -> None:
+    """Scenarios 30, f."""
+    state = run(("notice", {"text": "exactly\nthis", "level": 3}))
+    assert state.history == (Item("notice", {"text": "exactly\nthis", "level": 3}),)
+
+
+def test_unknown_kinds_change_nothing_and_are_counted() -> None:
+    state = run(START, ("from_the_future", {"x": 1}))
+    assert (state.entries_count, state.unknown_count, state.history) == (2, 1, ())
+
+
+def test_a_carried_state_replaces_everything() -> None:
+    """Scenario 10 of the weak points: epoch count, interruption, extensions and metrics are not lost by a fork."""
+    parent = run(
+        START,
+        STARTED,
+        ("barrier", {"epoch": 1}),
+        ("epoch_end", {"epoch_count": 7}),
+        ("extension", {"domain": "x"}),
+        ("metric", {"rows": 3}),
+    )
+    carried = json.loads(json.dumps(parent.to_json()))
+    child = run(("segment_start", {"pipeline": "shop", "config": {"sink": "delta"}, "state": carried}))
+    for name in ("pipeline", "config", "history", "extensions", "metrics", "epoch_count", "interrupted"):
+        assert getattr(child, name) == getattr(parent, name), name
+
+
+def test_a_rollback_entry_withdraws_entries() -> None:
+    """Scenario dd, in the fold."""
+    state = run(
+        START,
+        STARTED,
+        ("command", {"name": "resnapshot", "extensions": [{"domain": "x"}]}),
+        ("notice", {"text": "background"}),
+        ("rollback", {"seqs": [2, 3], "interrupted": False}),
+    )
+    assert [item.kind for item in state.history] == ["notice"]
+    assert state.extensions == ()
+    assert not state.interrupted
+
+
+@pytest.mark.parametrize("kind", list(RunKind))
+def test_every_kind_goes_through_its_line_unchanged(kind: RunKind) -> None:
+    """Scenarios 28, 29: the tag names on disk are these, for ever."""
+    fields = {"text": "é", "binary": "aGk=", "nested": {"a": [1, None]}, "flag": True}
+    data, head = next_line(prepare(Entry(kind, fields, ts=5), Limits()), EMPTY, 0)
+    entry = decode(data[:-1], 1, 0)
+    assert entry == Entry(kind.value, fields, ts=5)
+    assert entry.head == head
+    assert f'"kind":"{kind.value}"'.encode() in data
+    assert kind.value == kind.name.lower()

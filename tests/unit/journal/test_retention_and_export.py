@@ -1,0 +1,93 @@
+"""Prune and export, on every store."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.unit.journal.backends import Backend
+
+from headwater.errors import InputError
+from headwater.journal import Entry, Limits, export_jsonl, export_markdown, hide, new_id, prune
+from headwater.journal.export import HIDDEN
+
+DAY = 86_400_000
+
+
+@pytest.fixture
+def sessions(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Four sessions, changed 4, 3, 2 and 1 days before day 10."""
+    store = backend.limited(Limits())
+    made = [new_id() for _ in range(4)]
+    for session in made:
+        store.create_segment(session, new_id())
+    changed = {session: (6 + place) * DAY for place, session in enumerate(made)}
+    monkeypatch.setattr(store, "session_modified_at", lambda session: changed[session])
+    return made
+
+
+def verdicts(backend: Backend, **options: object) -> list[str]:
+    return [judged.verdict for judged in prune(backend.store, now=10 * DAY, **options)]  # type: ignore[arg-type]
+
+
+def test_prune_only_looks_unless_told_to_delete(backend: Backend, sessions: list[str]) -> None:
+    """Scenario 46: dry run is the default, age threshold, oldest first."""
+    assert verdicts(backend, older_than_ms=2 * DAY + 1) == ["expired", "expired", "recent", "recent"]
+    assert len(backend.store.list_sessions()) == 4
+    assert verdicts(backend, older_than_ms=2 * DAY + 1, dry_run=False) == ["deleted", "deleted", "recent", "recent"]
+    assert sorted(backend.store.list_sessions()) == sorted(sessions[2:])
+
+
+def test_prune_keeps_what_is_referenced_newest_or_owned(backend: Backend, sessions: list[str]) -> None:
+    """Scenario 46."""
+    with backend.store.own(sessions[1]):
+        found = verdicts(backend, older_than_ms=0, keep_newest=1, referenced={sessions[0]}, dry_run=False)
+    assert found == ["referenced", "owned", "deleted", "among the newest"]
+    assert sorted(backend.store.list_sessions()) == sorted([sessions[0], sessions[1], sessions[3]])
+
+
+def test_prune_refuses_negative_bounds(backend: Backend) -> None:
+    with pytest.raises(InputError):
+        prune(backend.store, older_than_ms=-1, now=0)
+
+
+@pytest.fixture
+def ids(backend: Backend) -> tuple[str, str]:
+    made = new_id(), new_id()
+    backend.store.create_segment(*made)
+    backend.store.append(
+        *made,
+        Entry(
+            "config_changed",
+            {"config": {"url": "postgresql://app:hush@db/shop", "Password": "hush", "deep": [{"api_key": "hush"}]}},
+            ts=1_700_000_000_000,
+        ),
+    )
+    backend.store.append(*made, Entry("notice", {"text": "```é```"}, ts=1_700_000_000_001))
+    return made
+
+
+def test_export_gives_one_json_object_per_entry(backend: Backend, ids: tuple[str, str]) -> None:
+    lines = list(export_jsonl(backend.store, *ids))
+    assert [json.loads(line)["kind"] for line in lines] == ["config_changed", "notice"]
+    assert json.loads(lines[1]) == {"seq": 2, "ts": 1_700_000_000_001, "kind": "notice", "text": "```é```"}
+
+
+def test_export_gives_a_readable_page(backend: Backend, ids: tuple[str, str]) -> None:
+    page = "".join(export_markdown(backend.store, *ids))
+    assert page.startswith(f"# Segment {ids[1]}")
+    assert "## 2 · notice" in page
+    assert "2023-11-14T22:13:20.001+00:00" in page
+    assert "````json" in page
+
+
+@pytest.mark.parametrize("export", [export_jsonl, export_markdown])
+def test_secrets_do_not_leave_through_the_hook(backend: Backend, ids: tuple[str, str], export: object) -> None:
+    assert callable(export)
+    page = "".join(export(backend.store, *ids, redact=hide()))
+    assert "hush" not in page
+    assert HIDDEN in page
+    assert "db/shop" in page
+    left_out = "".join(export(backend.store, *ids, redact=lambda e: None if e.kind == "config_changed" else e))
+    assert "config_changed" not in left_out
+    assert "notice" in left_out
