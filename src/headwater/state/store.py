@@ -155,3 +155,14 @@ class StateStore(StateReader, Protocol):
         :raises StoreFull: no room; make some, then seal the same batch again.
         :raises InvalidKey: a key that this engine cannot hold.
         """
+
+    def stage(self, batch: WriteBatch) -> None:
+        """Write *batch* ahead of its epoch's seal, so that a large epoch need not wait in memory.
+
+        For keys that readers ignore until a sealed record speaks of them (a log's keys carry their epoch): what is
+        staged may be seen by snapshots of the newest epoch at once, never at a pinned one, and stays after a crash
+        until somebody deletes it. All of the batch or nothing of it is written.
+
+        :raises WriterFenced: another writer took over.
+        :raises StoreFull: no room.
+        """

@@ -86,6 +86,7 @@ STEPS = {
     "state.embedded.open_before_commit": ("", {1}),
     "state.embedded.pin_before_commit": ("store.pin('p')", {1}),
     "state.embedded.unpin_before_commit": ("store.pin('p'); store.unpin('p')", {1}),
+    "state.embedded.stage_before_commit": ("b = WriteBatch(); b.put(b'k', b'2'); store.stage(b)", {1}),
     "state.embedded.compact_copied": (COMPACT, {1}),
     "state.embedded.compact_replaced": (COMPACT, {1}),
     "state.object_store.seal_values_written": ("seal(store, 2, k=b'2' * 9999)", {1}),

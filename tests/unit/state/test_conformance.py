@@ -120,6 +120,40 @@ def test_steps_of_a_batch_apply_in_order(store: StateStore) -> None:
     assert content(store) == {"a": b"2", "c": b"after the range"}
 
 
+def test_what_is_staged_is_there_after_the_seal_and_never_at_an_older_pin(engine: Engine) -> None:
+    store = engine.writer()
+    sealed(store, 1, a=b"1")
+    store.pin("old")
+    for part in range(3):
+        batch = WriteBatch()
+        batch.put(b"part%d" % part, LARGE)
+        batch.put(b"small%d" % part, b"s")
+        store.stage(batch)
+    assert store.committed_epoch() == at(1)
+    assert content(store, at(1)) in ({"a": b"1"}, content(store))
+    sealed(store, 2, b=b"2")
+    assert len(content(store)) == 8
+    assert content(store, at(1)) == {"a": b"1"}
+    store.close()
+    again = engine.writer()
+    batch = WriteBatch()
+    batch.delete_prefix(b"part")
+    again.stage(batch)
+    again.seal(at(3), WriteBatch())
+    assert sorted(content(again)) == ["a", "b", "small0", "small1", "small2"]
+
+
+def test_a_fenced_writer_cannot_stage(engine: Engine) -> None:
+    old = engine.writer()
+    new = engine.writer(takeover=True)
+    batch = WriteBatch()
+    batch.put(b"k", b"stale")
+    with pytest.raises(WriterFenced):
+        old.stage(batch)
+    new.seal(at(1), WriteBatch())
+    assert content(new) == {}
+
+
 def test_an_empty_batch_still_seals_its_epoch(store: StateStore) -> None:
     store.seal(at(3), WriteBatch())
     assert store.committed_epoch() == at(3)

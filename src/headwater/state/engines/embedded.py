@@ -47,6 +47,7 @@ from headwater.stream.epoch import Epoch
 SEAL_BEGUN = failpoints.register("state.embedded.seal_begun")
 SEAL_BEFORE_COMMIT = failpoints.register("state.embedded.seal_before_commit")
 SEAL_AFTER_COMMIT = failpoints.register("state.embedded.seal_after_commit")
+STAGE_BEFORE_COMMIT = failpoints.register("state.embedded.stage_before_commit")
 OPEN_BEFORE_COMMIT = failpoints.register("state.embedded.open_before_commit")
 PIN_BEFORE_COMMIT = failpoints.register("state.embedded.pin_before_commit")
 UNPIN_BEFORE_COMMIT = failpoints.register("state.embedded.unpin_before_commit")
@@ -300,25 +301,41 @@ class EmbeddedStore(EmbeddedReader):
         self._check_open()
         checked = check_epoch(epoch)
         environment = self._environment
+        with self._writing() as txn:
+            committed = _committed(txn, environment)
+            if checked <= committed:
+                raise EpochNotIncreasing(checked, committed)
+            failpoints.hit(SEAL_BEGUN)
+            self._apply(txn, checked, batch)
+            txn.put(_COMMITTED, checked.to_bytes(8, "big"), db=environment.meta)
+            failpoints.hit(SEAL_BEFORE_COMMIT)
+        failpoints.hit(SEAL_AFTER_COMMIT)
+        environment.cover_pages()
+
+    def stage(self, batch: WriteBatch) -> None:
+        self._check_open()
+        with self._writing() as txn:
+            self._apply(txn, _committed(txn, self._environment) + 1, batch)
+            failpoints.hit(STAGE_BEFORE_COMMIT)
+        self._environment.cover_pages()
+
+    @contextmanager
+    def _writing(self) -> Iterator[Txn]:
+        """A write transaction of the writer that still owns the store."""
         with self._seal_lock:
             self._forget_dead_readers()
-            with map_errors(environment.path), environment.write() as txn:
+            with map_errors(self._environment.path), self._environment.write() as txn:
                 self._check_generation(txn)
-                committed = _committed(txn, environment)
-                if checked <= committed:
-                    raise EpochNotIncreasing(checked, committed)
-                failpoints.hit(SEAL_BEGUN)
-                main, undo = _Cells(txn, environment.main), _Cells(txn, environment.undo)
-                pins = _pins(txn, environment)
-                versions.purge(undo, pins[0].epoch if pins else None)
-                for step in batch.steps():
-                    if pins:
-                        versions.record(main, undo, checked, _touched(main, step))
-                    _apply(main, step)
-                txn.put(_COMMITTED, checked.to_bytes(8, "big"), db=environment.meta)
-                failpoints.hit(SEAL_BEFORE_COMMIT)
-            failpoints.hit(SEAL_AFTER_COMMIT)
-            environment.cover_pages()
+                yield txn
+
+    def _apply(self, txn: Txn, epoch: int, batch: WriteBatch) -> None:
+        main, undo = _Cells(txn, self._environment.main), _Cells(txn, self._environment.undo)
+        pins = _pins(txn, self._environment)
+        versions.purge(undo, pins[0].epoch if pins else None)
+        for step in batch.steps():
+            if pins:
+                versions.record(main, undo, epoch, _touched(main, step))
+            _apply(main, step)
 
     def _check_generation(self, txn: Txn) -> None:
         owner = _owner(txn, self._environment)

@@ -218,24 +218,37 @@ class MemoryStore(MemoryReader):
         checked = check_epoch(epoch)
         shared = self._shared
         with shared.lock:
-            if shared.owner != self._owner:
-                raise WriterFenced(f"Another writer took over the state store at {self.location}.")
+            self._check_owner()
             if checked <= shared.committed:
                 raise EpochNotIncreasing(checked, shared.committed)
-            held = shared.held()
-            versions.purge(shared.undo, held[0] if held else None)
-            for step in batch.steps():
-                if held:
-                    versions.record(shared.main, shared.undo, checked, self._touched(step))
-                match step:
-                    case Puts(items):
-                        for key, value in items:
-                            shared.main.put(key, bytes(value))
-                    case Delete(key):
-                        shared.main.delete(key)
-                    case DeleteRange(start, end):
-                        shared.main.delete_range(start, end)
+            self._apply(checked, batch)
             shared.committed = checked
+
+    def stage(self, batch: WriteBatch) -> None:
+        self._check_open()
+        with self._shared.lock:
+            self._check_owner()
+            self._apply(self._shared.committed + 1, batch)
+
+    def _check_owner(self) -> None:
+        if self._shared.owner != self._owner:
+            raise WriterFenced(f"Another writer took over the state store at {self.location}.")
+
+    def _apply(self, epoch: int, batch: WriteBatch) -> None:
+        shared = self._shared
+        held = shared.held()
+        versions.purge(shared.undo, held[0] if held else None)
+        for step in batch.steps():
+            if held:
+                versions.record(shared.main, shared.undo, epoch, self._touched(step))
+            match step:
+                case Puts(items):
+                    for key, value in items:
+                        shared.main.put(key, bytes(value))
+                case Delete(key):
+                    shared.main.delete(key)
+                case DeleteRange(start, end):
+                    shared.main.delete_range(start, end)
 
     def _touched(self, step: Puts | Delete | DeleteRange) -> list[bytes]:
         match step:

@@ -269,15 +269,25 @@ class ObjectStoreStore(ObjectReader):
                 raise self._broken
             if checked <= self._committed:
                 raise EpochNotIncreasing(checked, self._committed)
-            try:
-                self._seal(checked, batch)
-            except StateError as error:
-                # the outcome is unknown, or another writer is there: only a fresh open can tell
-                self._broken = error
-                raise
+            self._write(checked, batch, seals=True)
             self._committed = checked
 
-    def _seal(self, epoch: Epoch, batch: WriteBatch) -> None:
+    def stage(self, batch: WriteBatch) -> None:
+        self._check_open()
+        with self._seal_lock:
+            if self._broken is not None:
+                raise self._broken
+            self._write(self._committed, batch, seals=False)
+
+    def _write(self, epoch: Epoch, batch: WriteBatch, *, seals: bool) -> None:
+        try:
+            self._write_all(epoch, batch, seals)
+        except StateError as error:
+            # the outcome is unknown, or another writer is there: only a fresh open can tell
+            self._broken = error
+            raise
+
+    def _write_all(self, epoch: Epoch, batch: WriteBatch, seals: bool) -> None:
         pending, lost = self._fold(batch)
         self._attempts += 1
         name = f"{OBJECTS}{self._claim.generation:010}-{int(epoch):020}-{self._attempts}"
@@ -296,7 +306,8 @@ class ObjectStoreStore(ObjectReader):
                     writes.delete(_DATA + key)
             for changed in {name, *lost}:
                 self._note_references(writes, epoch, changed, references[changed])
-            writes.put(_COMMITTED, epoch.to_bytes(8, "big"))
+            if seals:
+                writes.put(_COMMITTED, epoch.to_bytes(8, "big"))
             failpoints.hit(SEAL_BEFORE_WRITE)
             run(self._follower.write(writes))
             failpoints.hit(SEAL_BEFORE_FLUSH)
