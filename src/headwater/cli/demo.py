@@ -167,7 +167,6 @@ def write(folder: Path) -> None:
             catalog = Catalog.load(view)
             log, position = catalog.open_or_create(LOG, batch), catalog.open_or_create(POSITION, batch)
             first = (position.get(view, 0, SOURCE) or (0,))[0]
-        (folder / "started").touch()
         while not stopping:
             chunk, _ = Chunk.inserts(orders(first, ROWS_PER_EPOCH), ["id"]).sort_by_vnode()
             epoch = clock.next()
@@ -175,6 +174,7 @@ def write(folder: Path) -> None:
             first += ROWS_PER_EPOCH
             position.put(batch, 0, SOURCE, (first,))
             store.seal(epoch, batch)
+            (folder / "started").touch()
             run.record(RunKind.BARRIER, {"epoch": int(epoch), "rows": chunk.num_rows})
             batch = WriteBatch()
             time.sleep(0.005)
