@@ -27,6 +27,7 @@ from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewo
 from headwater.journal.export import export_jsonl, export_markdown, hide
 from headwater.journal.fs import FsStore
 from headwater.journal.ids import new_id
+from headwater.journal.location import DEFAULT_LOCATION, open_existing, open_journal
 from headwater.journal.memory import MemoryStore
 from headwater.journal.pointer import Pointer, Pointers
 from headwater.journal.retention import prune
@@ -36,6 +37,7 @@ from headwater.journal.sqlite import SqliteStore
 from headwater.journal.store import Store
 
 __all__ = [
+    "DEFAULT_LOCATION",
     "EMPTY",
     "Branch",
     "Durability",
@@ -64,6 +66,8 @@ __all__ = [
     "hide",
     "lineage",
     "new_id",
+    "open_existing",
+    "open_journal",
     "origin_of",
     "prune",
     "repair",

@@ -1,0 +1,352 @@
+"""``headwater journal``: look into a journal, follow it, check and repair it, fork and export its segments."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.terminal import err, out
+from headwater.errors import InputError
+from headwater.journal import (
+    Entry,
+    Rewound,
+    Store,
+    children,
+    export_jsonl,
+    export_markdown,
+    fork_at,
+    hide,
+    open_existing,
+    origin_of,
+    prune,
+    repair,
+    rescue,
+    verify,
+)
+from headwater.journal import fork as fork_whole
+from headwater.journal.damage import Verification
+from headwater.journal.errors import JournalError, SegmentNotFoundError
+from headwater.journal.export import SECRET_NAMES
+from headwater.journal.ids import is_id
+from headwater.journal.location import VARIABLE, default_location
+
+app = typer.Typer(help="Look inside a journal: what each run did; check, repair, fork, export.", no_args_is_help=True)
+
+Root = Annotated[
+    Path,
+    typer.Option(
+        "--root", envvar=VARIABLE, default_factory=default_location, help="Directory or database file of the journal."
+    ),
+]
+Segment = Annotated[str, typer.Argument(help="Id of the segment, or its beginning or end if that is unique.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def _resolve(store: Store, text: str) -> tuple[str, str]:
+    """The (session, segment) that *text* names."""
+    if is_id(text):
+        session = store.lookup_session_of(text)
+        if session is None:
+            raise SegmentNotFoundError("", text, message=f"No session has a segment {text}.")
+        return session, text
+    found = [
+        (session, segment)
+        for session in store.list_sessions()
+        for segment in store.list_segments(session)
+        if text and (segment.startswith(text) or segment.endswith(text))
+    ]
+    if not found:
+        raise SegmentNotFoundError("", text, message=f"No segment begins or ends with `{text}`.")
+    if len(found) > 1:
+        some = ", ".join(segment for _, segment in found[:3])
+        raise InputError(f"`{text}` names {len(found)} segments: {some} …", next_step="Give more of the id.")
+    return found[0]
+
+
+def _when(ms: int | None) -> str:
+    if ms is None:
+        return ""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _plain(value: Any) -> str:
+    return str(value)
+
+
+def _as_json(entry: Entry) -> str:
+    fields = {"seq": entry.seq, "ts": entry.ts, "kind": entry.kind, "fields": dict(entry.fields)}
+    if entry.key is not None:
+        fields["key"] = entry.key
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _short(entry: Entry) -> Text:
+    text = json.dumps(dict(entry.fields), ensure_ascii=False, separators=(", ", ": "))[1:-1]
+    return Text(text if len(text) <= 300 else text[:299] + "…")
+
+
+@app.command("list")
+def list_(
+    root: Root,
+    session: Annotated[str | None, typer.Argument(help="Only the segments of this session.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many sessions.")] = 20,
+    active: Annotated[bool, typer.Option("--active", help="Order by last change instead of creation.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Sessions and their segments, most recent first."""
+    rows: list[dict[str, Any]] = []
+    with open_existing(root) as store:
+        order: Literal["active", "created"] = "active" if active else "created"
+        sessions = [session] if session else store.list_sessions(limit=limit, order_by=order)
+        for name in sessions:
+            for segment in store.list_segments(name, order_by=order):
+                rows.append(_row(store, name, segment))
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    if not rows:
+        out.print(f"No segments in {escape(str(root))}.", soft_wrap=True)
+        return
+    table = Table(title=f"Journal {root}", title_justify="left")
+    for column, justify in (("session", "left"), ("segment", "left"), ("entries", "right"), ("size", "right")):
+        table.add_column(column, justify="right" if justify == "right" else "left", no_wrap=True)
+    for column in ("last change (UTC)", "from"):
+        table.add_column(column)
+    previous = ""
+    for row in rows:
+        entries = "[red]damaged[/]" if row["entries"] is None else f"{row['entries']:,}"
+        shown = "" if row["session"] == previous else row["session"]
+        previous = row["session"]
+        origin = "" if row["origin"] is None else f"{row['origin']['relation']} {row['origin']['segment'][-12:]}"
+        table.add_row(shown, row["segment"], entries, f"{row['bytes']:,}", _when(row["modified_at"]), origin)
+    out.print(table)
+
+
+def _row(store: Store, session: str, segment: str) -> dict[str, Any]:
+    row: dict[str, Any] = {"session": session, "segment": segment, "entries": None, "head": None, "origin": None}
+    with store.source(session, segment) as source:
+        row["bytes"] = source.size()
+    row["modified_at"] = store.modified_at(session, segment)
+    try:
+        head = store.head(session, segment)
+        row["entries"], row["head"] = head.seq, str(head)
+        origin = origin_of(store, session, segment)
+        if origin is not None:
+            row["origin"] = {"relation": origin.relation, "segment": origin.segment, "head": str(origin.head)}
+    except JournalError as error:
+        row["error"] = error.message
+    return row
+
+
+@app.command()
+def show(
+    root: Root,
+    segment: Segment,
+    from_seq: Annotated[int | None, typer.Option("--from", min=1, help="Start at this entry.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many entries.")] = 50,
+    tail: Annotated[bool, typer.Option("--tail", help="The newest entries instead of the first.")] = False,
+    kind: Annotated[str | None, typer.Option(help="Only entries of this kind.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The entries of a segment."""
+    with open_existing(root) as store:
+        ids = _resolve(store, segment)
+        entries: Iterable[Entry] = store.iter(*ids, from_seq=from_seq, reverse=tail)
+        picked: list[Entry] = []
+        for entry in entries:
+            if len(picked) == limit:
+                break
+            if kind is None or entry.kind == kind:
+                picked.append(entry)
+        if tail:
+            picked.reverse()
+        head = store.head(*ids)
+    if as_json:
+        for entry in picked:
+            typer.echo(_as_json(entry))
+        return
+    table = Table(title=f"Segment {ids[1]} of session {ids[0]}, head {head}", title_justify="left")
+    for column in ("seq", "time (UTC)", "kind", "fields"):
+        table.add_column(column, justify="right" if column == "seq" else "left", no_wrap=column != "fields")
+    for entry in picked:
+        table.add_row(str(entry.seq), _when(entry.ts), Text(entry.kind), _short(entry))
+    out.print(table)
+
+
+@app.command()
+def follow(
+    root: Root,
+    segment: Segment,
+    from_seq: Annotated[int | None, typer.Option("--from", min=1, help="Start at this entry.")] = None,
+    new: Annotated[bool, typer.Option("--new", help="Only what comes from now on.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Print entries as they come, until Ctrl-C."""
+    with open_existing(root) as store:
+        ids = _resolve(store, segment)
+        start = from_seq or (store.head(*ids).seq + 1 if new else 1)
+        for news in store.follow(*ids, from_seq=start):
+            if isinstance(news, Rewound):
+                line = json.dumps({"rewound_to": news.seq}) if as_json else f"-- truncated to entry {news.seq} --"
+            elif as_json:
+                line = _as_json(news)
+            else:
+                line = f"{news.seq:>7}  {_when(news.ts)}  {news.kind}  {_short(news)}"
+            sys.stdout.write(line + "\n")
+            sys.stdout.flush()
+
+
+@app.command("verify")
+def verify_(
+    root: Root,
+    segment: Annotated[str | None, typer.Argument(help="One segment; all of the journal when left out.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Check every byte. Exit code 1 when something is damaged."""
+    found: list[tuple[str, Verification]] = []
+    with open_existing(root) as store:
+        if segment is not None:
+            chosen = [_resolve(store, segment)]
+        else:
+            chosen = [(s, g) for s in store.list_sessions() for g in store.list_segments(s)]
+        for ids in chosen:
+            found.append((ids[1], verify(store, *ids)))
+    if as_json:
+        plain = [{"segment": name, "ok": seen.ok, **asdict(seen), "head": str(seen.head)} for name, seen in found]
+        typer.echo(json.dumps(plain, default=_plain))
+    else:
+        _print_verifications(found)
+    if any(not seen.ok for _, seen in found):
+        raise typer.Exit(1)
+
+
+def _print_verifications(found: list[tuple[str, Verification]]) -> None:
+    table = Table(title="Verified", title_justify="left")
+    for column in ("segment", "good entries", "bytes", "torn bytes", "damage"):
+        table.add_column(column, no_wrap=column == "segment")
+    for name, seen in found:
+        damage = "[green]none[/]"
+        if seen.damages:
+            first = seen.damages[0]
+            more = f" and {len(seen.damages) - 1} more" if len(seen.damages) > 1 else ""
+            damage = f"[red]line {first.line} (byte {first.offset}): {escape(first.reason)}{more}[/]"
+        table.add_row(name, f"{seen.head.seq:,}", f"{seen.size:,}", f"{seen.torn_bytes:,}", damage)
+    out.print(table)
+    for name, seen in found:
+        if not seen.ok:
+            err.print(f"next: headwater journal repair {name}", soft_wrap=True)
+
+
+@app.command("repair")
+def repair_(
+    root: Root,
+    segment: Segment,
+    rescue_rest: Annotated[
+        bool, typer.Option("--rescue", help="First put all that is readable, also behind the damage, in a new segment.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Keep the good beginning of a damaged segment; the other bytes are moved aside, never deleted."""
+    with open_existing(root) as store:
+        ids = _resolve(store, segment)
+        rescued: dict[str, Any] | None = None
+        if rescue_rest:
+            branch, seen = rescue(store, *ids)
+            rescued = {"segment": branch.segment, "entries": len(seen.entries), "unverified": seen.unverified}
+        done = repair(store, *ids)
+    if as_json:
+        plain = {"segment": ids[1], "head": str(done.head), "quarantined": done.quarantined, "bytes": done.bytes}
+        typer.echo(json.dumps({**plain, "rescued": rescued}))
+        return
+    if rescued is not None:
+        out.print(f"rescued {rescued['entries']} entries into segment {rescued['segment']}", soft_wrap=True)
+    if done.quarantined is None:
+        out.print(f"nothing to repair: {done.head.seq} good entries", soft_wrap=True)
+    else:
+        out.print(f"kept {done.head.seq} good entries", soft_wrap=True)
+        out.print(f"moved {done.bytes} bytes to {escape(done.quarantined)}", soft_wrap=True)
+
+
+@app.command()
+def fork(
+    root: Root,
+    segment: Segment,
+    at: Annotated[
+        int | None,
+        typer.Option("--at", min=0, help="Go on after this entry, in the same session. Without it: a new session."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A new segment that goes on from a moment of another, which stays as it is."""
+    with open_existing(root) as store:
+        ids = _resolve(store, segment)
+        branch = fork_whole(store, *ids) if at is None else fork_at(store, *ids, at)
+        family = len(children(store, *ids))
+    if as_json:
+        plain = {"session": branch.session, "segment": branch.segment, "head": str(branch.head), "parent": ids[1]}
+        typer.echo(json.dumps(plain))
+        return
+    out.print(f"segment {branch.segment} of session {branch.session}", soft_wrap=True)
+    out.print(f"forked from {ids[1]}, which has {family} children now", soft_wrap=True)
+
+
+@app.command("export")
+def export_(
+    root: Root,
+    segment: Segment,
+    form: Annotated[Literal["jsonl", "markdown"], typer.Option("--format", help="For machines or people.")] = "jsonl",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="A new file; stdout when left out.")] = None,
+    hidden: Annotated[list[str] | None, typer.Option("--hide", help="Also hide fields named like this.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Hide nothing, not even passwords.")] = False,
+) -> None:
+    """Write a segment's entries for use elsewhere; secrets are hidden."""
+    redact = None if raw else hide((*SECRET_NAMES, *(hidden or ())))
+    export = export_jsonl if form == "jsonl" else export_markdown
+    with open_existing(root) as store:
+        lines = export(store, *_resolve(store, segment), redact=redact)
+        if output is None:
+            for line in lines:
+                sys.stdout.write(line)
+            return
+        try:
+            with output.open("x", encoding="utf-8") as file:
+                output.chmod(0o600)
+                file.writelines(lines)
+        except FileExistsError:
+            raise InputError(f"{output} exists already.", next_step="Name another file.") from None
+        except OSError as error:
+            raise InputError(f"Cannot write {output}: {error.strerror}.", next_step="Name another file.") from None
+
+
+@app.command("prune")
+def prune_(
+    root: Root,
+    days: Annotated[float, typer.Option("--older-than", min=0, help="Days without a change.")],
+    keep: Annotated[int, typer.Option(min=0, help="The most recently active sessions that stay in any case.")] = 0,
+    delete: Annotated[bool, typer.Option("--delete", help="Really delete; without it this only looks.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Delete sessions that nobody changed for long. Only looks, unless told to delete."""
+    with open_existing(root) as store:
+        now = time.time_ns() // 1_000_000
+        judged = prune(store, older_than_ms=int(days * 86_400_000), now=now, keep_newest=keep, dry_run=not delete)
+    if as_json:
+        typer.echo(json.dumps([asdict(one) for one in judged]))
+        return
+    table = Table(title="Pruned" if delete else "Would be pruned: add --delete", title_justify="left")
+    for column in ("session", "last change (UTC)", "verdict"):
+        table.add_column(column, no_wrap=True)
+    for one in judged:
+        table.add_row(one.session, _when(one.modified_at), one.verdict)
+    out.print(table)

@@ -1,0 +1,3 @@
+"""Properties of the journal, against models."""
+
+from __future__ import annotations
