@@ -1,0 +1,162 @@
+"""How far a log is consumed, vnode by vnode: nothing, some vnodes, or all of them at one place. Pure.
+
+============  ============================================  ==================================
+from          ``apply_per_vnode``                            ``apply_aligned``
+============  ============================================  ==================================
+none          per vnode                                     aligned
+per vnode     per vnode: the places are merged              aligned; the bitmap may grow
+aligned       per vnode: spread over its vnodes, merged     aligned; the bitmap may grow
+============  ============================================  ==================================
+
+A vnode's place never goes back, and after a place inside an epoch the next one is in the same epoch: an epoch is left
+only by its end. Places are recorded from emitted rows only, so progress never runs ahead of delivery.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headwater.log_store.errors import ProgressConflict
+from headwater.log_store.offset import StoragePlace
+from headwater.stream import Epoch, VnodeBitmap
+
+
+class LogStoreVnodeProgress:
+    """Progress over the vnodes of one log.
+
+    :param vnode_count: of the log; bitmaps of another count are refused.
+    """
+
+    def __init__(self, vnode_count: int, places: Mapping[int, StoragePlace] | None = None) -> None:
+        self.vnode_count = vnode_count
+        self._per_vnode: dict[int, StoragePlace] = dict(places or {})
+        self._aligned: tuple[VnodeBitmap, StoragePlace] | None = None
+
+    @classmethod
+    def aligned(cls, bitmap: VnodeBitmap, place: StoragePlace) -> LogStoreVnodeProgress:
+        made = cls(bitmap.count)
+        made._aligned = (bitmap, place)
+        return made
+
+    @property
+    def kind(self) -> str:
+        """``none``, ``per_vnode`` or ``aligned``."""
+        if self._aligned is not None:
+            return "aligned"
+        return "per_vnode" if self._per_vnode else "none"
+
+    def place_of(self, vnode: int) -> StoragePlace | None:
+        """How far *vnode* is done."""
+        if self._aligned is not None:
+            bitmap, place = self._aligned
+            return place if vnode in bitmap else None
+        return self._per_vnode.get(vnode)
+
+    def places(self) -> Iterator[tuple[int, StoragePlace]]:
+        """Each vnode that has a place, in order."""
+        if self._aligned is not None:
+            bitmap, place = self._aligned
+            for vnode in bitmap:
+                yield vnode, place
+        else:
+            yield from sorted(self._per_vnode.items())
+
+    def bitmap(self) -> VnodeBitmap:
+        """The vnodes that have a place."""
+        if self._aligned is not None:
+            return self._aligned[0]
+        return VnodeBitmap.of(self._per_vnode, self.vnode_count)
+
+    def minimum(self, owned: VnodeBitmap) -> StoragePlace | None:
+        """The place that every vnode of *owned* has reached; ``None`` when one of them has none."""
+        if self._aligned is not None and owned <= self._aligned[0]:
+            return self._aligned[1]
+        places = [self.place_of(vnode) for vnode in owned]
+        known = [place for place in places if place is not None]
+        return min(known) if known and len(known) == len(places) else None
+
+    def apply_per_vnode(self, epoch: Epoch, seqs: Mapping[int, int]) -> None:
+        """Rows up to these seq ids of *epoch* were emitted.
+
+        :raises ProgressConflict: a vnode would go back or leave an epoch before its end. Nothing is applied then.
+        """
+        steps = {vnode: StoragePlace(epoch, seq) for vnode, seq in seqs.items()}
+        for vnode, place in steps.items():
+            self._check(vnode, place)
+        if self._aligned is not None:
+            self._per_vnode = dict(self.places())
+            self._aligned = None
+        self._per_vnode.update(steps)
+
+    def apply_aligned(self, bitmap: VnodeBitmap, epoch: Epoch, seq: int | None = None) -> None:
+        """All vnodes of *bitmap* are at one place: usually the end of *epoch*.
+
+        :raises ProgressConflict: a vnode with a place is not in *bitmap*, or would go back.
+        """
+        place = StoragePlace(epoch, seq)
+        if not self.bitmap() <= bitmap:
+            raise ProgressConflict("An aligned place must cover every vnode that has made progress.")
+        for vnode, _ in self.places():
+            self._check(vnode, place)
+        self._per_vnode = {}
+        self._aligned = (bitmap, place)
+
+    def _check(self, vnode: int, place: StoragePlace) -> None:
+        old = self.place_of(vnode)
+        if old is None:
+            return
+        inside = old.seq is not None
+        if place < old or (inside and place.epoch != old.epoch):
+            raise ProgressConflict(
+                f"Vnode {vnode} is at epoch {old.epoch}{f', seq {old.seq}' if inside else ''}; it cannot go to epoch "
+                f"{place.epoch}{'' if place.seq is None else f', seq {place.seq}'}."
+            )
+
+    def take(self) -> LogStoreVnodeProgress:
+        """What was made since the last take; this one starts again at none."""
+        taken = LogStoreVnodeProgress(self.vnode_count, self._per_vnode)
+        taken._aligned = self._aligned
+        self._per_vnode = {}
+        self._aligned = None
+        return taken
+
+    def restrict(self, owned: VnodeBitmap) -> LogStoreVnodeProgress:
+        """The part that concerns *owned*: what an owner of other vnodes must not speak for."""
+        if self._aligned is not None:
+            bitmap = self._aligned[0] & owned
+            if not bitmap:
+                return LogStoreVnodeProgress(self.vnode_count)
+            return LogStoreVnodeProgress.aligned(bitmap, self._aligned[1])
+        kept = {vnode: place for vnode, place in self._per_vnode.items() if vnode in owned}
+        return LogStoreVnodeProgress(self.vnode_count, kept)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LogStoreVnodeProgress) and dict(self.places()) == dict(other.places())
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<LogStoreVnodeProgress {self.kind} {len(self.bitmap())} vnodes>"
+
+    def to_json(self) -> dict[str, Any]:
+        """For the state table: ranges of vnodes at one place, as few as they come."""
+        groups: dict[StoragePlace, list[int]] = {}
+        for vnode, place in self.places():
+            groups.setdefault(place, []).append(vnode)
+        return {
+            "count": self.vnode_count,
+            "places": [
+                [int(place.epoch), place.seq, VnodeBitmap.of(vnodes, self.vnode_count).to_json()]
+                for place, vnodes in sorted(groups.items())
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> LogStoreVnodeProgress:
+        groups = [
+            (VnodeBitmap.from_json(bitmap), StoragePlace(Epoch(epoch), seq)) for epoch, seq, bitmap in stored["places"]
+        ]
+        if len(groups) == 1:
+            return cls.aligned(*groups[0])
+        return cls(stored["count"], {vnode: place for bitmap, place in groups for vnode in bitmap})
