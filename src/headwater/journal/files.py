@@ -80,7 +80,7 @@ def write_new(path: Path, parts: Iterable[bytes]) -> None:
     fd = create_exclusive(path)
     try:
         at = 0
-        for part in parts:
+        for part in _gathered(parts):
             write_whole(fd, part, at, path)
             at += len(part)
         os.fsync(fd)
@@ -91,6 +91,20 @@ def write_new(path: Path, parts: Iterable[bytes]) -> None:
         raise
     finally:
         os.close(fd)
+
+
+def _gathered(parts: Iterable[bytes]) -> Iterable[bytes]:
+    """The same bytes in fewer, larger parts."""
+    waiting: list[bytes] = []
+    size = 0
+    for part in parts:
+        waiting.append(part)
+        size += len(part)
+        if size >= _COPY_CHUNK:
+            yield b"".join(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield b"".join(waiting)
 
 
 def chunks(fd: int, offset: int, end: int) -> Iterable[bytes]:

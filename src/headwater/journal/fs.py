@@ -105,8 +105,7 @@ class FsStore(Store):
         self._lock = threading.Lock()
         logs, self._logs = self._logs, OrderedDict()
         for log in logs.values():
-            os.close(log.fd)
-            log.fd = -1
+            log.abandon()
         self._flusher.after_fork()
 
     # ---- open logs -----------------------------------------------------------------------------
@@ -202,6 +201,7 @@ class FsStore(Store):
         self, log: LogFile, segment: str, items: list[codec.Prepared], expected: Head | None, key: str | None
     ) -> Head:
         if log.failed is not None:
+            log.failure_told = True
             raise log.failed
         if key is not None:
             known = log.head_of_key(key)
@@ -340,7 +340,7 @@ class FsStore(Store):
                     log.settle()
                     if log.head != expected_head:
                         raise HeadConflictError(segment, expected_head, log.head)
-                self._layout.mark_deleted(session, segment, self._clock())
+                self._layout.mark_deleted(session, segment)
                 failpoints.hit(DELETE_MARKED)
                 # A temporary name left by a crashed creation would keep the link count up, and other processes
                 # would not notice the deletion.
@@ -361,13 +361,12 @@ class FsStore(Store):
 
     def delete_session(self, session: str) -> bool:
         check_id(session, "session")
-        segments = self.segment_ids(session)
-        if not segments:
+        if not self.segment_ids(session):
             return False
-        self._layout.mark_session_deleted(session, self._clock())
-        for segment in segments:
-            self.delete_segment(session, segment)
-        self._layout.remove_session(session)
+        self._layout.mark_session_deleted(session)
+        with self._layout.emptying(session):  # no creation is under way, and none can begin
+            for segment in self.segment_ids(session):
+                self.delete_segment(session, segment)
         self._traces.remove_session(session)
         return True
 
@@ -393,10 +392,13 @@ class FsStore(Store):
         self._flusher.close()
         with self._lock:
             self._closed = True
-            for log in self._logs.values():
-                log.close()
+            logs = list(self._logs.values())
             self._logs.clear()
-        self._traces.close()
+        for log in logs:
+            log.close()
+        for log in logs:
+            if log.failed is not None and not log.failure_told:
+                raise log.failed
 
     def __del__(self) -> None:
         for log in getattr(self, "_logs", {}).values():

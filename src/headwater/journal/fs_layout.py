@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import secrets
 import shutil
@@ -158,20 +157,21 @@ class Layout:
         """Is there a tombstone of the segment or of its session?"""
         return self._tombstone(session, segment).exists() or self._session_tombstone(session).exists()
 
-    def _mark(self, path: Path, now: int) -> None:
+    def _mark(self, path: Path) -> None:
+        """An empty file: a full disk has room for its name, and its time says when."""
         try:
-            files.write_new(path, [json.dumps({"deleted_at": now}).encode() + b"\n"])
+            files.write_new(path, [])
         except FileExistsError:
             pass
         files.sync_directory(path.parent)
 
-    def mark_deleted(self, session: str, segment: str, now: int) -> None:
+    def mark_deleted(self, session: str, segment: str) -> None:
         """Write the segment's tombstone, durably."""
-        self._mark(self._tombstone(session, segment), now)
+        self._mark(self._tombstone(session, segment))
 
-    def mark_session_deleted(self, session: str, now: int) -> None:
+    def mark_session_deleted(self, session: str) -> None:
         """Write the session's tombstone, durably: from here on nothing can be created in it."""
-        self._mark(self._session_tombstone(session), now)
+        self._mark(self._session_tombstone(session))
 
     def remove_sides(self, log: Path) -> None:
         """Remove the saved bytes of a deleted log."""
@@ -179,13 +179,21 @@ class Layout:
             if found.name.startswith(f"{log.stem}.") and found.name.endswith(".saved"):
                 Path(found.path).unlink(missing_ok=True)
 
-    def remove_session(self, session: str) -> None:
-        """Remove the directory of a session whose logs are gone."""
+    @contextmanager
+    def emptying(self, session: str) -> Iterator[None]:
+        """Keep creations away from a session while its logs are deleted; remove its directory afterwards."""
         directory = self._root / session
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:  # another process was faster
+            yield
+            return
+        except OSError as error:
+            raise io_error("open the directory", directory, error) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            if not self.segment_ids(session):
+            yield
+            if directory.exists():
                 shutil.rmtree(directory)
                 files.sync_directory(self._root)
         except OSError as error:

@@ -1,7 +1,7 @@
 """One open log file: its lock, its known end, and what may be done to it under the lock.
 
 The lock is `flock` on the log itself. That is sound because a log's name never changes hands unseen: a log is created
-under another name and linked, changed only in place, and before it is deleted or replaced a byte is put at its end
+under another name and linked, changed only in place, and before it is deleted or replaced it is made a byte longer
 (:meth:`LogFile.retire`). A thread lock stands before it, since threads share the descriptor.
 
 The end (offset, head) is remembered between appends and believed only when the file ends there *and* the last bytes
@@ -63,6 +63,7 @@ class LogFile:
         self.path = path
         self.fd = files.open_regular(path, os.O_RDWR | os.O_APPEND)
         self.failed: SyncFailedError | None = None
+        self.failure_told = False
         self._timeout = lock_timeout
         self._thread_lock = threading.Lock()
         self._sync_lock = threading.Lock()
@@ -131,6 +132,12 @@ class LogFile:
             self._thread_lock.release()
         return True
 
+    def abandon(self) -> None:
+        """Let go in a forked child, whatever other threads were doing in the parent."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
     def close(self) -> None:
         """Let go of the descriptor."""
         with self._sync_lock:
@@ -177,7 +184,7 @@ class LogFile:
         """Make every other handle look closer before it appends: this file is about to lose its name."""
         self.forget()
         try:
-            os.write(self.fd, b"\0")
+            os.ftruncate(self.fd, os.fstat(self.fd).st_size + 1)  # needs no space: a full disk can be tidied up
         except OSError as error:
             raise io_error("mark", self.path, error) from error
         failpoints.hit(RETIRED)
@@ -241,6 +248,7 @@ class LogFile:
         :raises SyncFailedError: now or before; this handle is dead then.
         """
         if self.failed is not None:
+            self.failure_told = True
             raise self.failed
         try:
             os.fdatasync(self.fd)
@@ -251,6 +259,7 @@ class LogFile:
                 error,
                 next_step="Check the disk, open the store again and compare the head before you go on.",
             )
+            self.failure_told = True
             raise self.failed from error
 
     def sync_quietly(self) -> None:
@@ -260,4 +269,4 @@ class LogFile:
                 try:
                     self.sync()
                 except StoreIoError:
-                    pass
+                    self.failure_told = False

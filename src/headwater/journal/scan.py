@@ -22,7 +22,7 @@ from headwater.journal.errors import CorruptError, JournalError, UnsupportedVers
 
 CHUNK = 1 << 20
 _SMALL = 1 << 12
-_LINE_LIMIT = Limits().line_bytes + 1024
+_LINE_LIMIT = Limits().line_bytes + 4096
 
 
 class Source(Protocol):

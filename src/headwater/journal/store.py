@@ -498,7 +498,7 @@ def check_batch_boundary(last: Entry | None, n: int) -> None:
         first = n - last.batch[0]
         raise InvalidEntryError(
             f"Entry {n} is inside the batch {first + 1} … {first + last.batch[1]}, which stays whole.",
-            next_step=f"Truncate to {first} or {first + last.batch[1]}.",
+            next_step=f"Take {first} or {first + last.batch[1]}.",
         )
 
 

@@ -104,6 +104,3 @@ class TraceFiles:
     def remove_session(self, session: str) -> None:
         """Forget all traces of a session."""
         shutil.rmtree(self._root / session, ignore_errors=True)
-
-    def close(self) -> None:
-        """Nothing stays open between records."""

@@ -1,12 +1,8 @@
-"""`headwater journal …`, through typer's runner and once as a real process."""
+"""`headwater journal …`, through typer's runner; as a real process in tests/crash/journal."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from headwater.cli.main import app
 from headwater.errors import HeadwaterError, InputError, NotFoundError
-from headwater.journal import Entry, RunLog, new_id, open_journal
+from headwater.journal import RunLog, new_id, open_journal
 
 
 @pytest.fixture(params=["journal", "journal.db"])
@@ -164,26 +160,3 @@ def test_prune_looks_before_it_deletes(root: Path, log: RunLog) -> None:
     assert log.session in good(root, "list")
     assert "deleted" in good(root, "prune", "--older-than", "0", "--delete")
     assert json.loads(good(root, "list", "--json")) == []
-
-
-def test_the_command_follows_and_fails_like_a_command(root: Path, log: RunLog) -> None:
-    """A real process: entries as they come, a truncation told, Ctrl-C ends it, errors go to stderr with a next step."""
-    command = [str(Path(sys.executable).parent / "headwater"), "journal"]
-    environment = {**os.environ, "HEADWATER_JOURNAL": str(root)}
-    child = subprocess.Popen(
-        [*command, "follow", log.segment, "--json"], env=environment, stdout=subprocess.PIPE, text=True
-    )
-    assert child.stdout is not None
-    assert [json.loads(child.stdout.readline())["seq"] for _ in range(4)] == [1, 2, 3, 4]
-    with open_journal(root) as store:
-        store.append(log.session, log.segment, Entry("notice", {"text": "live"}))
-        assert json.loads(child.stdout.readline())["fields"] == {"text": "live"}
-        store.truncate(log.session, log.segment, 4)
-        assert json.loads(child.stdout.readline()) == {"rewound_to": 4}
-    child.send_signal(signal.SIGINT)
-    child.communicate(timeout=20)
-    assert child.returncode == 130
-    wrong = subprocess.run([*command, "show", "zzz"], env=environment, capture_output=True, text=True, check=False)
-    assert wrong.returncode == 1
-    assert wrong.stdout == ""
-    assert "next: Run `headwater journal list`" in wrong.stderr

@@ -98,7 +98,7 @@ def test_truncate_into_a_batch_is_refused(store: Store, ids: Ids, truncate: obje
     store.append(*ids, Entry("a"))
     store.append(*ids, [Entry("b"), Entry("c"), Entry("d")])
     for n in (2, 3):
-        with pytest.raises(InvalidEntryError, match="Truncate to 1 or 4"):
+        with pytest.raises(InvalidEntryError, match="Take 1 or 4"):
             truncate(*ids, n)
     truncate(*ids, 1)
     assert store.read_entry_count(*ids) == 1
