@@ -206,7 +206,7 @@ def repair(store: Store, session: str, segment: str) -> Repair:
     """Cut the segment after its longest good prefix; the bytes after it are quarantined beside it, durably, first.
 
     :raises CorruptError: the file belongs to another segment: a repair would take all of it.
-    :raises HeadConflictError: somebody wrote meanwhile; call again.
+    :raises BusyError: somebody wrote meanwhile; call again.
     """
     with store.still(session, segment) as source:
         size = source.size()

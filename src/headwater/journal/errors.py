@@ -63,7 +63,7 @@ class SyncFailedError(StoreIoError, ClosedError):
 
 
 class BusyError(JournalError, TransientError):
-    """The segment's lock was not free in time."""
+    """Another process was at work in the segment for too long, or changed it in between. Call again."""
 
 
 class SerialisationError(JournalError, InputError):
@@ -124,7 +124,9 @@ class CorruptError(JournalError, CorruptionError):
     :ivar seq: the seq that should stand there.
     """
 
-    def __init__(self, path: str, line: int, offset: int, seq: int, reason: str) -> None:
+    def __init__(
+        self, path: str, line: int, offset: int, seq: int, reason: str, *, next_step: str | None = None
+    ) -> None:
         self.path = path
         self.line = line
         self.offset = offset
@@ -133,7 +135,7 @@ class CorruptError(JournalError, CorruptionError):
         name = Path(path).name.removesuffix(".jsonl").rpartition("#")[2]
         super().__init__(
             f"{path}, line {line} (byte {offset}, entry {seq}): {reason}.",
-            next_step=f"Run `headwater journal verify {name}`, then `headwater journal repair {name}`.",
+            next_step=next_step or f"Run `headwater journal verify {name}`, then `headwater journal repair {name}`.",
         )
 
 
@@ -145,7 +147,7 @@ class UnsupportedVersionError(JournalError, InputError):
         self.offset = offset
         self.version = version
         super().__init__(
-            f"{path}, byte {offset}: written in format version {version}, this program reads version 1.",
+            f"{path}, byte {offset}: written in format version {version}; this program reads version 1.",
             next_step="Upgrade headwater.",
         )
 

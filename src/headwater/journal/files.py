@@ -16,6 +16,20 @@ _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _COPY_CHUNK = 1 << 20
 
 
+def present(path: Path) -> bool:
+    """Is there anything under this name?
+
+    :raises AccessDeniedError: it cannot be known.
+    """
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise io_error("look at", path, error) from error
+    return True
+
+
 def open_regular(path: Path, flags: int) -> int:
     """Open an existing regular file; a link, directory or pipe in its place is refused.
 
@@ -133,7 +147,7 @@ def make_directory(path: Path) -> None:
     """Make *path* and its parents, private and durable."""
     missing = []
     current = path
-    while not current.exists():
+    while not present(current):
         missing.append(current)
         current = current.parent
     for directory in reversed(missing):

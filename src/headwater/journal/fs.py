@@ -18,6 +18,7 @@ import fcntl
 import os
 import threading
 import time
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,8 +42,8 @@ from headwater.journal.flusher import Flusher
 from headwater.journal.fs_layout import Layout
 from headwater.journal.ids import check_id
 from headwater.journal.log_file import FileSource, LogFile
-from headwater.journal.owner import OwnerLock
-from headwater.journal.store import Store, as_batch, check_cut, check_new_header, end_of_entry
+from headwater.journal.owner import Owner, OwnerLock, current_owner
+from headwater.journal.store import Store, as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
 from headwater.journal.trace import TraceFiles
 
 APPEND_BEFORE_WRITE = failpoints.register("journal.fs.append.before_write")
@@ -57,6 +58,12 @@ CUT_SYNCED = failpoints.register("journal.fs.cut.after_sync")
 DELETE_MARKED = failpoints.register("journal.fs.delete.after_tombstone")
 DELETE_UNLINKED = failpoints.register("journal.fs.delete.after_unlink")
 DELETE_SYNCED = failpoints.register("journal.fs.delete.after_directory_sync")
+
+
+def _finish(flusher: Flusher, logs: OrderedDict[tuple[str, str], LogFile]) -> None:
+    flusher.close()
+    for log in logs.values():
+        log.close()
 
 
 def now_ms() -> int:
@@ -99,13 +106,15 @@ class FsStore(Store):
         self._flusher = Flusher(flush_interval)
         self._traces = TraceFiles(self.root / "trace", max_bytes=trace_bytes)
         forking.register(self)
+        # A store that nobody closed still syncs what `flush` owes, when it is collected and at the end of Python.
+        self._finish = weakref.finalize(self, _finish, self._flusher, self._logs)
 
     def after_fork(self) -> None:
         """In a forked child: descriptors and locks are the parent's."""
         self._lock = threading.Lock()
-        logs, self._logs = self._logs, OrderedDict()
-        for log in logs.values():
+        for log in self._logs.values():
             log.abandon()
+        self._logs.clear()
         self._flusher.after_fork()
 
     # ---- open logs -----------------------------------------------------------------------------
@@ -167,6 +176,8 @@ class FsStore(Store):
                     if os.fstat(log.fd).st_nlink:
                         yield log
                         return
+                except OSError as error:
+                    raise io_error("change", log.path, error) from error
                 finally:
                     log.unlock()
             self._drop(session, segment, log)
@@ -193,6 +204,8 @@ class FsStore(Store):
                 try:
                     if log.settle():
                         return self._append_locked(log, segment, items, expected_head, idempotency_key)
+                except OSError as error:
+                    raise io_error("append to", log.path, error) from error
                 finally:
                     log.unlock()
             self._drop(session, segment, log)
@@ -323,9 +336,8 @@ class FsStore(Store):
 
     def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
         with self._locked(session, segment) as log:
-            size = os.fstat(log.fd).st_size
-            if size != expected_size:
-                raise HeadConflictError(segment, Head(expected_size, 0), Head(size, 0))
+            if os.fstat(log.fd).st_size != expected_size:
+                raise changed_meanwhile(segment)
             return self._cut(log, offset, None, label)
 
     def sync(self, session: str, segment: str) -> None:
@@ -367,6 +379,7 @@ class FsStore(Store):
         with self._layout.emptying(session):  # no creation is under way, and none can begin
             for segment in self.segment_ids(session):
                 self.delete_segment(session, segment)
+        (self.root / "owners" / f"{session}.lock").unlink(missing_ok=True)
         self._traces.remove_session(session)
         return True
 
@@ -375,6 +388,9 @@ class FsStore(Store):
         directory = self.root / "owners"
         files.make_directory(directory)
         return OwnerLock(directory / f"{session}.lock", f"Session {session}")
+
+    def owner(self, session: str) -> Owner | None:
+        return current_owner(self.root / "owners" / f"{check_id(session, 'session')}.lock")
 
     def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
         check_id(session, "session")
@@ -399,10 +415,6 @@ class FsStore(Store):
         for log in logs:
             if log.failed is not None and not log.failure_told:
                 raise log.failed
-
-    def __del__(self) -> None:
-        for log in getattr(self, "_logs", {}).values():
-            log.close()
 
     # ---- what exists, reading ------------------------------------------------------------------
 
@@ -451,5 +463,7 @@ class FsStore(Store):
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)
             yield FileSource(fd, path)
+        except OSError as error:
+            raise io_error("read", path, error) from error
         finally:
             os.close(fd)

@@ -127,6 +127,8 @@ class Layout:
             failpoints.hit(CREATE_LINKED)
         except FileExistsError:
             raise
+        except FileNotFoundError:  # swept by a deletion or replacement of the segment: so it exists, or did
+            raise FileExistsError(path) from None
         except OSError as error:
             raise io_error("create", path, error) from error
         finally:
@@ -155,7 +157,7 @@ class Layout:
 
     def is_deleted(self, session: str, segment: str) -> bool:
         """Is there a tombstone of the segment or of its session?"""
-        return self._tombstone(session, segment).exists() or self._session_tombstone(session).exists()
+        return files.present(self._tombstone(session, segment)) or files.present(self._session_tombstone(session))
 
     def _mark(self, path: Path) -> None:
         """An empty file: a full disk has room for its name, and its time says when."""
@@ -193,7 +195,7 @@ class Layout:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
             yield
-            if directory.exists():
+            if files.present(directory):
                 shutil.rmtree(directory)
                 files.sync_directory(self._root)
         except OSError as error:

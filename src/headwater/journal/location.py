@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater.errors import NotFoundError
+from headwater.journal import files
 from headwater.journal.errors import JournalError
 from headwater.journal.fs import FsStore
 from headwater.journal.sqlite import SqliteStore
@@ -39,7 +40,7 @@ def open_journal(location: str | os.PathLike[str], **options: Any) -> Store:
 
 def open_existing(location: str | os.PathLike[str], **options: Any) -> Store:
     """:raises JournalNotFoundError: there is nothing at *location*."""
-    if not Path(location).exists():
+    if not files.present(Path(location)):
         raise JournalNotFoundError(
             f"There is no journal at {location}.", next_step=f"Name one with --root or {VARIABLE}."
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from headwater.journal.owner import Owner, process
 from headwater.journal.store import (
     Store,
     as_batch,
+    changed_meanwhile,
     check_cut,
     check_new_header,
     end_of_entry,
@@ -170,7 +172,7 @@ class MemoryStore(Store):
         with self._lock:
             data = self._bytes(session, segment)
             if len(data) != expected_size:
-                raise HeadConflictError(segment, Head(expected_size, 0), Head(len(data), 0))
+                raise changed_meanwhile(segment)
             saved = None if label is None else self._save(segment, label, bytes(data[offset:]))
             del data[offset:]
             self._touch(session, segment)
@@ -211,11 +213,14 @@ class MemoryStore(Store):
     def own(self, session: str) -> MemoryOwnership:
         check_id(session, "session")
         with self._lock:
-            owner = process(threading.get_native_id())
+            owner = process(os.getpid())
             if session in self._owned:
                 raise OwnedElsewhereError(f"Session {session}", owner)
             self._owned.add(session)
         return MemoryOwnership(self._owned, session, owner)
+
+    def owner(self, session: str) -> Owner | None:
+        return process(os.getpid()) if session in self._owned else None
 
     def sync(self, session: str, segment: str) -> None:
         self._bytes(session, segment)

@@ -32,6 +32,9 @@ class Owner:
         return f"process {self.pid} on {self.host}, started {self.started}"
 
 
+_UNKNOWN = Owner("an unknown host", 0, "at an unknown time")
+
+
 def _started(pid: int) -> str:
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -62,6 +65,30 @@ def lock_holder(fd: int) -> Owner | None:
     return None
 
 
+def _parse(data: bytes) -> Owner | None:
+    try:
+        return Owner(**json.loads(data))
+    except (ValueError, TypeError):
+        return None
+
+
+def current_owner(path: Path) -> Owner | None:
+    """Who holds the lock file *path* now; None when nobody does. Writes nothing."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise io_error("open the lock", path, error) from error
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _parse(os.pread(fd, 4096, 0)) or lock_holder(fd) or _UNKNOWN
+    finally:
+        os.close(fd)
+    return None
+
+
 class OwnerLock:
     """Hold with `with`, or `release()`. A forked child does not own what its parent owns.
 
@@ -78,7 +105,7 @@ class OwnerLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = self._read() or lock_holder(self._fd) or Owner("an unknown host", 0, "at an unknown time")
+            holder = _parse(os.pread(self._fd, 4096, 0)) or lock_holder(self._fd) or _UNKNOWN
             os.close(self._fd)
             self._fd = -1
             raise OwnedElsewhereError(what, holder) from None
@@ -93,12 +120,6 @@ class OwnerLock:
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def _read(self) -> Owner | None:
-        try:
-            return Owner(**json.loads(os.pread(self._fd, 4096, 0)))
-        except (ValueError, TypeError):
-            return None
 
     def release(self) -> None:
         """Give the ownership up. Does nothing the second time, or in a forked child."""

@@ -77,7 +77,9 @@ class Pointers:
         except OSError as error:
             raise io_error("read", path, error) from error
         except (ValueError, KeyError, TypeError):
-            raise CorruptError(str(path), 1, 0, 0, "not a pointer record") from None
+            raise CorruptError(
+                str(path), 1, 0, 0, "not a pointer record", next_step="Remove the file and write the pointer again."
+            ) from None
 
     def write(self, name: str, pointer: Pointer) -> None:
         """Put *pointer* in the place of what was there."""

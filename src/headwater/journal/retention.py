@@ -61,10 +61,10 @@ def prune(
 
 def _delete(store: Store, session: str, modified: int, dry_run: bool) -> Verdict:
     """Delete, as its owner, when nothing was written since the judgement."""
+    if dry_run:
+        return "expired" if store.owner(session) is None else "owned"
     try:
         with store.own(session):
-            if dry_run:
-                return "expired"
             if store.session_modified_at(session) != modified:
                 return "recent"
             failpoints.hit(BETWEEN)

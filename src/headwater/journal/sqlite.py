@@ -31,9 +31,9 @@ from headwater.journal.errors import (
 )
 from headwater.journal.fs import now_ms
 from headwater.journal.ids import check_id
-from headwater.journal.owner import OwnerLock
-from headwater.journal.sqlite_schema import SCHEMA, VERSION, SqliteSource, translated
-from headwater.journal.store import Store, as_batch, check_cut, check_new_header, end_of_entry
+from headwater.journal.owner import Owner, OwnerLock, current_owner
+from headwater.journal.sqlite_schema import SqliteSource, prepare, translated
+from headwater.journal.store import Store, as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
 from headwater.journal.trace import TraceFiles
 
 _STEPS = ("append", "create", "replace", "cut", "save", "delete")
@@ -89,7 +89,7 @@ class SqliteStore(Store):
         if known is not None:
             return known
         files.make_directory(self.path.parent)
-        if not self.path.exists():
+        if not files.present(self.path):
             try:
                 os.close(files.create_exclusive(self.path))
             except FileExistsError:
@@ -102,11 +102,7 @@ class SqliteStore(Store):
             try:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.execute(f"PRAGMA synchronous={_SYNCHRONOUS[self._durability]}")
-                if connection.execute("PRAGMA user_version").fetchone()[0] != VERSION:
-                    connection.execute("BEGIN IMMEDIATE")
-                    for statement in SCHEMA:
-                        connection.execute(statement)
-                    connection.execute("COMMIT")
+                prepare(connection, self.path)
             except BaseException:
                 connection.close()
                 raise
@@ -301,9 +297,8 @@ class SqliteStore(Store):
     def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
         with self._writing("cut") as connection:
             number = self._id(connection, session, segment)
-            size = self._source_of(connection, number, segment).size()
-            if size != expected_size:
-                raise HeadConflictError(segment, Head(expected_size, 0), Head(size, 0))
+            if self._source_of(connection, number, segment).size() != expected_size:
+                raise changed_meanwhile(segment)
             saved = None if label is None else self._save(connection, number, label, offset)
             self._delete_from(connection, number, offset)
             self._touch(connection, number)
@@ -356,6 +351,7 @@ class SqliteStore(Store):
             connection.execute("INSERT OR IGNORE INTO deleted_sessions VALUES (?,?)", (session, self._clock()))
             for number in numbers:
                 self._remove(connection, number)
+        (self._beside / "owners" / f"{session}.lock").unlink(missing_ok=True)
         self._traces.remove_session(session)
         return True
 
@@ -364,6 +360,9 @@ class SqliteStore(Store):
         directory = self._beside / "owners"
         files.make_directory(directory)
         return OwnerLock(directory / f"{session}.lock", f"Session {session}")
+
+    def owner(self, session: str) -> Owner | None:
+        return current_owner(self._beside / "owners" / f"{check_id(session, 'session')}.lock")
 
     def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
         check_id(session, "session")

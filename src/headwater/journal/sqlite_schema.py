@@ -13,9 +13,11 @@ from headwater.journal.errors import (
     CorruptError,
     NoRoomError,
     StoreIoError,
+    UnsupportedVersionError,
 )
 
 VERSION = 1
+_APPLICATION = 0x48574A4C  # "HWJL": this database is a journal
 
 SCHEMA = (
     """CREATE TABLE IF NOT EXISTS segments (
@@ -29,8 +31,37 @@ SCHEMA = (
     """CREATE TABLE IF NOT EXISTS saved (
         id INTEGER PRIMARY KEY, segment_id INTEGER NOT NULL, label TEXT NOT NULL, saved_at INTEGER NOT NULL)""",
     "CREATE TABLE IF NOT EXISTS saved_lines (saved_id INTEGER NOT NULL, start INTEGER NOT NULL, line BLOB NOT NULL)",
+    f"PRAGMA application_id={_APPLICATION}",
     f"PRAGMA user_version={VERSION}",
 )
+
+
+def prepare(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the tables of a new database; refuse one that is not ours.
+
+    :raises UnsupportedVersionError: a later version wrote it.
+    :raises CorruptError: it is the database of another program.
+    """
+    if _state(connection, path):
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    if not _state(connection, path):  # two processes may open a new journal at once
+        for statement in SCHEMA:
+            connection.execute(statement)
+    connection.execute("COMMIT")
+
+
+def _state(connection: sqlite3.Connection, path: Path) -> bool:
+    """Is it ready? False: it is empty."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    ours = bool(connection.execute("PRAGMA application_id").fetchone()[0] == _APPLICATION)
+    if ours and version > VERSION:
+        raise UnsupportedVersionError(str(path), 0, str(version))
+    if not ours and connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+        raise CorruptError(
+            str(path), 0, 0, 0, "a database of another program", next_step="Name another file for the journal."
+        )
+    return ours
 
 
 class SqliteSource:

@@ -23,6 +23,7 @@ from headwater.journal import scan
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, Limits, Rewound, Truncation
 from headwater.journal.errors import (
     BoundaryNotFoundError,
+    BusyError,
     CorruptError,
     HeadConflictError,
     InvalidEntryError,
@@ -122,6 +123,8 @@ class Store(ABC):
         """Cut the segment's bytes at *offset* if it still has *expected_size* bytes; save them under *label* first.
 
         The tool of `repair`: looks at no entry.
+
+        :raises BusyError: it has another size: somebody wrote meanwhile.
         """
 
     @abstractmethod
@@ -149,6 +152,10 @@ class Store(ABC):
 
         :raises OwnedElsewhereError: names the host, pid and start time of the owner.
         """
+
+    @abstractmethod
+    def owner(self, session: str) -> Owner | None:
+        """Who owns *session* now. Writes nothing."""
 
     @abstractmethod
     def sync(self, session: str, segment: str) -> None:
@@ -480,6 +487,11 @@ def as_batch(entry: Entry | Sequence[Entry]) -> Sequence[Entry]:
     if not batch:
         raise InvalidEntryError("Received an empty batch; an append needs at least one entry.")
     return batch
+
+
+def changed_meanwhile(segment: str) -> BusyError:
+    """For a `cut` that was planned for other bytes."""
+    return BusyError(f"Segment {segment} was changed while it was looked at.", next_step="Call again.")
 
 
 def check_cut(segment: str, n: int, current: Head, expected: Head | None) -> None:

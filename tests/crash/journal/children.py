@@ -25,7 +25,13 @@ from headwater.journal import (
     rescue,
     verify,
 )
-from headwater.journal.errors import HeadConflictError, NoRoomError, SegmentCutError
+from headwater.journal.errors import (
+    AlreadyExistsError,
+    HeadConflictError,
+    NoRoomError,
+    SegmentCutError,
+    SegmentDeletedError,
+)
 
 
 def open_store(kind: str, root: Path, durability: str = "fsync") -> Store:
@@ -192,6 +198,38 @@ def read_big(root: str, session: str, segment: str, count: str) -> None:
     store.close()
 
 
+def create_many(kind: str, root: str, session: str, wanted: str, tag: str) -> None:
+    """Create the segments that *wanted* (a file) names; print those that this process made."""
+    store = open_store(kind, Path(root), "none")
+    for segment in Path(wanted).read_text().split():
+        try:
+            store.create_segment(session, segment, [Entry(tag)])
+        except AlreadyExistsError:
+            continue
+        except SegmentDeletedError:
+            sys.stdout.write("deleted\n")
+            break
+        sys.stdout.write(f"{segment}\n")
+        sys.stdout.flush()
+    store.close()
+
+
+def append_until_deleted(kind: str, root: str, session: str, segment: str) -> None:
+    """Append until the segment is gone; print how many were acknowledged."""
+    store = open_store(kind, Path(root), "none")
+    count = 0
+    try:
+        while True:
+            store.append(session, segment, Entry("x", {"n": count}))
+            count += 1
+            if count == 1:
+                sys.stdout.write("started\n")
+                sys.stdout.flush()
+    except SegmentDeletedError:
+        sys.stdout.write(f"{count}\n")
+    store.close()
+
+
 def hold(root: str, session: str) -> None:
     """Own the session until killed."""
     store = open_store("fs", Path(root))
@@ -203,7 +241,19 @@ def hold(root: str, session: str) -> None:
 
 _PROGRAMS = {
     f.__name__: f
-    for f in (step, write_numbers, write_sizes, swap, cut_and_grow, read_always, fill_disk, read_big, hold)
+    for f in (
+        step,
+        write_numbers,
+        write_sizes,
+        swap,
+        cut_and_grow,
+        read_always,
+        fill_disk,
+        read_big,
+        create_many,
+        append_until_deleted,
+        hold,
+    )
 }
 
 if __name__ == "__main__":

@@ -98,6 +98,60 @@ def test_readers_see_whole_entries_while_others_append_and_truncate(kind: str, t
         assert verify(store, session, segment).ok
 
 
+@KINDS
+def test_of_several_creators_of_one_segment_exactly_one_wins(kind: str, tmp_path: Path) -> None:
+    """Scenario q, between processes: whose content it is, is who was told so."""
+    session, wanted = new_id(), [new_id() for _ in range(30)]
+    (tmp_path / "wanted").write_text("\n".join(wanted))
+    racers = {tag: start("create_many", kind, tmp_path, session, tmp_path / "wanted", tag) for tag in "abc"}
+    made = {tag: finish(racer).split() for tag, racer in racers.items()}
+    assert sorted(name for names in made.values() for name in names) == sorted(wanted)
+    with open_store(kind, tmp_path) as store:
+        for tag, names in made.items():
+            for name in names:
+                assert [entry.kind for entry in store.read_all(session, name)] == [tag]
+
+
+@KINDS
+def test_a_segment_deleted_during_appends_stays_deleted(kind: str, tmp_path: Path) -> None:
+    """Scenario z: the writers are told, and nothing of it comes back."""
+    session, segment = new_id(), new_id()
+    with open_store(kind, tmp_path, "none") as store:
+        store.create_segment(session, segment)
+        writers = [start("append_until_deleted", kind, tmp_path, session, segment) for _ in range(2)]
+        for writer in writers:
+            assert writer.stdout is not None
+            assert writer.stdout.readline() == "started\n"
+        time.sleep(0.1)
+        assert store.delete_segment(session, segment)
+        for writer in writers:
+            assert int(finish(writer)) > 0
+        assert not store.exists(session, segment)
+        assert store.list_segments(session) == []
+        if kind == "fs":
+            left = [path.name for path in (tmp_path / "journal" / session).iterdir()]
+            assert left == [f"{segment}.deleted"]
+
+
+@KINDS
+def test_nothing_is_created_in_a_session_after_its_deletion(kind: str, tmp_path: Path) -> None:
+    """Scenario z: creations that race with the deletion are deleted with it or refused."""
+    session, wanted = new_id(), [new_id() for _ in range(3000)]
+    (tmp_path / "wanted").write_text("\n".join(wanted))
+    with open_store(kind, tmp_path, "none") as store:
+        store.create_segment(session, new_id())
+        racers = [start("create_many", kind, tmp_path, session, tmp_path / "wanted", tag) for tag in "ab"]
+        for racer in racers:
+            assert racer.stdout is not None
+            racer.stdout.readline()
+        assert store.delete_session(session)
+        for racer in racers:
+            assert finish(racer).endswith("deleted\n")
+        assert store.list_segments(session) == []
+        assert store.list_sessions() == []
+        assert not (tmp_path / "journal" / session).exists()
+
+
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     """Scenario k: a real limit (RLIMIT_FSIZE) on append, batch, create and truncate."""
     session, segment = new_id(), new_id()

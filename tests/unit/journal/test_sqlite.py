@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import stat
 import threading
@@ -10,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from headwater.errors import CorruptionError, TransientError
-from headwater.journal import Entry, SqliteStore, new_id
-from headwater.journal.errors import AccessDeniedError, BusyError, CorruptError
+from headwater.journal import Entry, SqliteStore, new_id, verify
+from headwater.journal.errors import AccessDeniedError, BusyError, CorruptError, UnsupportedVersionError
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "journal"
 
 
 def make(store: SqliteStore) -> tuple[str, str]:
@@ -59,6 +62,43 @@ def test_a_file_that_is_no_database_is_corrupt(tmp_path: Path) -> None:
     with SqliteStore(path) as store, pytest.raises(CorruptError) as caught:
         store.list_sessions()
     assert isinstance(caught.value, CorruptionError)
+
+
+def test_the_database_of_another_program_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    other = sqlite3.connect(path)
+    other.execute("CREATE TABLE theirs (x)")
+    other.close()
+    with SqliteStore(path) as store, pytest.raises(CorruptError, match="another program"):
+        store.create_segment(new_id(), new_id())
+    other = sqlite3.connect(path)
+    assert [row[0] for row in other.execute("SELECT name FROM sqlite_master")] == ["theirs"]
+    other.close()
+
+
+def test_a_database_of_a_later_version_asks_for_an_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "journal.db"
+    with SqliteStore(path) as store:
+        make(store)
+    other = sqlite3.connect(path)
+    other.execute("PRAGMA user_version=2")
+    other.close()
+    with SqliteStore(path) as store, pytest.raises(UnsupportedVersionError, match="Upgrade"):
+        store.list_sessions()
+
+
+def test_a_database_of_version_one_stays_readable(tmp_path: Path) -> None:
+    """Golden file; copied, because opening a database writes beside it. Its lines are those of the golden files."""
+    session = "0190b0a0-0000-7000-8000-000000000001"
+    plain = "0190b0a0-0000-7000-8000-000000000002"
+    shutil.copy(FIXTURES / "v1.db", tmp_path / "journal.db")
+    with SqliteStore(tmp_path / "journal.db") as store:
+        assert store.list_segments(session) == [plain]
+        assert verify(store, session, plain).ok
+        with store.source(session, plain) as source:
+            assert source.read(0, source.size()) == (FIXTURES / "v1" / session / f"{plain}.jsonl").read_bytes()
+        assert store.append(session, plain, Entry("again"), idempotency_key="golden").seq == 6
+        assert store.append(session, plain, Entry("again"), idempotency_key="golden").seq == 6
 
 
 def test_a_directory_in_place_of_the_database_is_refused(tmp_path: Path) -> None:
