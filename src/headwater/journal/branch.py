@@ -13,11 +13,12 @@ from typing import Any, Literal
 
 from headwater import failpoints
 from headwater.errors import InputError
+from headwater.journal.checks import check_batch_boundary
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
 from headwater.journal.errors import BoundaryNotFoundError
 from headwater.journal.ids import new_id
 from headwater.journal.run_state import RunState, replay
-from headwater.journal.store import Store, check_batch_boundary
+from headwater.journal.store import Store
 
 BEFORE_CREATE = failpoints.register("journal.fork.before_create")
 AFTER_CREATE = failpoints.register("journal.fork.after_create")

@@ -98,7 +98,7 @@ def _kind_bytes(kind: str) -> bytes:
 
 
 def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
-    """Check and encode *entry*.
+    """Check and encode *entry*; what a store set in it (seq, crc, key, batch) does not count.
 
     :raises InvalidEntryError: a reserved field name, a bad kind, time or key.
     :raises SerialisationError: not JSON: NaN, lone surrogates, foreign types, too deep.
@@ -115,7 +115,6 @@ def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
         raise InvalidEntryError("Received a ts that is not milliseconds since 1970.")
     if not isinstance(entry.kind, str):
         raise InvalidEntryError(f"Received a kind of type {type(entry.kind).__name__}; valid is str.")
-    key = entry.key if key is None else key
     try:
         _check_names(fields)
         for value in fields.values():
@@ -198,12 +197,17 @@ def lines(items: Sequence[Prepared], after: Head, now: int) -> tuple[list[bytes]
 
 
 def whole_segment(entries: Sequence[Entry], limits: Limits, now: int) -> tuple[list[bytes], Head]:
-    """Lines of a new segment. Created in one step, it needs no batch marks; those that entries carry are kept."""
+    """Lines of a new segment, with the keys that entries carry.
+
+    Created in one step, it needs no batch marks. Those of a segment's prefix are kept; those of entries
+    picked from anywhere, which would make no sense, are left out.
+    """
     done: list[bytes] = []
     head = EMPTY
+    marked = batch_break(entries, None) is None and complete(entries) == len(entries)
     for entry in entries:
-        mark = b',"batch":[%d,%d]' % entry.batch if entry.batch else b""
-        data, crc = line(prepare(entry, limits), head.seq + 1, now, head.crc, mark)
+        mark = b',"batch":[%d,%d]' % entry.batch if marked and entry.batch else b""
+        data, crc = line(prepare(entry, limits, entry.key), head.seq + 1, now, head.crc, mark)
         head = Head(head.seq + 1, crc)
         done.append(data)
     return done, head
@@ -322,3 +326,25 @@ def stated_seq(data: bytes) -> int | None:
     """The seq that a line (or its first 40 bytes) states, unchecked."""
     match = _SEQ_PATTERN.match(data)
     return int(match[1]) if match else None
+
+
+def complete(entries: Sequence[Entry]) -> int:
+    """How many of *entries* are left when an incomplete batch at their end is taken off."""
+    batch = entries[-1].batch if entries else None
+    if batch is None or batch[0] == batch[1]:
+        return len(entries)
+    return max(0, len(entries) - batch[0])
+
+
+def batch_break(entries: Sequence[Entry], expected: tuple[int, int] | None) -> int | None:
+    """Index of the first entry whose batch mark is not the *expected* one, or cannot follow the one before."""
+    for index, entry in enumerate(entries):
+        batch = entry.batch
+        if expected is not None and batch != expected:
+            return index
+        if batch is None:
+            continue
+        if expected is None and batch[0] != 1:
+            return index
+        expected = (batch[0] + 1, batch[1]) if batch[0] < batch[1] else None
+    return None

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from headwater import failpoints
 from headwater.journal import codec, scan
 from headwater.journal.branch import Branch, Origin
+from headwater.journal.checks import check_header
 from headwater.journal.codec import DamagedLineError, NewerLineError
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
 from headwater.journal.errors import CorruptError, UnsupportedVersionError
 from headwater.journal.ids import new_id
-from headwater.journal.store import Store, check_header
+from headwater.journal.store import Store
 
 REPAIR_FOUND = failpoints.register("journal.repair.before_cut")
 REPAIR_CUT = failpoints.register("journal.repair.after_cut")

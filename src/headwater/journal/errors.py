@@ -59,7 +59,11 @@ class SyncFailedError(StoreIoError, ClosedError):
     """The disk did not confirm a write. Whether the entry survives a power loss is unknown.
 
     Never retried: after a failed sync the kernel may have dropped the bytes and report success next time.
+
+    :ivar told: was it raised? `close` raises what nobody heard of.
     """
+
+    told = False
 
 
 class BusyError(JournalError, TransientError):

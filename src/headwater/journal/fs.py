@@ -27,6 +27,7 @@ from typing import Any
 
 from headwater import failpoints
 from headwater.journal import codec, files, forking, scan
+from headwater.journal.checks import as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
 from headwater.journal.entry import Durability, Entry, Head, Limits, Truncation
 from headwater.journal.errors import (
     AlreadyExistsError,
@@ -43,7 +44,7 @@ from headwater.journal.fs_layout import Layout
 from headwater.journal.ids import check_id
 from headwater.journal.log_file import FileSource, LogFile
 from headwater.journal.owner import Owner, OwnerLock, current_owner
-from headwater.journal.store import Store, as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
+from headwater.journal.store import Store
 from headwater.journal.trace import TraceFiles
 
 APPEND_BEFORE_WRITE = failpoints.register("journal.fs.append.before_write")
@@ -132,6 +133,7 @@ class FsStore(Store):
                 self._logs.move_to_end(key)
                 return log
             if key in self._failed:
+                self._failed[key].told = True
                 raise self._failed[key]
             path = self._layout.log(session, segment)
             try:
@@ -214,7 +216,7 @@ class FsStore(Store):
         self, log: LogFile, segment: str, items: list[codec.Prepared], expected: Head | None, key: str | None
     ) -> Head:
         if log.failed is not None:
-            log.failure_told = True
+            log.failed.told = True
             raise log.failed
         if key is not None:
             known = log.head_of_key(key)
@@ -411,10 +413,10 @@ class FsStore(Store):
             logs = list(self._logs.values())
             self._logs.clear()
         for log in logs:
-            log.close()
-        for log in logs:
-            if log.failed is not None and not log.failure_told:
-                raise log.failed
+            log.close_when_idle()
+        for failed in (*(log.failed for log in logs), *self._failed.values()):
+            if failed is not None and not failed.told:
+                raise failed
 
     # ---- what exists, reading ------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from headwater import failpoints
 from headwater.journal import codec, files, scan
 from headwater.journal.entry import EMPTY, Head
-from headwater.journal.errors import BusyError, StoreIoError, SyncFailedError, io_error
+from headwater.journal.errors import BusyError, SyncFailedError, io_error
 from headwater.journal.owner import lock_holder
 
 RETIRED = failpoints.register("journal.fs.retire.after_mark")
@@ -63,7 +63,6 @@ class LogFile:
         self.path = path
         self.fd = files.open_regular(path, os.O_RDWR | os.O_APPEND)
         self.failed: SyncFailedError | None = None
-        self.failure_told = False
         self._timeout = lock_timeout
         self._thread_lock = threading.Lock()
         self._sync_lock = threading.Lock()
@@ -131,6 +130,11 @@ class LogFile:
         finally:
             self._thread_lock.release()
         return True
+
+    def close_when_idle(self) -> None:
+        """Let the thread that is at work with it finish, then let go."""
+        with self._thread_lock:
+            self.close()
 
     def abandon(self) -> None:
         """Let go in a forked child, whatever other threads were doing in the parent."""
@@ -219,7 +223,7 @@ class LogFile:
             for block in forward:
                 for entry in block:
                     if entry.key is not None:
-                        self._keys[entry.key] = entry.head
+                        self._keys.setdefault(entry.key, entry.head)
         except scan.DamageError as damage:
             self._keys = None
             raise scan.corrupt(source, damage) from None
@@ -248,7 +252,7 @@ class LogFile:
         :raises SyncFailedError: now or before; this handle is dead then.
         """
         if self.failed is not None:
-            self.failure_told = True
+            self.failed.told = True
             raise self.failed
         try:
             os.fdatasync(self.fd)
@@ -259,7 +263,7 @@ class LogFile:
                 error,
                 next_step="Check the disk, open the store again and compare the head before you go on.",
             )
-            self.failure_told = True
+            self.failed.told = True
             raise self.failed from error
 
     def sync_quietly(self) -> None:
@@ -268,5 +272,5 @@ class LogFile:
             if self.fd >= 0:
                 try:
                     self.sync()
-                except StoreIoError:
-                    self.failure_told = False
+                except SyncFailedError as error:
+                    error.told = False

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Self
 
 from headwater.journal import codec, scan
+from headwater.journal.checks import as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
 from headwater.journal.entry import Entry, Head, Limits, Truncation
 from headwater.journal.errors import (
     AlreadyExistsError,
@@ -21,14 +22,7 @@ from headwater.journal.errors import (
 from headwater.journal.fs import now_ms
 from headwater.journal.ids import check_id, new_id
 from headwater.journal.owner import Owner, process
-from headwater.journal.store import (
-    Store,
-    as_batch,
-    changed_meanwhile,
-    check_cut,
-    check_new_header,
-    end_of_entry,
-)
+from headwater.journal.store import Store
 
 
 class MemorySource:

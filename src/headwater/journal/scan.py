@@ -93,8 +93,11 @@ def first_corrupt(source: Source, damage: DamageError) -> JournalError:
 
 
 def check_torn(tail: bytes, place: Place) -> None:
-    """A torn write is the beginning of a line; a whole line with one byte more is a damaged newline."""
-    if len(tail) <= codec.CRC_TAIL:
+    """A torn write is the beginning of a line; a whole line with one byte more is a damaged newline.
+
+    Not so when that byte is zero: a power loss leaves zeros where bytes were not written yet.
+    """
+    if len(tail) <= codec.CRC_TAIL or tail.endswith(b"\0"):
         return
     try:
         codec.decode(tail[:-1], place.head.seq + 1, place.head.crc)
@@ -138,7 +141,7 @@ class Forward:
             if entries:
                 held = []
                 if entries[-1].batch is not None:
-                    complete = _complete(entries)
+                    complete = codec.complete(entries)
                     held = entries[complete:]
                     del entries[complete:]
                 place = scan if not held else self._place_before(held, scan)
@@ -173,7 +176,7 @@ class Forward:
             offset += len(run[done]) + 1
             done += 1
         whole = held + out
-        broken = _batch_break(whole, whole[0].batch if whole and self._inside else None)
+        broken = codec.batch_break(whole, whole[0].batch if whole and self._inside else None)
         self._inside = self._inside and not whole
         if broken is not None:
             at = find_seq(self._source, whole[broken].seq, offset) or 0
@@ -183,7 +186,7 @@ class Forward:
         return Place(offset, Head(seq, crc)), whole
 
     def _give_up(self, before: list[Entry], place: Place, reason: DamagedLineError) -> NoReturn:
-        raise FoundDamageError(place, reason, before[: _complete(before)])
+        raise FoundDamageError(place, reason, before[: codec.complete(before)])
 
     def _place_before(self, held: list[Entry], scan: Place) -> Place:
         """Where the incomplete batch begins: needed only to come back to it, so found by seq."""
@@ -208,28 +211,6 @@ class FoundDamageError(DamageError):
     def __init__(self, place: Place, reason: DamagedLineError, before: list[Entry]) -> None:
         super().__init__(place, reason)
         self.before = before
-
-
-def _complete(entries: list[Entry]) -> int:
-    """How many of *entries* are left when an incomplete batch at their end is taken off."""
-    batch = entries[-1].batch if entries else None
-    if batch is None or batch[0] == batch[1]:
-        return len(entries)
-    return max(0, len(entries) - batch[0])
-
-
-def _batch_break(entries: list[Entry], expected: tuple[int, int] | None) -> int | None:
-    """Index of the first entry whose batch mark is not the *expected* one, or cannot follow the one before."""
-    for index, entry in enumerate(entries):
-        batch = entry.batch
-        if expected is not None and batch != expected:
-            return index
-        if batch is None:
-            continue
-        if expected is None and batch[0] != 1:
-            return index
-        expected = (batch[0] + 1, batch[1]) if batch[0] < batch[1] else None
-    return None
 
 
 def line_start(source: Source, end: int) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 
 from headwater import failpoints
 from headwater.journal import codec, files, forking, scan
+from headwater.journal.checks import as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
 from headwater.journal.entry import Durability, Entry, Head, Limits, Truncation
 from headwater.journal.errors import (
     AlreadyExistsError,
@@ -33,7 +34,7 @@ from headwater.journal.fs import now_ms
 from headwater.journal.ids import check_id
 from headwater.journal.owner import Owner, OwnerLock, current_owner
 from headwater.journal.sqlite_schema import SqliteSource, prepare, translated
-from headwater.journal.store import Store, as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
+from headwater.journal.store import Store
 from headwater.journal.trace import TraceFiles
 
 _STEPS = ("append", "create", "replace", "cut", "save", "delete")

@@ -231,6 +231,26 @@ def test_a_batch_is_appended_as_one(store: Store, ids: Ids) -> None:
         store.append(*ids, [])
 
 
+def test_entries_of_one_segment_can_be_given_to_another(store: Store, ids: Ids) -> None:
+    """What the store set in them does not count for an append; a creation keeps keys, and marks of whole batches."""
+    store.append(*ids, Entry("a"), idempotency_key="k")
+    store.append(*ids, [Entry("b"), Entry("c"), Entry("d")])
+    entries = store.read_all(*ids)
+    for begin in range(4):
+        for end in range(begin, 5):
+            other = new_id()
+            store.create_segment(ids[0], other, entries[begin:end])
+            assert store.read_all(ids[0], other) == entries[begin:end]
+            store.append(ids[0], other, entries[0])
+            store.append(ids[0], other, entries[1:3])
+            assert [e.kind for e in store.tail(ids[0], other, 3)] == ["a", "b", "c"]
+            assert [e.key for e in store.tail(ids[0], other, 3)] == [None, None, None]
+    whole = new_id()
+    store.create_segment(ids[0], whole, entries)
+    assert store.head(ids[0], whole) == store.head(*ids)
+    assert store.append(ids[0], whole, Entry("a"), idempotency_key="k").seq == 1
+
+
 def test_a_torn_batch_does_not_count_at_all_and_is_replaced_by_the_next_append(backend: Backend, ids: Ids) -> None:
     store = backend.store
     store.append(*ids, Entry("before"))

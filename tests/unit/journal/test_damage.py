@@ -47,6 +47,20 @@ def test_foreign_bytes_without_a_newline_are_a_torn_tail(backend: Backend, ids: 
     assert verify(store, *ids).ok
 
 
+def test_zeros_in_place_of_the_last_newline_are_a_torn_write(backend: Backend, ids: Ids) -> None:
+    """A power loss leaves them; any other byte there is damage."""
+    store = backend.store
+    fill(store, ids, 2)
+    whole = backend.bytes_of(*ids)
+    for tail in (b"\0", b"\0" * 100):
+        backend.put_bytes(*ids, whole[:-1] + tail)
+        assert store.read_entry_count(*ids) == 1
+        assert len(store.read_all(*ids)) == 1
+        assert verify(store, *ids).ok
+        store.append(*ids, Entry("x", {"n": 2}, ts=1002))
+        assert backend.bytes_of(*ids) == whole
+
+
 def test_a_file_without_any_newline_has_no_entries(backend: Backend, ids: Ids) -> None:
     """Scenario m."""
     backend.put_bytes(*ids, b"no newline at all")

@@ -312,6 +312,38 @@ def test_a_failed_sync_is_fatal_and_never_retried(tmp_path: Path, monkeypatch: p
         store.append(*ids, Entry("after reopening"))
 
 
+def test_a_failed_sync_that_nobody_heard_of_is_told_at_close(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FsStore(tmp_path, durability="flush", flush_interval=3600)
+    ids, _ = make(store)
+    store.append(*ids, Entry("x"))
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, "broken")
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    store._flusher._stop.set()
+    with pytest.raises(SyncFailedError):
+        store.close()
+
+
+def test_a_store_that_nobody_closed_still_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _open_files()
+    store = FsStore(tmp_path, durability="flush", flush_interval=0.01)
+    ids, _ = make(store)
+    store.append(*ids, Entry("x"))
+    synced: list[int] = []
+    real = os.fdatasync
+
+    def noting(fd: int) -> None:
+        synced.append(fd)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", noting)
+    del store
+    assert len(synced) == 1
+    assert _open_files() == before
+
+
 def test_more_segments_than_open_files_work_too(tmp_path: Path) -> None:
     before = _open_files()
     with FsStore(tmp_path, durability="none", max_open=4) as store:
