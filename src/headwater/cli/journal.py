@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich import box
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +38,7 @@ from headwater.journal import (
 )
 from headwater.journal import fork as fork_whole
 from headwater.journal.damage import Verification
+from headwater.journal.entry import SEGMENT_START
 from headwater.journal.errors import JournalError, SegmentNotFoundError
 from headwater.journal.export import SECRET_NAMES
 from headwater.journal.ids import is_id
@@ -118,29 +121,38 @@ def list_(
     if not rows:
         out.print(f"No segments in {escape(str(root))}.", soft_wrap=True)
         return
-    table = Table(title=f"Journal {root}", title_justify="left")
-    for column, justify in (("session", "left"), ("segment", "left"), ("entries", "right"), ("size", "right")):
-        table.add_column(column, justify="right" if justify == "right" else "left", no_wrap=True)
-    for column in ("last change (UTC)", "from"):
-        table.add_column(column)
-    previous = ""
+    for name, group in itertools.groupby(rows, key=lambda row: row["session"]):
+        _print_session(name, list(group))
+
+
+def _print_session(session: str, rows: list[dict[str, Any]]) -> None:
+    pipeline = next((row["pipeline"] for row in rows if row["pipeline"]), None)
+    title = f"Session {session}" + (f", pipeline {escape(pipeline)}" if pipeline else "")
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for column, width in (("segment", 36), ("entries", 7), ("bytes", 5), ("changed (UTC)", 16)):
+        # Never cut short: an id has to be copied.
+        table.add_column(column, justify="right" if width < 10 else "left", no_wrap=True, min_width=width)
+    table.add_column("from", min_width=8)
     for row in rows:
         entries = "[red]damaged[/]" if row["entries"] is None else f"{row['entries']:,}"
-        shown = "" if row["session"] == previous else row["session"]
-        previous = row["session"]
-        origin = "" if row["origin"] is None else f"{row['origin']['relation']} {row['origin']['segment'][-12:]}"
-        table.add_row(shown, row["segment"], entries, f"{row['bytes']:,}", _when(row["modified_at"]), origin)
+        origin = row["origin"]
+        parent = "" if origin is None else f"{origin['relation'].partition('_')[0]} {origin['segment'][-8:]}"
+        table.add_row(row["segment"], entries, f"{row['bytes']:,}", _when(row["modified_at"])[:16], parent)
     out.print(table)
 
 
 def _row(store: Store, session: str, segment: str) -> dict[str, Any]:
-    row: dict[str, Any] = {"session": session, "segment": segment, "entries": None, "head": None, "origin": None}
+    row: dict[str, Any] = {"session": session, "segment": segment, "pipeline": None, "origin": None}
+    row["entries"] = row["head"] = None
     with store.source(session, segment) as source:
         row["bytes"] = source.size()
     row["modified_at"] = store.modified_at(session, segment)
     try:
         head = store.head(session, segment)
         row["entries"], row["head"] = head.seq, str(head)
+        first = next(store.iter(session, segment, limit=1), None)
+        if first is not None and first.kind == SEGMENT_START:
+            row["pipeline"] = first.fields.get("pipeline")
         origin = origin_of(store, session, segment)
         if origin is not None:
             row["origin"] = {"relation": origin.relation, "segment": origin.segment, "head": str(origin.head)}
@@ -176,7 +188,8 @@ def show(
         for entry in picked:
             typer.echo(_as_json(entry))
         return
-    table = Table(title=f"Segment {ids[1]} of session {ids[0]}, head {head}", title_justify="left")
+    title = f"Segment {ids[1]}, head {head}\nsession {ids[0]}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("seq", "time (UTC)", "kind", "fields"):
         table.add_column(column, justify="right" if column == "seq" else "left", no_wrap=column != "fields")
     for entry in picked:
@@ -232,9 +245,9 @@ def verify_(
 
 
 def _print_verifications(found: list[tuple[str, Verification]]) -> None:
-    table = Table(title="Verified", title_justify="left")
-    for column in ("segment", "good entries", "bytes", "torn bytes", "damage"):
-        table.add_column(column, no_wrap=column == "segment")
+    table = Table(title="Verified", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for column in ("segment", "good entries", "bytes", "torn", "damage"):
+        table.add_column(column, no_wrap=column == "segment", justify="left" if column[0] in "sd" else "right")
     for name, seen in found:
         damage = "[green]none[/]"
         if seen.damages:

@@ -59,7 +59,8 @@ def test_list_shows_sessions_segments_and_origins(root: Path, log: RunLog) -> No
     rows = json.loads(good(root, "list", "--json"))
     assert [row["entries"] for row in rows] == [1, 4]
     assert rows[0]["origin"]["segment"] == log.segment
-    assert "forked_from" in good(root, "list", log.session, "--active")
+    assert rows[0]["pipeline"] == "shop"
+    assert f"forked {log.segment[-8:]}" in good(root, "list", log.session, "--active")
     assert json.loads(good(root, "list", new_id(), "--json")) == []
     assert "No segments" in good(root, "list", new_id())
 
