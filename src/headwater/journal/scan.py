@@ -290,18 +290,17 @@ def end_of(source: Source, size: int | None = None) -> Place:
     """
     size = source.size() if size is None else size
     end = committed = last_newline(source, size)
+    place = START
+    newest = EMPTY
     for offset, data in lines_backward(source, end):
         entry = entry_at(source, offset, data)
-        if entry.batch is not None and entry.batch[0] < entry.batch[1]:
-            end = offset
-            continue
-        place = Place(end, entry.head)
-        break
-    else:
-        place = START
-    torn = size - committed
-    if codec.CRC_TAIL < torn <= _LINE_LIMIT and end == committed:
-        check_torn(source.read(end, torn), place)
+        newest = entry.head if newest == EMPTY else newest
+        if entry.batch is None or entry.batch[0] == entry.batch[1]:
+            place = Place(end, entry.head)
+            break
+        end = offset  # part of a torn batch
+    if codec.CRC_TAIL < size - committed <= _LINE_LIMIT:
+        check_torn(source.read(committed, size - committed), Place(committed, newest))
     return place
 
 

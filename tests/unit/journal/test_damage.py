@@ -98,6 +98,32 @@ def test_a_flipped_bit_at_every_byte_is_found_where_it_is(backend: Backend, ids:
             assert backend.bytes_of(*ids) == bytes(damaged)
 
 
+def test_a_flipped_bit_at_every_byte_of_a_batch_is_found_and_the_batch_is_not_thrown_away(
+    backend: Backend, ids: Ids
+) -> None:
+    """Scenario u, for batches: also the last newline, without which a batch looks torn."""
+    store = backend.store
+    store.append(*ids, Entry("a", ts=1))
+    begin = len(backend.bytes_of(*ids))
+    store.append(*ids, [Entry("b", ts=1), Entry("c", ts=1)])
+    whole = backend.bytes_of(*ids)
+    last = whole.rindex(b"\n", 0, -1) + 1
+    for place in range(begin, len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[place] ^= 1 << bit
+            backend.put_bytes(*ids, bytes(damaged))
+            with pytest.raises(CorruptError):
+                store.read_all(*ids)
+            if bit == place % 8:
+                assert not verify(store, *ids).ok
+                if place >= last:
+                    store = backend.reopen()
+                    with pytest.raises(CorruptError):
+                        store.append(*ids, Entry("d"))
+                    assert backend.bytes_of(*ids) == bytes(damaged)
+
+
 def test_repair_keeps_the_good_prefix_and_quarantines_every_other_byte(backend: Backend, ids: Ids) -> None:
     store = backend.store
     fill(store, ids, 4)
