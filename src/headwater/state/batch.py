@@ -1,7 +1,7 @@
 """The write batch: an ordered list of puts, deletes and range deletes that becomes visible as one.
 
-A batch is plain memory until :meth:`StateStore.seal` makes it durable under an epoch. Steps apply in the order in
-which they were added. Runs of puts stay together as a list of pairs, because that is what engines write
+A batch is plain memory, and owns it, until :meth:`StateStore.seal` makes it durable under an epoch. Steps apply in
+the order in which they were added. Runs of puts stay together as a list of pairs, because that is what engines write
 fastest. A batch can be sealed once or kept and tried again after an error: sealing does not consume it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from headwater.state.errors import InvalidKey, InvalidValue
 
@@ -20,13 +20,14 @@ MAX_KEY_BYTES = 480
 Value: TypeAlias = bytes | bytearray | memoryview
 
 _first = itemgetter(0)
+_second = itemgetter(1)
 
 
 @dataclass(slots=True)
 class Puts:
     """A run of puts."""
 
-    items: list[tuple[bytes, Value]]
+    items: list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,29 @@ def check_key(key: bytes) -> None:
         raise InvalidKey(f"A key has 1 to {MAX_KEY_BYTES} bytes; this one has {len(key)}.")
 
 
+def check_bounds(start: bytes | None, end: bytes | None) -> None:
+    """:raises InvalidKey: a bound of a range is neither bytes nor ``None``."""
+    for bound in (start, end):
+        if not isinstance(bound, bytes | None):
+            raise InvalidKey(f"A bound of a range is bytes, not {type(bound).__name__}.")
+
+
+def _owned(value: Value) -> bytes:
+    """*value* as bytes of the batch's own: a view may change or end before the seal."""
+    if type(value) is bytes:
+        return value
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise InvalidValue(f"A value is bytes or a memoryview, not {type(value).__name__}.")
+    try:
+        return bytes(value)
+    except (ValueError, BufferError) as error:
+        raise InvalidValue("A value is a memoryview that was released.") from error
+
+
 class WriteBatch:
     """Writes that are sealed together."""
 
-    __slots__ = ("_steps",)
+    __slots__ = ("__weakref__", "_steps")
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
@@ -66,20 +86,20 @@ class WriteBatch:
     def put(self, key: bytes, value: Value) -> None:
         """Set *key* to *value*.
 
-        :raises InvalidKey: empty or too long.
+        :raises InvalidKey: not bytes, empty or too long.
         :raises InvalidValue: not bytes.
         """
         check_key(key)
-        if not isinstance(value, bytes | bytearray | memoryview):
-            raise InvalidValue(f"A value is bytes or a memoryview, not {type(value).__name__}.")
-        self._puts().append((key, value))
+        owned = _owned(value)
+        self._puts().append((key, owned))
 
     def put_many(self, items: Iterable[tuple[bytes, Value]]) -> None:
         """Set many keys; the fastest way in, above all when the keys are sorted.
 
         :raises InvalidKey: one of the keys is not bytes, empty or too long. Nothing is added then.
+        :raises InvalidValue: one of the values is not bytes. Nothing is added then.
         """
-        added = list(items)
+        added: list[Any] = list(items)
         if not added:
             return
         kinds = set(map(type, map(_first, added)))
@@ -88,22 +108,24 @@ class WriteBatch:
         lengths = set(map(len, map(_first, added)))
         if min(lengths) == 0 or max(lengths) > MAX_KEY_BYTES:
             raise InvalidKey(f"A key has 1 to {MAX_KEY_BYTES} bytes; these have {min(lengths)} to {max(lengths)}.")
-        if not set(map(type, map(itemgetter(1), added))) <= {bytes, bytearray, memoryview}:
-            raise InvalidValue("Values are bytes or memoryviews.")
+        if set(map(type, map(_second, added))) != {bytes}:
+            added = [(key, _owned(value)) for key, value in added]
         self._puts().extend(added)
 
     def delete(self, key: bytes) -> None:
-        """Forget *key*."""
+        """Forget *key*. :raises InvalidKey: not bytes, empty or too long."""
         check_key(key)
         self._steps.append(Delete(key))
 
     def delete_range(self, start: bytes | None = None, end: bytes | None = None) -> None:
-        """Forget all keys in ``[start, end)``."""
-        self._steps.append(DeleteRange(start, end))
+        """Forget all keys in ``[start, end)``. :raises InvalidKey: a bound is not bytes."""
+        check_bounds(start, end)
+        self._steps.append(DeleteRange(start or None, end))
 
     def delete_prefix(self, prefix: bytes) -> None:
         """Forget all keys that begin with *prefix*."""
-        self._steps.append(DeleteRange(prefix, prefix_end(prefix)))
+        check_bounds(prefix, None)
+        self._steps.append(DeleteRange(prefix or None, prefix_end(prefix)))
 
     def steps(self) -> Iterator[Step]:
         """The steps in order, for engines."""
@@ -116,7 +138,7 @@ class WriteBatch:
     def __bool__(self) -> bool:
         return bool(self._steps)
 
-    def _puts(self) -> list[tuple[bytes, Value]]:
+    def _puts(self) -> list[tuple[bytes, bytes]]:
         if self._steps and isinstance(last := self._steps[-1], Puts):
             return last.items
         run = Puts([])

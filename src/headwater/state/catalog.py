@@ -53,13 +53,14 @@ class Catalog:
     """The state tables of one store."""
 
     def __init__(self, entries: dict[str, _Entry]) -> None:
+        self._sealed = dict(entries)
         self._entries = entries
 
     @classmethod
     def load(cls, view: Snapshot) -> Catalog:
         """The catalog as *view* sees it. :raises StoreCorrupt: it cannot be read."""
         rows = view.scan_prefix(_PREFIX)
-        return cls({key[len(_PREFIX) :].decode(): _Entry.from_bytes(data) for key, data in rows})
+        return cls({key[len(_PREFIX) :].decode(): _Entry.from_bytes(bytes(data)) for key, data in rows})
 
     def names(self) -> list[str]:
         return sorted(self._entries)
@@ -87,18 +88,24 @@ class Catalog:
     def open_or_create(
         self, schema: TableSchema, batch: WriteBatch, migrations: Mapping[int, Migrate] | None = None
     ) -> StateTable:
-        """As :meth:`open`; a new table or a new version of it is recorded in *batch* and exists once that is sealed."""
+        """As :meth:`open`; a new table, or a new version of one, exists from the first sealed batch that it writes to.
+
+        Its catalog row goes into *batch*, and into every later batch that this table object writes to: a batch may
+        never be sealed, and rows must not come without the row that names them.
+        """
         entry = self._entries.get(schema.name)
         if entry is None:
             number = max((known.id for known in self._entries.values()), default=0) + 1
             entry = _Entry(number, schema.key, {schema.version: schema.value})
         elif entry.version < schema.version:
             entry = _Entry(entry.id, entry.key, {**entry.values, schema.version: schema.value})
-        if entry is not self._entries.get(schema.name):
-            self._check(schema, entry, migrations or {})
-            self._entries[schema.name] = entry
-            batch.put(_PREFIX + schema.name.encode(), entry.to_bytes())
-        return self._open(schema, migrations or {})
+        self._check(schema, entry, migrations or {})
+        announcement = None
+        if entry != self._sealed.get(schema.name):
+            announcement = (_PREFIX + schema.name.encode(), entry.to_bytes())
+            batch.put(*announcement)
+        self._entries[schema.name] = entry
+        return StateTable(entry.id, schema, entry.values, migrations or {}, announcement)
 
     def _open(self, schema: TableSchema, migrations: Mapping[int, Migrate]) -> StateTable:
         entry = self._entries[schema.name]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from headwater.state.errors import InvalidEpoch
+from headwater.state.errors import InvalidEpoch, InvalidKey
 from headwater.stream.epoch import Epoch
 
+MAX_NAME = 100
 _SHORTEST_PAUSE = 0.0005
 _LONGEST_PAUSE = 0.010
 
@@ -17,6 +18,12 @@ def check_epoch(epoch: int) -> Epoch:
     if not epoch:
         raise InvalidEpoch("Nothing can be sealed under epoch 0: it means that no epoch was sealed yet.")
     return Epoch(epoch)
+
+
+def check_pin_name(name: str) -> None:
+    """:raises InvalidKey: not a name for a pin."""
+    if type(name) is not str or not 0 < len(name) <= MAX_NAME or not name.isprintable():
+        raise InvalidKey(f"A pin's name is printable text of 1 to {MAX_NAME} characters.")
 
 
 def wait_until(committed: Callable[[], Epoch], after: int, timeout: float) -> Epoch | None:

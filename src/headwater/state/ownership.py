@@ -8,12 +8,16 @@ next generation without touching the old owner's lock.
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 import time
 import weakref
 from datetime import UTC, datetime
 from pathlib import Path
+
+from headwater.state.errors import StoreUnavailable
+from headwater.state.store import Owner
 
 _held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
 
@@ -34,23 +38,38 @@ def process_start(pid: int | None = None) -> datetime:
 
 
 class OwnerLock:
-    """An exclusive lock on a file, held until :meth:`release` or the end of the process."""
+    """An exclusive lock on a file, held until :meth:`release` or the end of the process. The file names its owner."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._fd: int | None = None
 
-    def acquire(self) -> bool:
-        """Take the lock; ``False`` when a live process holds it."""
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def acquire(self, owner: Owner | None = None) -> bool:
+        """Take the lock and write down *owner*; ``False`` when a live process holds it.
+
+        :raises StoreUnavailable: the file cannot be opened.
+        """
+        try:
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreUnavailable(f"Cannot open {self._path}: {error.strerror}.") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             return False
+        if owner is not None:
+            os.pwrite(fd, owner_to_bytes(owner), 0)
         self._fd = fd
         _held.add(self)
         return True
+
+    def holder(self) -> Owner | None:
+        """Who wrote the file last."""
+        try:
+            return owner_from_bytes(self._path.read_bytes())
+        except (OSError, ValueError, KeyError):
+            return None
 
     def release(self) -> None:
         if self._fd is not None:
@@ -61,6 +80,19 @@ class OwnerLock:
         """Release, and take the file away."""
         self._path.unlink(missing_ok=True)
         self.release()
+
+
+def owner_to_bytes(owner: Owner) -> bytes:
+    started = owner.started.isoformat()
+    return json.dumps(
+        {"generation": owner.generation, "host": owner.host, "pid": owner.pid, "started": started}
+    ).encode()
+
+
+def owner_from_bytes(data: bytes) -> Owner:
+    """:raises ValueError: not an owner's record. :raises KeyError: likewise."""
+    fields = json.loads(data)
+    return Owner(fields["generation"], fields["host"], fields["pid"], datetime.fromisoformat(fields["started"]))
 
 
 def _after_fork_in_child() -> None:

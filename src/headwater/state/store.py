@@ -63,7 +63,7 @@ class StoreStatistics:
 
 
 class Snapshot(Protocol):
-    """A consistent view of one epoch. Close it soon: it may hold back the reuse of space."""
+    """A consistent view of one epoch, for one thread at a time. Close it soon: it may hold back the reuse of space."""
 
     @property
     def epoch(self) -> Epoch:
@@ -160,8 +160,8 @@ class StateStore(StateReader, Protocol):
         """Write *batch* ahead of its epoch's seal, so that a large epoch need not wait in memory.
 
         For keys that readers ignore until a sealed record speaks of them (a log's keys carry their epoch): what is
-        staged may be seen by snapshots of the newest epoch at once, never at a pinned one, and stays after a crash
-        until somebody deletes it. All of the batch or nothing of it is written.
+        staged may be seen by snapshots and pins taken from now on, not by older pins, and stays after a crash until
+        somebody deletes it. All of the batch or nothing of it is written.
 
         :raises WriterFenced: another writer took over.
         :raises StoreFull: no room.

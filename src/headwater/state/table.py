@@ -10,6 +10,7 @@ are read, by the migrations that the table was opened with; :meth:`StateTable.re
 from __future__ import annotations
 
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -33,11 +34,14 @@ class StateTable:
         schema: TableSchema,
         versions: Mapping[int, tuple[Field, ...]],
         migrations: Mapping[int, Callable[[tuple[Any, ...]], tuple[Any, ...]]],
+        announcement: tuple[bytes, bytes] | None = None,
     ) -> None:
         self._number = number
         self._schema = schema
         self._versions = dict(versions)
         self._migrations = dict(migrations)
+        self._announcement = announcement
+        self._announced_in: weakref.ref[WriteBatch] | None = None
 
     @property
     def schema(self) -> TableSchema:
@@ -49,7 +53,14 @@ class StateTable:
         :raises InvalidKey: the key does not fit, or is too long when encoded.
         :raises InvalidValue: the value does not fit.
         """
-        batch.put(self._whole_key(vnode, key), encode_row(self._schema.version, self._schema.value, value))
+        place, row = self._whole_key(vnode, key), encode_row(self._schema.version, self._schema.value, value)
+        self._announce(batch)
+        batch.put(place, row)
+
+    def _announce(self, batch: WriteBatch) -> None:
+        if self._announcement is not None and (self._announced_in is None or self._announced_in() is not batch):
+            self._announced_in = weakref.ref(batch)
+            batch.put(*self._announcement)
 
     def delete(self, batch: WriteBatch, vnode: int, key: Sequence[Any]) -> None:
         """Forget a row."""
@@ -100,11 +111,13 @@ class StateTable:
             if limit is not None and found >= limit:
                 break
             if schema_version_of(data) != self._schema.version:
+                self._announce(batch)
                 batch.put(key, encode_row(self._schema.version, self._schema.value, self._values(data)))
                 found += 1
         return found
 
-    def _values(self, data: bytes) -> tuple[Any, ...]:
+    def _values(self, stored: bytes) -> tuple[Any, ...]:
+        data = bytes(stored)  # a mapped snapshot gives views
         version = schema_version_of(data)
         fields = self._versions.get(version)
         if fields is None or version > self._schema.version:
@@ -115,7 +128,7 @@ class StateTable:
         return values
 
     def _key(self, vnode: int, key: Sequence[Any]) -> bytes:
-        if not 0 <= vnode <= MAX_VNODE:
+        if type(vnode) is not int or not 0 <= vnode <= MAX_VNODE:
             raise InvalidKey(f"Received vnode {vnode}; valid values are 0 to {MAX_VNODE}.")
         encoded = _PLACE.pack(self._number, vnode) + encode_key(self._schema.key, key)
         if len(encoded) > MAX_KEY_BYTES:

@@ -38,10 +38,10 @@ def micros_naive(value: datetime) -> int:
 
 
 def micros_aware(value: datetime) -> int:
-    """:raises ValueError: the timestamp has no time zone."""
+    """:raises ValueError: the timestamp has no time zone. :raises OverflowError: outside the years 1 to 9999 in UTC."""
     if value.utcoffset() is None:
         raise ValueError("time zone")
-    return (value - _INSTANT_ZERO) // _MICROSECOND
+    return (value.astimezone(UTC) - _INSTANT_ZERO) // _MICROSECOND
 
 
 def aware(micros: int) -> datetime:

@@ -8,6 +8,8 @@ from typing import Any
 
 from headwater.state.errors import SchemaMismatch
 
+MAX_NAME = 100
+
 
 class FieldType(Enum):
     """What a field holds, and the Python type that stands for it."""
@@ -50,9 +52,11 @@ class TableSchema:
 
     def __post_init__(self) -> None:
         names = [field.name for field in (*self.key, *self.value)]
-        if not self.name or not self.key or len(set(names)) != len(names) or not 1 <= self.version < 1 << 16:
+        named = type(self.name) is str and self.name.isprintable() and 0 < len(self.name) <= MAX_NAME
+        if not named or not self.key or len(set(names)) != len(names) or not 1 <= self.version < 1 << 16:
             raise SchemaMismatch(
-                f"Table {self.name!r} needs a name, at least one key field, distinct field names and a version from 1."
+                f"Table {self.name!r} needs a printable name of at most {MAX_NAME} characters, at least one key field, "
+                "distinct field names and a version from 1."
             )
         for field in self.key:
             if field.type is FieldType.JSON:

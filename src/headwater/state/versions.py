@@ -1,14 +1,16 @@
-"""Older epochs, kept as an undo log: what a key held before a newer epoch changed it.
+"""Older epochs, kept as an undo log: what a key held at a pin, before a newer epoch changed it.
 
 The main table always holds the newest epoch under plain keys, so the common read costs nothing extra. Only while
-a pin exists does a seal of epoch ``e`` first record, for each key that it is about to change, the value from before:
+a pin exists does a seal first record, for each key that it is about to change, the value from before, labelled with
+the newest pin (or the highest label there is, when that pin is gone):
 
-    undo[e | key] = 0x00            the key was absent
-    undo[e | key] = 0x01 | value    the key held value
+    undo[label | key] = 0x00            the key was absent
+    undo[label | key] = 0x01 | value    the key held value
 
-A read at a pinned epoch ``p`` takes, for each key, the undo record with the smallest epoch above ``p``, else the main
-table. Records at or below the oldest pin serve nobody and are purged. Pure: engines pass in their tables as
-:class:`Cells`.
+The first record of a label wins: it is the state at the pin. A read at a pinned epoch ``p`` takes, for each key, the
+record with the smallest label from ``p`` on, else the main table; so it costs as many looks as there are pins,
+however many epochs were sealed since. Labels below the oldest pin serve nobody and are purged. Pure: engines pass in
+their tables as :class:`Cells`.
 """
 
 from __future__ import annotations
@@ -38,13 +40,20 @@ class Cells(Protocol):
     def delete_range(self, start: bytes | None, end: bytes | None) -> None: ...
 
 
-def _place(epoch: int, key: bytes = b"") -> bytes:
-    return epoch.to_bytes(8, "big") + key
+def _place(label: int, key: bytes = b"") -> bytes:
+    return label.to_bytes(8, "big") + key
 
 
-def record(main: Cells, undo: Cells, epoch: int, keys: Iterable[bytes]) -> None:
-    """Keep what *keys* hold now; the first record of an epoch wins, it is the state before that epoch."""
-    prefix = _place(epoch)
+def label_for(undo: Cells, newest_pin: int) -> int:
+    """The label of what a seal is about to change."""
+    for place, _ in undo.items(None, None, True):
+        return max(newest_pin, int.from_bytes(place[:8], "big"))
+    return newest_pin
+
+
+def record(main: Cells, undo: Cells, label: int, keys: Iterable[bytes]) -> None:
+    """Keep what *keys* hold now, unless the label has it already."""
+    prefix = _place(label)
     for key in keys:
         place = prefix + key
         if undo.get(place) is None:
@@ -54,14 +63,14 @@ def record(main: Cells, undo: Cells, epoch: int, keys: Iterable[bytes]) -> None:
 
 def purge(undo: Cells, oldest_pin: int | None) -> None:
     """Drop the records that no pin can need any more."""
-    undo.delete_range(None, None if oldest_pin is None else _place(oldest_pin + 1))
+    undo.delete_range(None, None if oldest_pin is None else _place(oldest_pin))
 
 
-def epochs_after(undo: Cells, epoch: int) -> list[int]:
-    """The epochs newer than *epoch* that have undo records, oldest first."""
+def labels_from(undo: Cells, epoch: int) -> list[int]:
+    """The labels that a read at the pinned *epoch* has to look at, in order."""
     found: list[int] = []
     while True:
-        start = _place((found[-1] if found else epoch) + 1)
+        start = _place(found[-1] + 1 if found else epoch)
         for key, _ in undo.items(start, None, False):
             found.append(int.from_bytes(key[:8], "big"))
             break
@@ -69,27 +78,27 @@ def epochs_after(undo: Cells, epoch: int) -> list[int]:
             return found
 
 
-def get_at(main: Cells, undo: Cells, epochs: Sequence[int], key: bytes) -> Any:
-    """The value of *key* before the first of *epochs* changed it."""
-    for epoch in epochs:
-        old = undo.get(_place(epoch, key))
+def get_at(main: Cells, undo: Cells, labels: Sequence[int], key: bytes) -> Any:
+    """The value of *key* at the pin that has to look at *labels*."""
+    for label in labels:
+        old = undo.get(_place(label, key))
         if old is not None:
             return old[1:] if old[:1] == _PRESENT else None
     return main.get(key)
 
 
 def scan_at(
-    main: Cells, undo: Cells, epochs: Sequence[int], start: bytes | None, end: bytes | None, reverse: bool
+    main: Cells, undo: Cells, labels: Sequence[int], start: bytes | None, end: bytes | None, reverse: bool
 ) -> Iterator[tuple[bytes, Any]]:
-    """Keys and values of ``[start, end)`` as they were before the first of *epochs*."""
+    """Keys and values of ``[start, end)`` at the pin that has to look at *labels*."""
 
-    def older(epoch: int) -> Iterator[tuple[bytes, Any]]:
-        low, high = _place(epoch, start or b""), _place(epoch + 1) if end is None else _place(epoch, end)
+    def older(label: int) -> Iterator[tuple[bytes, Any]]:
+        low, high = _place(label, start or b""), _place(label + 1) if end is None else _place(label, end)
         for place, old in undo.items(low, high, reverse):
             yield place[8:], old[1:] if old[:1] == _PRESENT else None
 
-    # heapq.merge is stable: of equal keys the oldest epoch's record comes first, the main table's last
-    sources = [*map(older, epochs), main.items(start, end, reverse)]
+    # heapq.merge is stable: of equal keys the smallest label's record comes first, the main table's last
+    sources = [*map(older, labels), main.items(start, end, reverse)]
     last: bytes | None = None
     for key, value in heapq.merge(*sources, key=_first, reverse=reverse):
         if key != last:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import headwater.state.engines.embedded
 import headwater.state.engines.object_store  # noqa: F401  (registers its failpoints)
 from headwater import failpoints
 from headwater.state import WriteBatch, open_reader, open_writer
-from headwater.state.errors import StoreFull, StoreOwned, WriterFenced
+from headwater.state.errors import StoreFull, StoreOwned, StoreUnavailable, WriterFenced
 from headwater.stream.epoch import Epoch
 
 SOAK = "HEADWATER_SOAK" in os.environ
@@ -156,6 +157,87 @@ def test_a_writer_in_another_process_is_refused_by_name_then_taken_over(engine: 
         batch.put(b"k", b"new")
         store.seal(Epoch.from_ms(2), batch)
     assert content(location) == (2, {b"k": b"new"})
+
+
+SEALING = """
+store = open_writer(location)
+seal(store, 1, k=b"1")
+print("sealing", flush=True)
+seal(store, 2, k=b"2")
+"""
+
+
+def test_while_a_writer_is_inside_a_seal_readers_open_and_writers_are_refused_at_once(tmp_path: Path) -> None:
+    location = location_of("embedded", tmp_path)
+    process = python(SEALING, location, **{failpoints.VARIABLE: "state.embedded.seal_before_commit=sleep:4@2"})
+    assert first_line(process) == "sealing"
+    time.sleep(0.3)
+    begun = time.monotonic()
+    assert content(location) == (1, {b"k": b"1"})
+    with pytest.raises(StoreOwned) as caught:
+        open_writer(location)
+    assert caught.value.pid == process.pid
+    assert time.monotonic() - begun < 2.5, "nobody waited for the seal to end"
+    process.communicate(timeout=30)
+    assert content(location) == (2, {b"k": b"2"})
+
+
+def test_a_writer_stopped_inside_a_seal_cannot_be_fenced_and_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = location_of("embedded", tmp_path)
+    monkeypatch.setattr("headwater.state.engines.embedded.TAKEOVER_SECONDS", 0.5)
+    process = python(SEALING, location, **{failpoints.VARIABLE: "state.embedded.seal_before_commit=sleep:60@2"})
+    assert first_line(process) == "sealing"
+    time.sleep(0.3)
+    with pytest.raises(StoreUnavailable, match=f"pid {process.pid}"):
+        open_writer(location, takeover=True)
+    process.kill()
+    process.communicate()
+    time.sleep(0.2)
+    with open_writer(location) as store:
+        store.seal(Epoch.from_ms(2), WriteBatch())
+    assert content(location) == (2, {b"k": b"1"})
+
+
+def test_an_open_that_fails_gives_the_lock_back(tmp_path: Path) -> None:
+    location = location_of("embedded", tmp_path)
+    failpoints.arm("state.embedded.open_before_commit=raise")
+    try:
+        with pytest.raises(failpoints.FailpointError):
+            open_writer(location)
+    finally:
+        failpoints.arm("")
+    with open_writer(location) as store:
+        store.seal(Epoch.from_ms(1), WriteBatch())
+
+
+def test_a_store_is_its_directory_wherever_the_process_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_writer("store") as store:
+        monkeypatch.chdir("/")
+        store.seal(Epoch.from_ms(1), WriteBatch())
+        assert store.statistics().committed_epoch == Epoch.from_ms(1)
+    with open_writer(tmp_path / "store") as old:
+        (tmp_path / "store").rename(tmp_path / "moved")
+        with open_writer(tmp_path / "store") as new:
+            new.seal(Epoch.from_ms(5), WriteBatch())
+            old.seal(Epoch.from_ms(2), WriteBatch())
+            assert (old.committed_epoch().ms, new.committed_epoch().ms) == (2, 5)
+
+
+def test_closing_a_handle_waits_for_the_seal_of_another_thread(tmp_path: Path) -> None:
+    with open_writer(location_of("embedded", tmp_path)) as store:
+        failpoints.arm("state.embedded.seal_before_commit=sleep:0.3")
+        try:
+            thread = threading.Thread(target=store.seal, args=(Epoch.from_ms(1), WriteBatch()))
+            thread.start()
+            time.sleep(0.1)
+            store.close()
+            thread.join()
+        finally:
+            failpoints.arm("")
+    assert content(location_of("embedded", tmp_path)) == (1, {})
 
 
 def test_a_second_takeover_fences_the_first_one(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime, time
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from functools import cmp_to_key, partial
 from itertools import pairwise
@@ -133,6 +133,7 @@ def test_foreign_bytes_are_corruption_and_never_another_error(data: bytes, kinds
         (FieldType.TIMESTAMP, datetime(2026, 1, 1, tzinfo=UTC)),
         (FieldType.TIMESTAMPTZ, datetime(2026, 1, 1)),  # noqa: DTZ001
         (FieldType.TIMESTAMP, date(2026, 1, 1)),
+        (FieldType.TIMESTAMPTZ, datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=14)))),
     ],
 )
 def test_a_value_of_another_type_is_refused_without_being_shown(kind: FieldType, wrong: Any) -> None:

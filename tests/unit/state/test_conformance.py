@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import uuid
+from array import array
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -368,6 +370,67 @@ def test_keys_and_values_of_the_wrong_type_are_refused() -> None:
     with pytest.raises(InvalidValue):
         batch.put_many([(b"k", 1)])  # type: ignore[list-item]
     assert not batch
+
+
+def test_a_batch_owns_its_values(store: StateStore) -> None:
+    changing, numbers = bytearray(b"before"), memoryview(array("q", range(5000)))
+    batch = WriteBatch()
+    batch.put(b"a", changing)
+    batch.put_many([(b"b", memoryview(changing)), (b"c", numbers), (b"d", b"plain")])
+    changing[:] = b"after!"
+    store.seal(at(1), batch)
+    assert content(store) == {"a": b"before", "b": b"before", "c": numbers.tobytes(), "d": b"plain"}
+    released = memoryview(b"gone")
+    released.release()
+    with pytest.raises(InvalidValue, match="released"):
+        batch.put(b"e", released)
+
+
+def test_wrong_bounds_keys_and_pin_names_are_our_own_errors(store: StateStore) -> None:
+    sealed(store, 1, a=b"1")
+    batch = WriteBatch()
+    with pytest.raises(InvalidKey):
+        batch.delete_range("a", None)  # type: ignore[arg-type]
+    with store.snapshot() as view:
+        for use in (lambda: view.get("a"), lambda: view.scan("a"), lambda: view.scan(None, 1)):  # type: ignore[arg-type]
+            with pytest.raises(InvalidKey):
+                use()
+        assert view.get(b"") is None
+        assert view.get(b"k" * 5000) is None
+        assert list(view.scan(None, b"")) == []
+    for name in ("", "x" * 101, "new\nline", "lone \ud800", 7):
+        with pytest.raises(InvalidKey, match="pin"):
+            store.pin(name)  # type: ignore[arg-type]
+
+
+def test_one_handle_serves_many_threads(store: StateStore) -> None:
+    sealed(store, 1, **{f"k{place}": b"1" for place in range(50)})
+
+    def read(_: int) -> bool:
+        with store.snapshot() as view:
+            return {value for _, value in view.scan()} == {str(view.epoch.ms).encode()}
+
+    with ThreadPoolExecutor(4) as pool:
+        answers = [pool.submit(read, place) for place in range(60)]
+        for number in range(2, 12):
+            sealed(store, number, **{f"k{place}": str(number).encode() for place in range(50)})
+        assert all(answer.result() for answer in answers)
+
+
+def test_a_pin_that_came_back_finds_its_own_epoch(store: StateStore) -> None:
+    sealed(store, 1, k=b"1", only1=b"x")
+    store.pin("p")
+    sealed(store, 1000, k=b"between")
+    assert content(store, at(1)) == {"k": b"1", "only1": b"x"}
+    store.pin("q")
+    sealed(store, 2000, k=b"2000", only1=None)
+    store.unpin("q")
+    sealed(store, 3000, k=b"3000", only1=b"again")
+    assert content(store, at(1)) == {"k": b"1", "only1": b"x"}
+    store.unpin("p")
+    assert store.pin("p").epoch == at(3000)
+    sealed(store, 4000, k=None)
+    assert content(store, at(3000)) == {"k": b"3000", "only1": b"again"}
 
 
 def test_the_longest_key_fits_pinned_or_not(store: StateStore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +109,26 @@ def test_a_table_exists_only_once_its_batch_is_sealed(store: StateStore) -> None
         assert Catalog.load(view).open(SPLITS).schema == SPLITS
 
 
+def test_rows_never_come_without_the_catalog_row_that_names_them(store: StateStore) -> None:
+    with store.snapshot() as view:
+        catalog = Catalog.load(view)
+        table = catalog.open_or_create(SPLITS, WriteBatch())  # this batch is never sealed
+    fill(store, table, {(0, "a", 1): (True, 1)})
+    other = created(store, TableSchema("other", 1, SPLITS.key, SPLITS.value))
+    with store.snapshot() as view:
+        assert Catalog.load(view).names() == ["other", "splits"]
+        assert list(other.scan_all(view)) == []
+        assert list(Catalog.load(view).open(SPLITS).scan_all(view)) == [(0, ("a", 1), (True, 1))]
+
+
+def test_tables_read_from_a_mapped_snapshot(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "store") as store:
+        table = created(store)
+        fill(store, table, {(0, "a", 1): (True, 1)})
+        with store.mapped_snapshot() as view:
+            assert Catalog.load(view).open(SPLITS).get(view, 0, ("a", 1)) == (True, 1)
+
+
 def test_two_tables_created_in_one_batch_get_numbers_of_their_own(store: StateStore) -> None:
     batch = WriteBatch()
     with store.snapshot() as view:
@@ -166,6 +187,8 @@ def test_schemas_that_do_not_fit_what_is_stored_are_refused_and_nothing_is_writt
     ("name", "version", "key"),
     [
         ("", 1, SPLITS.key),
+        ("x" * 101, 1, SPLITS.key),
+        ("new\nline", 1, SPLITS.key),
         ("t", 0, SPLITS.key),
         ("t", 1, ()),
         ("t", 1, (Field("a", FieldType.INT), Field("a", FieldType.INT))),
@@ -183,6 +206,7 @@ def test_bad_keys_and_values_are_refused_before_they_reach_the_batch(store: Stat
     for vnode, key, value in (
         (-1, ("a", 1), (True, 1)),
         (32768, ("a", 1), (True, 1)),
+        (1.5, ("a", 1), (True, 1)),
         (0, ("a",), (True, 1)),
         (0, ("a", "1"), (True, 1)),
         (0, (None, 1), (True, 1)),
@@ -192,7 +216,7 @@ def test_bad_keys_and_values_are_refused_before_they_reach_the_batch(store: Stat
         (0, ("a", 1), (True, -1)),
     ):
         with pytest.raises((InvalidKey, InvalidValue)):
-            table.put(batch, vnode, key, value)
+            table.put(batch, vnode, key, value)  # type: ignore[arg-type]
     assert not batch
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +25,30 @@ import lmdb
 
 from headwater import failpoints
 from headwater.state import versions
-from headwater.state.batch import Delete, DeleteRange, Puts, Step, WriteBatch, prefix_end
+from headwater.state.batch import (
+    MAX_KEY_BYTES,
+    Delete,
+    DeleteRange,
+    Puts,
+    Step,
+    WriteBatch,
+    check_bounds,
+    prefix_end,
+)
+from headwater.state.engines.cells import LmdbCells, MappedCells
+from headwater.state.engines.claim import TAKEOVER_SECONDS, claim, owner_in, refuse_if_owned, refuse_if_stuck
 from headwater.state.engines.environment import Environment, Txn, borrow, map_errors
 from headwater.state.engines.filesystem import prepare_directory
-from headwater.state.epochs import check_epoch, wait_until
+from headwater.state.epochs import check_epoch, check_pin_name, wait_until
 from headwater.state.errors import (
     EpochNotHeld,
     EpochNotIncreasing,
     PinExists,
     PinNotFound,
-    StoreCorrupt,
-    StoreOwned,
     WriterFenced,
 )
 from headwater.state.handle import Handle, SnapshotBase
-from headwater.state.ownership import OwnerLock, host_name, process_start
+from headwater.state.ownership import OwnerLock, host_name
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
 
@@ -48,7 +56,6 @@ SEAL_BEGUN = failpoints.register("state.embedded.seal_begun")
 SEAL_BEFORE_COMMIT = failpoints.register("state.embedded.seal_before_commit")
 SEAL_AFTER_COMMIT = failpoints.register("state.embedded.seal_after_commit")
 STAGE_BEFORE_COMMIT = failpoints.register("state.embedded.stage_before_commit")
-OPEN_BEFORE_COMMIT = failpoints.register("state.embedded.open_before_commit")
 PIN_BEFORE_COMMIT = failpoints.register("state.embedded.pin_before_commit")
 UNPIN_BEFORE_COMMIT = failpoints.register("state.embedded.unpin_before_commit")
 
@@ -56,113 +63,38 @@ DEFAULT_MAX_BYTES = 1 << 40
 """Size of the sparse map: the most that a store can hold. Virtual address space, not disk."""
 
 _COMMITTED = b"committed"
-_OWNER = b"owner"
 _PIN = b"pin/"
 _STALE_READERS_EVERY = 1.0
-
-
-class _Cells:
-    """One table inside one transaction."""
-
-    __slots__ = ("_db", "_txn")
-
-    def __init__(self, txn: Txn, db: Any) -> None:
-        self._txn = txn
-        self._db = db
-
-    def get(self, key: bytes) -> Any:
-        return self._txn.get(key, db=self._db)
-
-    def put(self, key: bytes, value: bytes) -> None:
-        self._txn.put(key, value, db=self._db)
-
-    def put_many(self, items: list[tuple[bytes, Any]]) -> None:
-        with self._txn.cursor(db=self._db) as cursor:
-            cursor.putmulti(items)
-
-    def delete(self, key: bytes) -> None:
-        self._txn.delete(key, db=self._db)
-
-    def delete_range(self, start: bytes | None, end: bytes | None) -> None:
-        with self._txn.cursor(db=self._db) as cursor:
-            found = cursor.first() if start is None else cursor.set_range(start)
-            while found and (end is None or cursor.key() < end):
-                cursor.delete()
-                found = bool(cursor.key())
-
-    def items(self, start: bytes | None, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
-        """Plain bytes; the bound is tested without a Python call per item."""
-        with self._txn.cursor(db=self._db) as cursor:
-            if reverse:
-                if not _seek_last(cursor, end):
-                    return
-                walk = cursor.iterprev()
-                yield from walk if start is None else takewhile((start,).__le__, walk)
-            else:
-                if not (cursor.first() if start is None else cursor.set_range(start)):
-                    return
-                walk = cursor.iternext()
-                yield from walk if end is None else takewhile((end,).__gt__, walk)
-
-    def keys(self, start: bytes | None, end: bytes | None) -> list[bytes]:
-        with self._txn.cursor(db=self._db) as cursor:
-            if not (cursor.first() if start is None else cursor.set_range(start)):
-                return []
-            walk = cursor.iternext(keys=True, values=False)
-            return list(walk if end is None else takewhile(end.__gt__, walk))
-
-
-class _MappedCells(_Cells):
-    """As :class:`_Cells` in a transaction that gives memoryviews: keys become bytes, values stay views."""
-
-    __slots__ = ()
-
-    def items(self, start: bytes | None, end: bytes | None, reverse: bool) -> Iterator[tuple[bytes, Any]]:
-        with self._txn.cursor(db=self._db) as cursor:
-            if reverse:
-                found = _seek_last(cursor, end)
-            else:
-                found = cursor.first() if start is None else cursor.set_range(start)
-            if not found:
-                return
-            for view, value in cursor.iterprev() if reverse else cursor.iternext():
-                key = bytes(view)
-                if (start is not None and key < start) if reverse else (end is not None and key >= end):
-                    return
-                yield key, value
-
-
-def _seek_last(cursor: Any, end: bytes | None) -> bool:
-    """Stand on the last key below *end*."""
-    if end is not None and cursor.set_range(end):
-        return bool(cursor.prev())
-    return bool(cursor.last())
 
 
 class EmbeddedSnapshot(SnapshotBase):
     """A view of one epoch: an LMDB read transaction, with the undo log over it when the epoch is an older one."""
 
-    def __init__(self, environment: Environment, txn: Txn, epoch: Epoch, cells: type[_Cells]) -> None:
+    def __init__(
+        self, environment: Environment, txn: Txn, epoch: Epoch, labels: list[int], cells: type[LmdbCells]
+    ) -> None:
         super().__init__(epoch)
-        self._environment = environment
+        self._environment = environment.borrow()
         self._txn = txn
         self._main = cells(txn, environment.main)
         self._undo = cells(txn, environment.undo)
-        self._epochs = versions.epochs_after(self._undo, epoch)
+        self._labels = labels
 
     def get(self, key: bytes) -> Any:
         self._check_open()
+        check_bounds(key, None)
         with map_errors(self._environment.path):
-            if not key:
+            if not 0 < len(key) <= MAX_KEY_BYTES:
                 return None
-            return versions.get_at(self._main, self._undo, self._epochs, key)
+            return versions.get_at(self._main, self._undo, self._labels, key)
 
     def scan(
         self, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Any]]:
         self._check_open()
-        if self._epochs:
-            return self._walk(versions.scan_at(self._main, self._undo, self._epochs, start or None, end, reverse))
+        check_bounds(start, end)
+        if self._labels:
+            return self._walk(versions.scan_at(self._main, self._undo, self._labels, start or None, end, reverse))
         return self._walk(self._main.items(start or None, end, reverse))
 
     def scan_prefix(self, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Any]]:
@@ -181,6 +113,7 @@ class EmbeddedSnapshot(SnapshotBase):
             super().close()
             if self._pid == os.getpid():
                 self._environment.end_read(self._txn)
+                self._environment.give_back()
 
 
 class EmbeddedReader(Handle):
@@ -199,23 +132,26 @@ class EmbeddedReader(Handle):
         return wait_until(self.committed_epoch, after, timeout)
 
     def snapshot(self, epoch: int | None = None) -> EmbeddedSnapshot:
-        return self._snapshot(epoch, _Cells)
+        return self._snapshot(epoch, LmdbCells)
 
     def mapped_snapshot(self, epoch: int | None = None) -> EmbeddedSnapshot:
-        return self._snapshot(epoch, _MappedCells)
+        return self._snapshot(epoch, MappedCells)
 
-    def _snapshot(self, epoch: int | None, cells: type[_Cells]) -> EmbeddedSnapshot:
+    def _snapshot(self, epoch: int | None, cells: type[LmdbCells]) -> EmbeddedSnapshot:
         self._check_open()
         environment = self._environment
-        txn = environment.begin_read(mapped=cells is _MappedCells)
+        txn = environment.begin_read(mapped=cells is MappedCells)
         try:
-            return EmbeddedSnapshot(environment, txn, _readable(txn, environment, epoch), cells)
+            target = _readable(txn, environment, epoch)
+            labels = [] if epoch is None else versions.labels_from(cells(txn, environment.undo), target)
+            return EmbeddedSnapshot(environment, txn, target, labels, cells)
         except BaseException:
             environment.end_read(txn)
             raise
 
     def pin(self, name: str, epoch: int | None = None) -> Pin:
         self._check_open()
+        check_pin_name(name)
         environment = self._environment
         with map_errors(environment.path), environment.write() as txn:
             known = {pin.name: pin for pin in _pins(txn, environment)}
@@ -232,6 +168,7 @@ class EmbeddedReader(Handle):
 
     def unpin(self, name: str) -> None:
         self._check_open()
+        check_pin_name(name)
         environment = self._environment
         with map_errors(environment.path), environment.write() as txn:
             if not txn.delete(_PIN + name.encode(), db=environment.meta):
@@ -246,7 +183,7 @@ class EmbeddedReader(Handle):
     def owner(self) -> Owner | None:
         self._check_open()
         with self._reading() as txn:
-            return _owner(txn, self._environment)
+            return owner_in(txn, self._environment)
 
     def statistics(self) -> StoreStatistics:
         self._check_open()
@@ -256,7 +193,7 @@ class EmbeddedReader(Handle):
             committed, pins, owner = (
                 _committed(txn, environment),
                 _pins(txn, environment),
-                _owner(txn, environment),
+                owner_in(txn, environment),
             )
         used = sum(t["branch_pages"] + t["leaf_pages"] + t["overflow_pages"] for t in tables)
         page, last = environment.page_geometry()
@@ -306,7 +243,7 @@ class EmbeddedStore(EmbeddedReader):
             if checked <= committed:
                 raise EpochNotIncreasing(checked, committed)
             failpoints.hit(SEAL_BEGUN)
-            self._apply(txn, checked, batch)
+            self._apply(txn, batch)
             txn.put(_COMMITTED, checked.to_bytes(8, "big"), db=environment.meta)
             failpoints.hit(SEAL_BEFORE_COMMIT)
         failpoints.hit(SEAL_AFTER_COMMIT)
@@ -315,7 +252,7 @@ class EmbeddedStore(EmbeddedReader):
     def stage(self, batch: WriteBatch) -> None:
         self._check_open()
         with self._writing() as txn:
-            self._apply(txn, _committed(txn, self._environment) + 1, batch)
+            self._apply(txn, batch)
             failpoints.hit(STAGE_BEFORE_COMMIT)
         self._environment.cover_pages()
 
@@ -328,17 +265,18 @@ class EmbeddedStore(EmbeddedReader):
                 self._check_generation(txn)
                 yield txn
 
-    def _apply(self, txn: Txn, epoch: int, batch: WriteBatch) -> None:
-        main, undo = _Cells(txn, self._environment.main), _Cells(txn, self._environment.undo)
+    def _apply(self, txn: Txn, batch: WriteBatch) -> None:
+        main, undo = LmdbCells(txn, self._environment.main), LmdbCells(txn, self._environment.undo)
         pins = _pins(txn, self._environment)
         versions.purge(undo, pins[0].epoch if pins else None)
+        label = versions.label_for(undo, pins[-1].epoch) if pins else 0
         for step in batch.steps():
             if pins:
-                versions.record(main, undo, epoch, _touched(main, step))
+                versions.record(main, undo, label, _touched(main, step))
             _apply(main, step)
 
     def _check_generation(self, txn: Txn) -> None:
-        owner = _owner(txn, self._environment)
+        owner = owner_in(txn, self._environment)
         if owner is None or owner.generation != self._generation:
             by = f" by host {owner.host}, pid {owner.pid}" if owner else ""
             raise WriterFenced(f"The state store at {self.location} was taken over{by}; this writer has ended.")
@@ -351,10 +289,11 @@ class EmbeddedStore(EmbeddedReader):
             self._environment.forget_dead_readers()
 
     def close(self) -> None:
-        if not self.closed:
-            super().close()
-            if self._pid == os.getpid():
-                self._owner_lock.release()
+        with self._seal_lock:  # a seal under way in another thread ends first
+            if not self.closed:
+                super().close()
+                if self._pid == os.getpid():
+                    self._owner_lock.release()
 
 
 def open_embedded_writer(path: Path, *, takeover: bool = False, max_bytes: int = DEFAULT_MAX_BYTES) -> EmbeddedStore:
@@ -363,25 +302,17 @@ def open_embedded_writer(path: Path, *, takeover: bool = False, max_bytes: int =
     A writer that died is succeeded without a word; a live one refuses, unless *takeover* fences it.
 
     :raises StoreOwned: a live writer has it.
+    :raises StoreUnavailable: the live writer was stopped inside a seal, so nobody can fence it.
     """
     prepare_directory(path)
+    if takeover:
+        refuse_if_stuck(path, TAKEOVER_SECONDS)
+    else:
+        refuse_if_owned(path)
     environment = borrow(path, create=True, max_bytes=max_bytes)
     try:
-        with map_errors(path), environment.write() as txn:
-            old = _owner(txn, environment)
-            if old is not None:
-                lock = OwnerLock(_lock_path(path, old.generation))
-                if lock.acquire():
-                    lock.remove()
-                elif not takeover:
-                    raise StoreOwned(str(path), old.host, old.pid, old.started)
-            owner = Owner(old.generation + 1 if old else 1, host_name(), os.getpid(), process_start())
-            mine = OwnerLock(_lock_path(path, owner.generation))
-            if not mine.acquire():
-                raise StoreCorrupt(f"The lock file of generation {owner.generation} in {path} is held already.")
-            txn.put(_OWNER, _owner_to_bytes(owner), db=environment.meta)
-            failpoints.hit(OPEN_BEFORE_COMMIT)
-        return EmbeddedStore(environment, owner.generation, mine)
+        owner, lock = claim(environment, takeover=takeover)
+        return EmbeddedStore(environment, owner.generation, lock)
     except BaseException:
         environment.give_back()
         raise
@@ -392,7 +323,7 @@ def open_embedded_reader(path: Path) -> EmbeddedReader:
     return EmbeddedReader(borrow(path, create=False, max_bytes=DEFAULT_MAX_BYTES))
 
 
-def _apply(main: _Cells, step: Step) -> None:
+def _apply(main: LmdbCells, step: Step) -> None:
     match step:
         case Puts(items):
             main.put_many(items)
@@ -402,7 +333,7 @@ def _apply(main: _Cells, step: Step) -> None:
             main.delete_range(start, end)
 
 
-def _touched(main: _Cells, step: Step) -> list[bytes]:
+def _touched(main: LmdbCells, step: Step) -> list[bytes]:
     match step:
         case Puts(items):
             return [key for key, _ in items]
@@ -410,10 +341,6 @@ def _touched(main: _Cells, step: Step) -> list[bytes]:
             return [key]
         case DeleteRange(start, end):
             return main.keys(start, end)
-
-
-def _lock_path(path: Path, generation: int) -> Path:
-    return path / f"writer-{generation}.lock"
 
 
 def _committed(txn: Txn, environment: Environment) -> Epoch:
@@ -429,24 +356,6 @@ def _readable(txn: Txn, environment: Environment, epoch: int | None) -> Epoch:
     if epoch not in pinned:
         raise EpochNotHeld(epoch, (*pinned, committed))
     return Epoch(epoch)
-
-
-def _owner(txn: Txn, environment: Environment) -> Owner | None:
-    stored = txn.get(_OWNER, db=environment.meta)
-    if stored is None:
-        return None
-    fields = json.loads(bytes(stored))
-    return Owner(fields["generation"], fields["host"], fields["pid"], datetime.fromisoformat(fields["started"]))
-
-
-def _owner_to_bytes(owner: Owner) -> bytes:
-    fields = {
-        "generation": owner.generation,
-        "host": owner.host,
-        "pid": owner.pid,
-        "started": owner.started.isoformat(),
-    }
-    return json.dumps(fields).encode()
 
 
 def _pins(txn: Txn, environment: Environment) -> tuple[Pin, ...]:

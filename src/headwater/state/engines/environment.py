@@ -37,7 +37,7 @@ _FORMAT_KEY = b"format"
 _MAX_READERS = 2048
 _NEARLY_FULL = 64 << 20
 
-_opened: dict[str, Environment] = {}
+_opened: dict[tuple[int, int], Environment] = {}
 _inherited: list[Environment] = []
 _lock = threading.Lock()
 
@@ -49,7 +49,8 @@ def map_errors(path: Path) -> Iterator[None]:
         yield
     except lmdb.MapFullError as error:
         raise StoreFull(
-            f"The state store at {path} has reached its limit.", next_step="Open it with a larger max_bytes."
+            f"The state store at {path} has reached its limit.",
+            next_step="Open it with open_embedded_writer(path, max_bytes=…).",
         ) from error
     except lmdb.BadValsizeError as error:
         raise InvalidKey("A key or value has a size that the embedded engine cannot hold.") from error
@@ -70,6 +71,13 @@ def map_errors(path: Path) -> Iterator[None]:
     except lmdb.ReadersFullError as error:
         raise StoreUnavailable(f"More than {_MAX_READERS} snapshots are open on {path}; close some.") from error
     except lmdb.Error as error:
+        if _says(error, errno.EACCES, errno.EPERM, errno.EROFS):
+            raise InvalidLocation(f"{path} cannot be opened: {error}.") from error
+        if _says(error, errno.ENOMEM):
+            raise InvalidLocation(
+                f"{path} cannot be mapped into memory: the address space of this process is limited.",
+                next_step="Raise ulimit -v.",
+            ) from error
         if _says(error, errno.ENOSPC, errno.EFBIG, errno.EDQUOT) or (_says(error, errno.EIO) and _no_room(path)):
             raise _full(path) from error
         raise StoreUnavailable(f"The state store at {path} did not answer: {error}.") from error
@@ -95,34 +103,31 @@ def _full(path: Path) -> StoreFull:
 
 
 class Environment:
-    """One opened directory: the LMDB environment and its three tables."""
+    """One opened directory: the LMDB environment and its three tables.
+
+    Readers open it read-only, because opening a table of a writable environment waits for LMDB's write lock, which a
+    writer holds while it seals. The first pin makes it writable, when no snapshot of this process is open.
+    """
 
     def __init__(self, path: Path, *, create: bool, max_bytes: int) -> None:
         self.path = path
         self._borrowers = 1
-        data = path / "data.mdb"
-        if not create and not data.exists():
-            raise StoreNotFound(f"There is no state store in {path}.")
-        readonly = not create and not os.access(data, os.W_OK)
-        if data.exists() and data.stat().st_size == 0 and not create:
-            raise StoreNotFound(f"The state store in {path} is empty.")
-        self._env = self._open(create=create, readonly=readonly, max_bytes=max_bytes)
-        try:
-            self._open_tables(create)
-        except BaseException:
-            self._env.close()
-            raise
+        self._max_bytes = max_bytes
         self._readers = 0
         self._readers_lock = threading.Lock()
+        data = path / "data.mdb"
+        if not create and (not data.exists() or data.stat().st_size == 0):
+            raise StoreNotFound(f"There is no state store in {path}.")
+        self._open(create=create, readonly=not create)
 
-    def _open(self, *, create: bool, readonly: bool, max_bytes: int) -> Any:
+    def _open(self, *, create: bool, readonly: bool) -> None:
         data = self.path / "data.mdb"
         while True:
             found = data.stat().st_ino if data.exists() else None
             with map_errors(self.path):
-                environment = lmdb.open(
+                self._env: Any = lmdb.open(
                     str(self.path),
-                    map_size=max_bytes,
+                    map_size=self._max_bytes,
                     max_dbs=3,
                     max_readers=_MAX_READERS,
                     mode=0o600,
@@ -130,8 +135,29 @@ class Environment:
                     create=create,
                 )
             if found in (None, data.stat().st_ino):
-                return environment
-            environment.close()  # a compaction put another file there while we opened
+                break
+            self._env.close()  # a compaction put another file there while we opened
+        self._readonly = readonly
+        try:
+            self._open_tables(create)
+        except BaseException:
+            self._env.close()
+            raise
+
+    def make_writable(self) -> None:
+        """:raises StoreUnavailable: a snapshot of this process is open. :raises InvalidLocation: no permission."""
+        with self._readers_lock:
+            if not self._readonly:
+                return
+            if self._readers:
+                raise StoreUnavailable(
+                    f"{self.path} is open for reading here and a snapshot is open.",
+                    next_step="Pin, or open the writer, before the first snapshot, or close the snapshots.",
+                )
+            if not os.access(self.path / "data.mdb", os.W_OK):
+                raise InvalidLocation(f"{self.path} cannot be written: permission denied.")
+            self._env.close()
+            self._open(create=False, readonly=False)
 
     def _open_tables(self, create: bool) -> None:
         with map_errors(self.path):
@@ -140,7 +166,7 @@ class Environment:
                 self.meta = self._env.open_db(b"meta", create=create)
                 self.main = self._env.open_db(b"main", create=create)
                 self.undo = self._env.open_db(b"undo", create=create)
-            except lmdb.NotFoundError as error:
+            except (lmdb.NotFoundError, lmdb.ReadonlyError) as error:
                 raise StoreNotFound(f"There is no state store in {self.path}.") from error
             with self._env.begin() as txn:
                 found = txn.get(_FORMAT_KEY, db=self.meta)
@@ -162,8 +188,8 @@ class Environment:
         missing = (last + 1) * page - (self.path / "data.mdb").stat().st_size
         if last <= 1 or missing <= 0:
             return
-        child = [sys.executable, "-m", "headwater.state.engines.walk", str(self.path)]
-        if subprocess.run(child, stderr=subprocess.DEVNULL, check=False).returncode:
+        child = [sys.executable, str(Path(__file__).with_name("walk.py")), str(self.path)]
+        if subprocess.run(child, env=child_environment(), stderr=subprocess.DEVNULL, check=False).returncode:
             raise StoreCorrupt(
                 f"The state store in {self.path} is cut short by {missing} bytes.",
                 next_step="Restore the directory from a copy.",
@@ -171,20 +197,21 @@ class Environment:
         self.cover_pages()
 
     def cover_pages(self) -> None:
-        """Make the file as long as its last page number says.
+        """Make the file as long as its last page number says; what was committed stays so if that fails.
 
         LMDB does not write free pages at the end, and a file that looks cut would have to be walked at every open.
         """
-        page, last = self.page_geometry()
-        data = self.path / "data.mdb"
-        if data.stat().st_size < (last + 1) * page and os.access(data, os.W_OK):
-            fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                os.posix_fallocate(fd, (last + 1) * page - 1, 1)  # lengthens, never overwrites
-            except OSError:
-                pass  # no room: the next open walks
-            finally:
-                os.close(fd)
+        try:
+            page, last = self.page_geometry()
+            data = self.path / "data.mdb"
+            if data.stat().st_size < (last + 1) * page and os.access(data, os.W_OK):
+                fd = os.open(data, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    os.posix_fallocate(fd, (last + 1) * page - 1, 1)  # lengthens, never overwrites
+                finally:
+                    os.close(fd)
+        except OSError:
+            pass  # the next open walks
 
     def page_geometry(self) -> tuple[int, int]:
         """Bytes of a page, and the number of the last page in use."""
@@ -205,13 +232,14 @@ class Environment:
             return txn
 
     def end_read(self, txn: Txn) -> None:
+        txn.abort()
         with self._readers_lock:
             self._readers -= 1
-        txn.abort()
 
     @contextmanager
     def write(self) -> Iterator[Txn]:
         """A write transaction: committed at the end of the block, aborted by any error in it."""
+        self.make_writable()
         txn = self._env.begin(write=True)
         try:
             yield txn
@@ -225,34 +253,47 @@ class Environment:
             self._env.reader_check()
 
     def borrow(self) -> Environment:
-        self._borrowers += 1
+        with _lock:
+            self._borrowers += 1
         return self
 
     def give_back(self) -> None:
         """One borrower less; the last one closes the environment."""
         with _lock:
-            if _opened.get(_name(self.path)) is not self:
+            if self not in _opened.values():
                 return  # a forked child: the environment is the parent's
             self._borrowers -= 1
             if not self._borrowers:
-                del _opened[_name(self.path)]
+                for name in [name for name, known in _opened.items() if known is self]:
+                    del _opened[name]
                 self._env.close()
 
 
 def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
     """The environment of *path*, opened now or shared with the handles that this process has already."""
     if not create and not path.is_dir():
-        if path.exists():
+        if path.exists() and not path.is_dir():  # it may have been made this instant
             raise InvalidLocation(f"{path} is not a directory.")
         raise StoreNotFound(f"There is no state store in {path}.")
     check_local(path)
     with _lock:
         known = _opened.get(_name(path))
         if known is not None:
-            return known.borrow()
-        environment = Environment(path, create=create, max_bytes=max_bytes)
-        _opened[_name(path)] = environment
-        return environment
+            known._borrowers += 1
+        else:
+            known = _opened[_name(path)] = Environment(path.resolve(), create=create, max_bytes=max_bytes)
+    if create:
+        try:
+            known.make_writable()
+        except BaseException:
+            known.give_back()
+            raise
+    return known
+
+
+def child_environment() -> dict[str, str]:
+    """Variables for a child that must import what this process can."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 
 
 def is_open_here(path: Path) -> bool:
@@ -261,8 +302,13 @@ def is_open_here(path: Path) -> bool:
         return _name(path) in _opened
 
 
-def _name(path: Path) -> str:
-    return os.path.realpath(path)
+def _name(path: Path) -> tuple[int, int]:
+    """A directory is itself whatever path leads to it, and another one when it was made anew."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise StoreNotFound(f"There is no state store in {path}.") from error
+    return found.st_dev, found.st_ino
 
 
 def _after_fork_in_child() -> None:

@@ -64,8 +64,8 @@ def prepare_directory(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise InvalidLocation(f"{path} is not a directory.") from error
-    except PermissionError as error:
-        raise InvalidLocation(f"{path} cannot be made: permission denied.") from error
+    except (OSError, ValueError) as error:
+        raise InvalidLocation(f"{path} cannot be made: {error}.") from error
     check_local(path)
 
 

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.state import versions
-from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, prefix_end
-from headwater.state.epochs import check_epoch, wait_until
+from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, check_bounds, prefix_end
+from headwater.state.epochs import check_epoch, check_pin_name, wait_until
 from headwater.state.errors import (
     EpochNotHeld,
     EpochNotIncreasing,
@@ -102,17 +102,19 @@ class MemorySnapshot(SnapshotBase):
 
     def get(self, key: bytes) -> Any:
         self._check_open()
+        check_bounds(key, None)
         with self._shared.lock:
-            found = versions.get_at(self._shared.main, self._shared.undo, self._epochs(), key)
+            found = versions.get_at(self._shared.main, self._shared.undo, self._labels(), key)
         return None if found is None else self._value(found)
 
     def scan(
         self, start: bytes | None = None, end: bytes | None = None, *, reverse: bool = False
     ) -> Iterator[tuple[bytes, Any]]:
         self._check_open()
+        check_bounds(start, end)
         with self._shared.lock:
             shared = self._shared
-            found = list(versions.scan_at(shared.main, shared.undo, self._epochs(), start, end, reverse))
+            found = list(versions.scan_at(shared.main, shared.undo, self._labels(), start, end, reverse))
         return iter([(key, self._value(value)) for key, value in found])
 
     def scan_prefix(self, prefix: bytes, *, reverse: bool = False) -> Iterator[tuple[bytes, Any]]:
@@ -123,8 +125,8 @@ class MemorySnapshot(SnapshotBase):
         with self._shared.lock:
             self._shared.views.pop(id(self), None)
 
-    def _epochs(self) -> list[int]:
-        return versions.epochs_after(self._shared.undo, self.epoch)
+    def _labels(self) -> list[int]:
+        return versions.labels_from(self._shared.undo, self.epoch)
 
 
 class MemoryReader(Handle):
@@ -163,6 +165,7 @@ class MemoryReader(Handle):
 
     def pin(self, name: str, epoch: int | None = None) -> Pin:
         self._check_open()
+        check_pin_name(name)
         with self._shared.lock:
             target = self._readable(epoch)
             old = self._shared.pins.get(name)
@@ -221,30 +224,31 @@ class MemoryStore(MemoryReader):
             self._check_owner()
             if checked <= shared.committed:
                 raise EpochNotIncreasing(checked, shared.committed)
-            self._apply(checked, batch)
+            self._apply(batch)
             shared.committed = checked
 
     def stage(self, batch: WriteBatch) -> None:
         self._check_open()
         with self._shared.lock:
             self._check_owner()
-            self._apply(self._shared.committed + 1, batch)
+            self._apply(batch)
 
     def _check_owner(self) -> None:
         if self._shared.owner != self._owner:
             raise WriterFenced(f"Another writer took over the state store at {self.location}.")
 
-    def _apply(self, epoch: int, batch: WriteBatch) -> None:
+    def _apply(self, batch: WriteBatch) -> None:
         shared = self._shared
         held = shared.held()
         versions.purge(shared.undo, held[0] if held else None)
+        label = versions.label_for(shared.undo, held[-1]) if held else 0
         for step in batch.steps():
             if held:
-                versions.record(shared.main, shared.undo, epoch, self._touched(step))
+                versions.record(shared.main, shared.undo, label, self._touched(step))
             match step:
                 case Puts(items):
                     for key, value in items:
-                        shared.main.put(key, bytes(value))
+                        shared.main.put(key, value)
                 case Delete(key):
                     shared.main.delete(key)
                 case DeleteRange(start, end):
