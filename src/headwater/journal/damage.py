@@ -100,57 +100,58 @@ class _Walk:
         self.unverified = 0
 
     def __iter__(self) -> Iterator[Entry]:
-        head = EMPTY
-        known = True
+        seq = 0  # of the newest line that states one
+        crc: int | None = 0  # what the next line continues; None when a damaged line hides it
         size = self._source.size()
         for number, (offset, line, committed) in enumerate(_lines(self._source, size), start=1):
             data = line.removesuffix(b"\r")
             if not committed:
-                try:
-                    scan.check_torn(data, scan.Place(offset, head))
-                except scan.DamageError as damage:
-                    self._note(number, offset, line, head, damage.reason)
-                else:
-                    self.torn = len(line)
+                self._end(number, offset, line, Head(seq, crc or 0))
                 return
             if not data.strip():
                 continue
             try:
-                entry = self._decode(data, head, known)
+                entry = self._decode(data, seq, crc)
                 if entry.seq == 1:
                     check_header(self._source, *self._ids, [entry])
             except (DamagedLineError, CorruptError) as reason:
                 if isinstance(reason, NewerLineError):
                     raise UnsupportedVersionError(self._source.name, offset, str(reason)) from None
                 text = reason.reason if isinstance(reason, CorruptError) else str(reason)
-                self._note(number, offset, line, head, DamagedLineError(text))
-                stated = codec.stated_crc(data)
-                known = stated is not None
-                head = Head(head.seq + 1, stated or 0)
+                self.damages.append(Damage(number, offset, len(line), seq + 1, text))
+                stated = codec.stated_seq(data)
+                seq = stated if stated == seq + 1 else seq
+                crc = codec.stated_crc(data)
                 continue
-            known = True
-            head = entry.head
+            seq, crc = entry.seq, entry.crc
             if not self.damages:
-                self.good = scan.Place(offset + len(line) + 1, head)
+                self.good = scan.Place(offset + len(line) + 1, entry.head)
             yield entry
 
-    def _decode(self, data: bytes, head: Head, known: bool) -> Entry:
-        """Strict after a known line; behind a lost one the line's own seq is taken, and its chain as given."""
-        if known:
-            try:
-                return codec.decode(data, head.seq + 1, head.crc)
-            except DamagedLineError:
-                if not self.damages:
-                    raise
-        seq = codec.stated_seq(data)
-        if seq is None or seq <= head.seq:
+    def _end(self, number: int, offset: int, line: bytes, head: Head) -> None:
+        """The bytes after the last newline: torn, or a damaged newline."""
+        try:
+            scan.check_torn(line, scan.Place(offset, head))
+        except scan.DamageError as damage:
+            self.damages.append(Damage(number, offset, len(line), head.seq + 1, str(damage.reason)))
+        else:
+            self.torn = len(line)
+
+    def _decode(self, data: bytes, seq: int, crc: int | None) -> Entry:
+        """Strict before any damage. Behind it a line may state a later seq; its chain is checked where it is known."""
+        if not self.damages:
+            return codec.decode(data, seq + 1, crc or 0)
+        stated = codec.stated_seq(data)
+        if stated is None or stated <= seq:
             raise DamagedLineError("not readable as an entry")
-        entry = codec.decode_unchained(data, seq)
+        if crc is not None:
+            try:
+                return codec.decode(data, stated, crc)
+            except DamagedLineError:
+                pass
+        entry = codec.decode_unchained(data, stated)
         self.unverified += 1
         return entry
-
-    def _note(self, number: int, offset: int, line: bytes, head: Head, reason: DamagedLineError) -> None:
-        self.damages.append(Damage(number, offset, len(line), head.seq + 1, str(reason)))
 
 
 def verify(store: Store, session: str, segment: str) -> Verification:
@@ -184,8 +185,9 @@ def salvage(store: Store, session: str, segment: str) -> Salvage:
     """All entries that can be read, and the damage between them. Changes nothing."""
     with store.still(session, segment) as source:
         walk = _Walk(source, session, segment)
-        entries = tuple(walk)
-        return Salvage(entries, tuple(walk.damages), walk.unverified)
+        entries = list(walk)
+        del entries[codec.complete(entries) :]  # a torn batch at the end was never acknowledged
+        return Salvage(tuple(entries), tuple(walk.damages), walk.unverified)
 
 
 class _Prefix:

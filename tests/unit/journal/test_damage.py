@@ -141,6 +141,19 @@ def test_repair_keeps_the_good_prefix_and_quarantines_every_other_byte(backend: 
     assert store.append(*ids, Entry("go on")).seq == 2
 
 
+def test_damage_that_makes_a_newline_hides_one_entry_only(backend: Backend, ids: Ids) -> None:
+    store = backend.store
+    for n in range(1, 5):
+        store.append(*ids, Entry("x", {"n": n, "text": "J*" if n == 2 else ""}))
+    whole = backend.bytes_of(*ids)
+    for made in (b"J", b"*"):
+        backend.put_bytes(*ids, whole.replace(made, b"\n"))
+        found = salvage(store, *ids)
+        assert [entry.fields["n"] for entry in found.entries] == [1, 3, 4]
+        assert [damage.line for damage in found.damages] == [2, 3]
+        assert found.unverified == 0, "the second half still states the checksum that entry 3 continues"
+
+
 def test_repair_of_damage_inside_a_batch_takes_the_whole_batch(backend: Backend, ids: Ids) -> None:
     store = backend.store
     store.append(*ids, Entry("a"))
@@ -151,6 +164,17 @@ def test_repair_of_damage_inside_a_batch_takes_the_whole_batch(backend: Backend,
     assert backend.bytes_of(*ids) == lines[0]
     assert done.quarantined is not None
     assert backend.saved_bytes(done.quarantined) == lines[1] + b"garbage\n" + lines[3]
+
+
+def test_salvage_leaves_a_torn_batch_out(backend: Backend, ids: Ids) -> None:
+    backend.store.append(*ids, Entry("a"))
+    backend.store.append(*ids, [Entry("b"), Entry("c")])
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    backend.put_bytes(*ids, lines[0] + lines[1])
+    assert [entry.kind for entry in salvage(backend.store, *ids).entries] == ["a"]
+    done = repair(backend.store, *ids)
+    assert done.quarantined is not None
+    assert backend.saved_bytes(done.quarantined) == lines[1]
 
 
 def test_repair_saves_a_torn_tail_too(backend: Backend, ids: Ids) -> None:
