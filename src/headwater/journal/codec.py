@@ -27,6 +27,7 @@ from headwater.journal.errors import EntryTooLargeError, InvalidEntryError, Seri
 
 VERSION = 1
 MAX_DEPTH = 128
+BROKEN_BATCH = "a batch before it is incomplete, or its own begin is missing"
 CRC_TAIL = len(',"crc":"00000000"}')
 _MAX_KIND = 200
 _SCALARS = frozenset({str, int, float, bool, type(None)})
@@ -336,6 +337,12 @@ def complete(entries: Sequence[Entry]) -> int:
     return max(0, len(entries) - batch[0])
 
 
+def batch_after(entry: Entry) -> tuple[int, int] | None:
+    """The batch mark that must follow *entry*; None outside a batch."""
+    batch = entry.batch
+    return (batch[0] + 1, batch[1]) if batch is not None and batch[0] < batch[1] else None
+
+
 def batch_break(entries: Sequence[Entry], expected: tuple[int, int] | None) -> int | None:
     """Index of the first entry whose batch mark is not the *expected* one, or cannot follow the one before."""
     for index, entry in enumerate(entries):
@@ -346,5 +353,5 @@ def batch_break(entries: Sequence[Entry], expected: tuple[int, int] | None) -> i
             continue
         if expected is None and batch[0] != 1:
             return index
-        expected = (batch[0] + 1, batch[1]) if batch[0] < batch[1] else None
+        expected = batch_after(entry)
     return None

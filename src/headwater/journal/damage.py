@@ -102,6 +102,7 @@ class _Walk:
     def __iter__(self) -> Iterator[Entry]:
         seq = 0  # of the newest line that states one
         crc: int | None = 0  # what the next line continues; None when a damaged line hides it
+        expected: tuple[int, int] | None = None  # batch mark that the next line must have
         size = self._source.size()
         for number, (offset, line, committed) in enumerate(_lines(self._source, size), start=1):
             data = line.removesuffix(b"\r")
@@ -125,7 +126,11 @@ class _Walk:
                 continue
             seq, crc = entry.seq, entry.crc
             if not self.damages:
-                self.good = scan.Place(offset + len(line) + 1, entry.head)
+                if codec.batch_break([entry], expected) is None:
+                    self.good = scan.Place(offset + len(line) + 1, entry.head)
+                else:
+                    self.damages.append(Damage(number, offset, len(line), seq, codec.BROKEN_BATCH))
+            expected = codec.batch_after(entry)
             yield entry
 
     def _end(self, number: int, offset: int, line: bytes, head: Head) -> None:
@@ -163,22 +168,9 @@ def verify(store: Store, session: str, segment: str) -> Verification:
         walk = _Walk(source, session, segment)
         for _ in walk:
             pass
-        _check_batches(source, walk)
-        return Verification(source.name, source.size(), walk.good.head, tuple(walk.damages), walk.torn)
-
-
-def _check_batches(source: scan.Source, walk: _Walk) -> None:
-    """Batch marks are the reader's business: let it read the prefix that is good line by line."""
-    if walk.damages:
-        return
-    try:
-        for _ in scan.Forward(source, end=walk.good.offset):
-            pass
-    except scan.DamageError as damage:
-        error = scan.corrupt(source, damage)
-        line = error.line if isinstance(error, CorruptError) else 0
-        walk.damages.append(Damage(line, damage.place.offset, 0, damage.place.head.seq + 1, str(damage.reason)))
-        walk.good = damage.place
+        good = scan.end_of(_Prefix(source, walk.good.offset))
+        torn = walk.torn + (0 if walk.damages else walk.good.offset - good.offset)
+        return Verification(source.name, source.size(), good.head, tuple(walk.damages), torn)
 
 
 def salvage(store: Store, session: str, segment: str) -> Salvage:
@@ -216,7 +208,6 @@ def repair(store: Store, session: str, segment: str) -> Repair:
         walk = _Walk(source, session, segment)
         for _ in walk:
             pass
-        _check_batches(source, walk)
         if walk.damages and "another s" in walk.damages[0].reason:
             first = walk.damages[0]
             raise CorruptError(source.name, first.line, first.offset, first.seq, first.reason)

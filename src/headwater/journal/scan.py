@@ -181,7 +181,7 @@ class Forward:
         if broken is not None:
             at = find_seq(self._source, whole[broken].seq, offset) or 0
             before = Head(whole[broken].seq - 1, whole[broken - 1].crc if broken else scan.head.crc)
-            torn = DamagedLineError("a batch before it is incomplete, or its own begin is missing")
+            torn = DamagedLineError(codec.BROKEN_BATCH)
             self._give_up(whole[:broken], Place(at, before), torn)
         return Place(offset, Head(seq, crc)), whole
 

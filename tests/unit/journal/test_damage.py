@@ -6,7 +6,20 @@ import pytest
 from tests.unit.journal.backends import Backend
 
 from headwater.errors import CorruptionError
-from headwater.journal import EMPTY, Entry, Store, new_id, origin_of, repair, rescue, salvage, verify
+from headwater.journal import (
+    EMPTY,
+    Entry,
+    Head,
+    Limits,
+    Store,
+    codec,
+    new_id,
+    origin_of,
+    repair,
+    rescue,
+    salvage,
+    verify,
+)
 from headwater.journal.errors import CorruptError, UnsupportedVersionError
 
 Ids = tuple[str, str]
@@ -166,12 +179,31 @@ def test_repair_of_damage_inside_a_batch_takes_the_whole_batch(backend: Backend,
     assert backend.saved_bytes(done.quarantined) == lines[1] + b"garbage\n" + lines[3]
 
 
+def test_a_batch_that_was_left_incomplete_in_the_middle_is_damage(backend: Backend, ids: Ids) -> None:
+    """Only a foreign writer can make it: the checksums are right, the batch marks are not."""
+    first, head = codec.next_line(codec.prepare(Entry("a"), Limits()), EMPTY, 0)
+    half, crc = codec.line(codec.prepare(Entry("b"), Limits()), 2, 0, head.crc, b',"batch":[1,2]')
+    after, _ = codec.next_line(codec.prepare(Entry("c"), Limits()), Head(2, crc), 0)
+    backend.put_bytes(*ids, first + half + after)
+    with pytest.raises(CorruptError) as caught:
+        backend.store.read_all(*ids)
+    assert (caught.value.line, caught.value.seq, caught.value.offset) == (3, 3, len(first + half))
+    (damage,) = verify(backend.store, *ids).damages
+    assert (damage.line, damage.seq) == (3, 3)
+    done = repair(backend.store, *ids)
+    assert done.head == head
+    assert done.quarantined is not None
+    assert backend.saved_bytes(done.quarantined) == half + after
+
+
 def test_salvage_leaves_a_torn_batch_out(backend: Backend, ids: Ids) -> None:
     backend.store.append(*ids, Entry("a"))
     backend.store.append(*ids, [Entry("b"), Entry("c")])
     lines = backend.bytes_of(*ids).splitlines(keepends=True)
     backend.put_bytes(*ids, lines[0] + lines[1])
     assert [entry.kind for entry in salvage(backend.store, *ids).entries] == ["a"]
+    seen = verify(backend.store, *ids)
+    assert (seen.ok, seen.head, seen.torn_bytes) == (True, backend.store.head(*ids), len(lines[1]))
     done = repair(backend.store, *ids)
     assert done.quarantined is not None
     assert backend.saved_bytes(done.quarantined) == lines[1]
