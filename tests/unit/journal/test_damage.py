@@ -122,7 +122,7 @@ def test_a_flipped_bit_at_every_byte_of_a_batch_is_found_and_the_batch_is_not_th
     whole = backend.bytes_of(*ids)
     last = whole.rindex(b"\n", 0, -1) + 1
     for place in range(begin, len(whole)):
-        for bit in range(8):
+        for bit in range(8) if whole[place : place + 1] == b"\n" else [place % 8]:
             damaged = bytearray(whole)
             damaged[place] ^= 1 << bit
             backend.put_bytes(*ids, bytes(damaged))
