@@ -1,0 +1,69 @@
+"""The columns that a log adds to its rows, and the batches that it hands out. Pure.
+
+A stored or read batch is the payload, then ``_op`` (int8), ``_vnode`` (uint16) and ``_seq`` (uint32). What leaves the
+log for other processes has ``_epoch`` (uint64) as well.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.log_store.errors import ForeignSchema
+from headwater.stream import Chunk
+
+OP, VNODE, SEQ, EPOCH = "_op", "_vnode", "_seq", "_epoch"
+RESERVED = (OP, VNODE, SEQ, EPOCH)
+
+_ADDED = (pa.field(OP, pa.int8(), False), pa.field(VNODE, pa.uint16(), False), pa.field(SEQ, pa.uint32(), False))
+
+
+def check_payload(schema: pa.Schema) -> None:
+    """:raises ForeignSchema: a column twice, or one with a name that the log uses."""
+    clash = sorted(set(schema.names) & set(RESERVED))
+    if clash or len(set(schema.names)) != len(schema.names):
+        name = clash[0] if clash else next(name for name in schema.names if schema.names.count(name) > 1)
+        raise ForeignSchema(f"A log cannot have a column named {name!r}: it is reserved or there twice.")
+
+
+def stored_schema(payload: pa.Schema) -> pa.Schema:
+    """The columns of a stored batch."""
+    return pa.schema([*payload, *_ADDED])
+
+
+def read_schema(payload: pa.Schema) -> pa.Schema:
+    """The columns of a batch that a range read gives."""
+    return pa.schema([*payload, *_ADDED, pa.field(EPOCH, pa.uint64(), False)])
+
+
+def sorted_batch(chunk: Chunk, first_seq: int) -> tuple[pa.RecordBatch, NDArray[np.uint16]]:
+    """The stored batch of *chunk*, rows ordered by vnode and in a vnode by seq; and its vnodes."""
+    vnodes = chunk.vnodes.to_numpy()
+    order = np.argsort(vnodes, kind="stable")
+    ops: Any = chunk.ops
+    columns = chunk.rows.columns
+    if not np.array_equal(order, np.arange(len(order))):
+        indices = pa.array(order)
+        columns = [column.take(indices) for column in columns]
+        ops = ops.take(indices)
+        vnodes = vnodes[order]
+    seqs = pa.array((order + first_seq).astype(np.uint32))
+    arrays = [*columns, ops, pa.array(vnodes), seqs]
+    return pa.RecordBatch.from_arrays(arrays, schema=stored_schema(chunk.rows.schema)), vnodes
+
+
+def chunk_of(batch: pa.RecordBatch) -> Chunk:
+    """The chunk of a stored batch, in its order."""
+    payload = batch.select([name for name in batch.schema.names if name not in RESERVED])
+    return Chunk(payload, batch.column(OP), batch.column(VNODE))
+
+
+def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
+    """*batch* with its epoch as a column."""
+    column = pa.array(np.full(batch.num_rows, epoch, np.uint64))
+    return pa.RecordBatch.from_arrays(
+        [*batch.columns, column], schema=batch.schema.append(pa.field(EPOCH, pa.uint64(), False))
+    )
