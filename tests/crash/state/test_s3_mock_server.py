@@ -10,12 +10,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
 from headwater.state import WriteBatch, open_reader, open_writer
+from headwater.state.engines.object_store import open_object_writer
 from headwater.state.errors import (
     EpochNotHeld,
     InvalidLocation,
@@ -96,6 +98,24 @@ def test_seal_read_pin_and_take_over_on_an_s3_mock_server(location: str) -> None
                 assert view.get(b"k") == b"3"
 
 
+def test_large_values_that_nobody_needs_and_probes_of_readers_go_on_an_s3_mock_server(location: str) -> None:
+    with open_object_writer(location.removeprefix("slatedb+"), garbage_seconds=0) as store:
+        store.seal(Epoch.from_ms(1), batch(k=LARGE))
+        place = store._place
+        with open_reader(location) as reader:
+            assert place.names("db/probe") == []
+            reader.pin("p")
+            store.seal(Epoch.from_ms(2), batch(k=b"small"))
+            time.sleep(1.5)
+            with reader.snapshot(Epoch.from_ms(1)) as view:
+                assert view.get(b"k") == LARGE
+            reader.unpin("p")
+            deadline = time.monotonic() + 20
+            while (left := place.names("values/")) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            assert left == []
+
+
 def test_a_killed_writer_on_an_s3_mock_server_is_succeeded_at_once(location: str) -> None:
     script = """
 import sys, time
@@ -128,7 +148,16 @@ def test_an_unreachable_server_is_a_transient_error_without_secrets(monkeypatch:
     assert "very-secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("url", ["slatedb+s3://", "slatedb+s3://b/p?password=very-secret", "slatedb+file://host/p"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "slatedb+s3://",
+        "slatedb+s3://b/p?password=very-secret",
+        "slatedb+s3://key:very-secret@b/p",
+        "slatedb+s3://b/p?endpoint=https://key:very-secret@host",
+        "slatedb+file://host/p",
+    ],
+)
 def test_bad_object_store_urls_are_refused(url: str) -> None:
     for open_it in (open_writer, open_reader):
         with pytest.raises(InvalidLocation) as caught:

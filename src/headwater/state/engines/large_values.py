@@ -14,16 +14,18 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headwater.state.batch import Value
 from headwater.state.engines.slate import Place, map_errors, obstore
-from headwater.state.errors import StoreCorrupt
+from headwater.state.errors import InvalidValue, StoreCorrupt
 
 INLINE_BYTES = 4096
 OBJECTS = "values/"
+GROUP_BYTES = 16 << 20
+"""How many bytes of large values a scan reads at once."""
 
 _SMALL = b"\x00"
 _LARGE = 0x01
@@ -51,8 +53,21 @@ def pointer_of(cell: bytes) -> Pointer | None:
     return Pointer(cell[_POINTER.size :].decode(), offset, length, crc)
 
 
+def flat(value: Value) -> Value:
+    """*value* as plain bytes, so that its length is its number of bytes.
+
+    :raises InvalidValue: the memory behind it is no longer there.
+    """
+    if not isinstance(value, memoryview):
+        return value
+    try:
+        return value.cast("B") if value.c_contiguous and value.nbytes else value.tobytes()
+    except ValueError as error:
+        raise InvalidValue("A value is a memoryview that was released.") from error
+
+
 def write_cells(place: Place, name: str, values: Sequence[Value]) -> list[bytes]:
-    """The cells of *values*; the large ones are written to the object *name* first."""
+    """The cells of *values* (made :func:`flat`); the large ones are written to the object *name* first."""
     cells: list[bytes] = []
     parts: list[Value] = []
     offset = 0
@@ -66,6 +81,19 @@ def write_cells(place: Place, name: str, values: Sequence[Value]) -> list[bytes]
     if parts and not place.create(name, b"".join(parts)):
         raise StoreCorrupt(f"The object {name} of {place.location} exists already.")
     return cells
+
+
+def groups(cells: Sequence[bytes]) -> Iterator[slice]:
+    """Cut *cells* so that the values of each part can be held in memory together."""
+    begin, held = 0, 0
+    for index, cell in enumerate(cells):
+        pointer = pointer_of(cell)
+        size = len(cell) if pointer is None else pointer.length
+        if held + size > GROUP_BYTES and index > begin:
+            yield slice(begin, index)
+            begin, held = index, 0
+        held += size
+    yield slice(begin, len(cells))
 
 
 def read_values(place: Place, cells: Sequence[bytes]) -> list[bytes]:

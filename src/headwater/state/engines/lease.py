@@ -1,8 +1,9 @@
 """Ownership on an object store: numbered claims, made by put-if-absent, kept alive by a heartbeat.
 
 ``owner/<generation>.json`` is one claim; the highest generation owns the store. A claim is alive while its process
-lives (asked of the kernel on the same machine) or, from another machine, while its heartbeat is younger than
-:data:`LEASE`. Exactly one of several claimants wins a generation, because the object can be made only once.
+lives (asked of the kernel, where it is the same kernel and the same pid namespace) or, from anywhere else, while its
+heartbeat is younger than :data:`LEASE`. Exactly one of several claimants wins a generation, because the object can be
+made only once.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from pathlib import Path
 
@@ -35,9 +36,33 @@ def boot_id() -> str:
         return ""
 
 
+def pid_namespace() -> int:
+    """Among which processes a pid has its meaning; 0 where the kernel does not tell, or ``/proc`` shows others."""
+    try:
+        if Path("/proc/self").readlink().name != str(os.getpid()):
+            return 0
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _stat(pid: int) -> list[str]:
+    """What the kernel says about a process, after its name; empty where it does not tell."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in ticks since the boot, which nobody sets; 0 where the kernel does not tell."""
+    stat = _stat(pid)
+    return int(stat[19]) if len(stat) > 19 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """One writer's claim on a store."""
+    """One writer's claim on a store; a claim without namespace and ticks is judged by its heartbeat alone."""
 
     generation: int
     host: str
@@ -46,6 +71,8 @@ class Claim:
     boot: str
     beat: float
     closed: bool = False
+    namespace: int = 0
+    ticks: int = 0
 
     @property
     def name(self) -> str:
@@ -57,34 +84,54 @@ class Claim:
     def alive(self, now: float) -> bool:
         if self.closed:
             return False
-        if self.boot and self.boot == boot_id():
-            running = Path(f"/proc/{self.pid}").exists()
-            return running and abs((process_start(self.pid) - self.started).total_seconds()) < 2.0
-        return now - self.beat < LEASE
+        running = self._running()
+        return now - self.beat < LEASE if running is None else running
+
+    def ended(self) -> bool:
+        """Whether the writer has ended for certain: it said so, or the kernel does. Silence does not count."""
+        return self.closed or self._running() is False
+
+    def _running(self) -> bool | None:
+        """What the kernel knows about the process; ``None`` when it is not the one to ask."""
+        known = self.boot and self.namespace and self.ticks
+        if not known or (self.boot, self.namespace) != (boot_id(), pid_namespace()):
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass  # it lives, under another user
+        stat = _stat(self.pid)
+        if not stat:
+            return None
+        return stat[0] not in "ZX" and start_ticks(self.pid) == self.ticks
 
     def to_bytes(self) -> bytes:
-        fields = {
-            "generation": self.generation,
-            "host": self.host,
-            "pid": self.pid,
-            "started": self.started.isoformat(),
-            "boot": self.boot,
-            "beat": self.beat,
-            "closed": self.closed,
-        }
-        return json.dumps(fields).encode()
+        stored = {field.name: getattr(self, field.name) for field in fields(self)}
+        return json.dumps(stored | {"started": self.started.isoformat()}).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Claim:
-        fields = json.loads(data)
-        return cls(**(fields | {"started": datetime.fromisoformat(fields["started"])}))
+        stored = json.loads(data)
+        known = {field.name: stored[field.name] for field in fields(cls) if field.name in stored}
+        return cls(**(known | {"started": datetime.fromisoformat(stored["started"])}))
 
 
 def current_claim(place: Place) -> Claim | None:
     """The claim of the highest generation."""
+    while names := place.names(_PREFIX):
+        data = place.read(names[-1])
+        if data is not None:
+            return Claim.from_bytes(data)
+        # the next owner has taken it away since the listing: look again
+    return None
+
+
+def owns(place: Place, mine: Claim) -> bool:
+    """Whether nobody has claimed the store since."""
     names = place.names(_PREFIX)
-    data = place.read(names[-1]) if names else None
-    return Claim.from_bytes(data) if data else None
+    return not names or names[-1] <= mine.name
 
 
 def claim(place: Place, *, takeover: bool) -> Claim:
@@ -98,7 +145,16 @@ def claim(place: Place, *, takeover: bool) -> Claim:
         if old is not None and old.alive(now) and not takeover:
             raise StoreOwned(place.location, old.host, old.pid, old.started)
         generation = old.generation + 1 if old else 1
-        mine = Claim(generation, host_name(), os.getpid(), process_start(), boot_id(), now)
+        mine = Claim(
+            generation=generation,
+            host=host_name(),
+            pid=os.getpid(),
+            started=process_start(),
+            boot=boot_id(),
+            beat=now,
+            namespace=pid_namespace(),
+            ticks=start_ticks(os.getpid()),
+        )
         if place.create(mine.name, mine.to_bytes()):
             for name in place.names(_PREFIX):
                 if name < mine.name:
@@ -108,8 +164,7 @@ def claim(place: Place, *, takeover: bool) -> Claim:
 
 def beat(place: Place, mine: Claim) -> bool:
     """Renew the claim; ``False`` when a higher generation exists."""
-    names = place.names(_PREFIX)
-    if names and names[-1] > mine.name:
+    if not owns(place, mine):
         return False
     place.write(mine.name, replace(mine, beat=time.time()).to_bytes())
     return True

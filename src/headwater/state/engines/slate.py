@@ -1,7 +1,7 @@
 """SlateDB for synchronous callers: one event loop per process, its errors in our words, its places from a URL.
 
-SlateDB's Python binding is asynchronous and runs on threads of its own, which do not survive ``fork``: a child of a
-process that has used it is told so, instead of hanging.
+SlateDB's Python binding is asynchronous; it and the object-store client run on threads of their own, which do not
+survive ``fork``: a child of a process that has used them is told so, instead of hanging.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import re
 import threading
+import uuid
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,7 +20,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from headwater.state.errors import InvalidLocation, StoreCorrupt, StoreUnavailable, WriterFenced
+from headwater.state.errors import (
+    InvalidLocation,
+    StateError,
+    StoreClosed,
+    StoreCorrupt,
+    StoreFull,
+    StoreNotFound,
+    StoreUnavailable,
+    WriterFenced,
+)
 
 try:
     import obstore
@@ -58,26 +69,39 @@ def _copy_whole_buffers() -> None:
 _copy_whole_buffers()
 
 
+_FULL = re.compile(r"os error (27|28|122)\b|No space left on device|File too large|Disk quota exceeded|QuotaExceeded")
+_DENIED = re.compile(r"os error (1|13|30)\b|Permission denied|Read-only file system|AccessDenied|403 Forbidden")
+
+
 class _Loop:
     """The event loop thread; made at first use."""
 
     def __init__(self) -> None:
-        self._pid: int | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._user: int | None = None
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
-        with self._lock:
-            if self._loop is None:
-                self._pid = os.getpid()
-                self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="headwater-slatedb", daemon=True).start()
-        if self._pid != os.getpid():
-            work.close()
-            raise StoreUnavailable(
-                "SlateDB was used in the parent process before this one was forked, and cannot be used here.",
+    def check_process(self) -> None:
+        """:raises StoreClosed: the process that this one was forked from has used the engine."""
+        if self._user is None:
+            self._user = os.getpid()
+        elif self._user != os.getpid():
+            raise StoreClosed(
+                "The object-store engine was used in the parent process before this one was forked, "
+                "and cannot be used here.",
                 next_step="Start worker processes with 'spawn', or open the store only in the children.",
             )
+
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        try:
+            self.check_process()
+        except StoreClosed:
+            work.close()
+            raise
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                threading.Thread(target=self._loop.run_forever, name="headwater-slatedb", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT)
 
 
@@ -91,22 +115,42 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
 
 @contextmanager
 def map_errors(location: str) -> Iterator[None]:
-    """Errors of SlateDB and of the object store in our words."""
+    """Around every use of SlateDB and of the object store: refused in a forked child, errors in our words."""
+    _loop.check_process()
     try:
         yield
     except slate.Error.Closed as error:
         if error.reason == slate.CloseReason.FENCED:
             raise WriterFenced(f"The state store at {location} was taken over; this writer has ended.") from error
-        raise StoreUnavailable(f"The state store at {location} has stopped: {error.message}.") from error
+        raise _named(location, f"has stopped: {error.message}") from error
     except slate.Error.Data as error:
         raise StoreCorrupt(
             f"The state store at {location} is damaged: {error.message}.", next_step="Restore it from a copy."
         ) from error
     except slate.Error as error:
-        raise StoreUnavailable(f"The state store at {location} did not answer: {error}.") from error
+        raise _named(location, f"did not answer: {error}") from error
+    except (obstore.exceptions.PermissionDeniedError, obstore.exceptions.UnauthenticatedError) as error:
+        raise _denied(location, str(error).partition("\n")[0]) from error
+    except FileNotFoundError as error:
+        raise StoreNotFound(f"Part of the state store at {location} is gone.") from error
     except (obstore.exceptions.BaseError, TimeoutError) as error:
-        first = str(error).partition("\n")[0]
-        raise StoreUnavailable(f"The object store at {location} did not answer: {first}") from error
+        first = str(error).partition("\n")[0] or f"no answer within {_TIMEOUT:.0f} seconds"
+        raise _named(location, f"did not answer: {first}") from error
+
+
+def _named(location: str, what: str) -> StateError:
+    if _FULL.search(what):
+        return StoreFull(f"There is no room in the state store at {location}.", next_step="Free some space.")
+    if _DENIED.search(what):
+        return _denied(location, what)
+    return StoreUnavailable(f"The state store at {location} {what.rstrip('.')}.")
+
+
+def _denied(location: str, what: str) -> InvalidLocation:
+    return InvalidLocation(
+        f"The state store at {location} may not be used by this process: {what.rstrip('.')}.",
+        next_step="Grant it permission to read and write there; readers write too: they register what they read.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,30 +168,59 @@ class Place:
 
         :raises InvalidLocation: anything else.
         """
-        parts = urlsplit(url)
-        options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
-        bare = f"{parts.scheme}://{parts.netloc}{parts.path}"
+        _loop.check_process()
+        try:
+            parts = urlsplit(url)
+            options = {key: values[-1] for key, values in parse_qs(parts.query).items()}
+            endpoint = urlsplit(options.get("endpoint", "http://none"))
+        except ValueError as error:
+            raise InvalidLocation("Received a location that is no URL.") from error
+        if "@" in parts.netloc or "@" in endpoint.netloc:
+            raise InvalidLocation(
+                "Received a location with user information in it.",
+                next_step="Give credentials in the environment: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.",
+            )
         if parts.scheme == "file" and not parts.netloc and len(parts.path) > 1:
-            root = Path(unquote(parts.path))
-            if create:
-                root.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return cls(f"slatedb+{bare}", LocalStore(root, mkdir=create) if root.is_dir() else None, "db", url)
+            return cls._local(f"slatedb+file://{parts.path}", Path(unquote(parts.path)), url, create)
         if parts.scheme == "s3" and parts.netloc:
             unknown = set(options) - {"endpoint", "region"}
             if unknown:
                 raise InvalidLocation(f"Received the option {min(unknown)!r}; valid are endpoint and region.")
+            if endpoint.scheme not in ("http", "https") or not endpoint.hostname:
+                raise InvalidLocation("Received an endpoint that is no URL; valid is http://host:port or https://host.")
             config: Any = {key: value for key, value in options.items() if value}
-            http = options.get("endpoint", "").startswith("http://")
             prefix = parts.path.strip("/")
             objects = S3Store(
                 parts.netloc,
                 prefix=prefix or None,
                 config=config,
-                client_options={"allow_http": http},
+                client_options={"allow_http": "endpoint" in options and endpoint.scheme == "http"},
                 retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
             )
             return cls(f"slatedb+{url}", objects, f"{prefix}/db".lstrip("/"), url)
         raise InvalidLocation("An object store is file:///path or s3://bucket/prefix.")
+
+    @classmethod
+    def _local(cls, location: str, root: Path, url: str, create: bool) -> Place:
+        try:
+            if create:
+                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            objects = LocalStore(root, mkdir=create) if root.is_dir() else None
+        except (OSError, ValueError, obstore.exceptions.BaseError) as error:
+            reason = getattr(error, "strerror", None) or "not a path"
+            raise InvalidLocation(f"There cannot be a state store at {location!a}: {reason}.") from error
+        return cls(location, objects, "db", url)
+
+    def check_writable(self) -> None:
+        """:raises InvalidLocation: this process may not write here. SlateDB would try for ever, without a word."""
+        parts = urlsplit(self.url)
+        if parts.scheme == "file":
+            if not os.access(Path(unquote(parts.path), "db", "manifest"), os.W_OK | os.X_OK):
+                raise _denied(self.location, "it cannot be written")
+            return
+        probe = f"db/probe/{uuid.uuid4().hex}"
+        self.write(probe, b"")
+        self.delete(probe)
 
     def database_store(self) -> Any:
         """The object store as SlateDB wants it."""
@@ -189,10 +262,15 @@ class Place:
         return True
 
     def names(self, prefix: str) -> list[str]:
+        return list(self.entries(prefix))
+
+    def entries(self, prefix: str) -> dict[str, str | None]:
+        """The objects under *prefix*, in order of their names, with what tells one content from another (the ETag)."""
         if self.objects is None:
-            return []
+            return {}
         with map_errors(self.location):
-            return sorted(meta["path"] for page in obstore.list(self.objects, prefix=prefix) for meta in page)
+            found = {meta["path"]: meta["e_tag"] for page in obstore.list(self.objects, prefix=prefix) for meta in page}
+        return dict(sorted(found.items()))
 
     def delete(self, name: str) -> None:
         with map_errors(self.location):
