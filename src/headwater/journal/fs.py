@@ -56,6 +56,8 @@ REPLACE_SYNCED = failpoints.register("journal.fs.replace.after_directory_sync")
 CUT_SAVED = failpoints.register("journal.fs.cut.after_save")
 CUT_DONE = failpoints.register("journal.fs.cut.after_cut")
 CUT_SYNCED = failpoints.register("journal.fs.cut.after_sync")
+SESSION_MARKED = failpoints.register("journal.fs.delete_session.after_tombstone")
+SESSION_EMPTIED = failpoints.register("journal.fs.delete_session.after_segments")
 DELETE_MARKED = failpoints.register("journal.fs.delete.after_tombstone")
 DELETE_UNLINKED = failpoints.register("journal.fs.delete.after_unlink")
 DELETE_SYNCED = failpoints.register("journal.fs.delete.after_directory_sync")
@@ -375,15 +377,18 @@ class FsStore(Store):
 
     def delete_session(self, session: str) -> bool:
         check_id(session, "session")
-        if not self.segment_ids(session):
+        existed = bool(self.segment_ids(session))
+        if not existed and not self._layout.is_half_deleted(session):
             return False
         self._layout.mark_session_deleted(session)
+        failpoints.hit(SESSION_MARKED)
         with self._layout.emptying(session):  # no creation is under way, and none can begin
             for segment in self.segment_ids(session):
                 self.delete_segment(session, segment)
+            failpoints.hit(SESSION_EMPTIED)
         (self.root / "owners" / f"{session}.lock").unlink(missing_ok=True)
         self._traces.remove_session(session)
-        return True
+        return existed
 
     def own(self, session: str) -> OwnerLock:
         check_id(session, "session")

@@ -175,6 +175,10 @@ class Layout:
         """Write the session's tombstone, durably: from here on nothing can be created in it."""
         self._mark(self._session_tombstone(session))
 
+    def is_half_deleted(self, session: str) -> bool:
+        """Did a deletion of the session crash before its directory was gone?"""
+        return files.present(self._session_tombstone(session)) and files.present(self._root / session)
+
     def remove_sides(self, log: Path) -> None:
         """Remove the saved bytes of a deleted log."""
         for found in self._names(log.parent):

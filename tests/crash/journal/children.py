@@ -5,6 +5,7 @@ Each works on a store that its test prepared; most of them are killed before the
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 import time
@@ -54,6 +55,8 @@ def step(kind: str, root: str, action: str, session: str, segment: str, extra: s
         Store.truncate(store, session, segment, 1)
     elif action == "delete":
         store.delete_segment(session, segment)
+    elif action == "delete-session":
+        store.delete_session(session)
     elif action == "fork":
         fork_at(store, session, segment, 2)
     elif action == "repair":
@@ -198,6 +201,15 @@ def read_big(root: str, session: str, segment: str, count: str) -> None:
     store.close()
 
 
+def append_keys(kind: str, root: str, session: str, segment: str, count: str) -> None:
+    """Append under the same keys as other processes do; print the heads that came back."""
+    store = open_store(kind, Path(root), "none")
+    for number in range(int(count)):
+        head = store.append(session, segment, Entry("x", {"pid": os.getpid()}), idempotency_key=f"k{number}")
+        sys.stdout.write(f"{head}\n")
+    store.close()
+
+
 def create_many(kind: str, root: str, session: str, wanted: str, tag: str) -> None:
     """Create the segments that *wanted* (a file) names; print those that this process made."""
     store = open_store(kind, Path(root), "none")
@@ -250,6 +262,7 @@ _PROGRAMS = {
         read_always,
         fill_disk,
         read_big,
+        append_keys,
         create_many,
         append_until_deleted,
         hold,

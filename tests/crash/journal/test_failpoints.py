@@ -29,6 +29,7 @@ from headwater.journal import (
     repair,
     verify,
 )
+from headwater.journal.errors import SegmentDeletedError
 
 JOURNAL_FAILPOINTS = sorted(name for name in failpoints.registered() if name.startswith("journal."))
 
@@ -40,6 +41,7 @@ ACTIONS = {
     "journal.fs.replace.": ("fs", "default-truncate"),
     "journal.fs.cut.": ("fs", "truncate"),
     "journal.fs.delete.": ("fs", "delete"),
+    "journal.fs.delete_session.": ("fs", "delete-session"),
     "journal.fs.retire.": ("fs", "default-truncate"),
     "journal.sqlite.append.": ("sqlite", "append"),
     "journal.sqlite.create.": ("sqlite", "create"),
@@ -118,6 +120,16 @@ def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new(name: str, tmp_path:
                 assert numbers(store, session, segment) == [1, 2, 3]
             store.delete_segment(session, segment)
             assert not store.exists(session, segment)
+            return
+        elif action == "delete-session":
+            gone = name.endswith("after_segments")
+            assert store.exists(session, segment) != gone
+            if not gone:
+                assert numbers(store, session, segment) == [1, 2, 3]
+            with pytest.raises(SegmentDeletedError):
+                store.create_segment(session, extra)
+            assert store.delete_session(session) != gone
+            assert not path.parent.exists()
             return
         elif action == "fork":
             assert path.read_bytes() == before

@@ -101,6 +101,18 @@ def test_readers_see_whole_entries_while_others_append_and_truncate(kind: str, t
 
 
 @KINDS
+def test_a_key_used_by_several_processes_at_once_is_written_once(kind: str, tmp_path: Path) -> None:
+    """Scenario ee, between processes: all get the same head."""
+    session, segment = new_id(), new_id()
+    with open_store(kind, tmp_path, "none") as store:
+        store.create_segment(session, segment)
+        racers = [start("append_keys", kind, tmp_path, session, segment, 100) for _ in range(3)]
+        first, *others = [finish(racer) for racer in racers]
+        assert all(other == first for other in others)
+        assert sorted(e.key or "" for e in store.iter(session, segment)) == sorted(f"k{n}" for n in range(100))
+
+
+@KINDS
 def test_of_several_creators_of_one_segment_exactly_one_wins(kind: str, tmp_path: Path) -> None:
     """Scenario q, between processes: whose content it is, is who was told so."""
     session, wanted = new_id(), [new_id() for _ in range(30)]
