@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ settings.register_profile("headwater", deadline=None, derandomize="CI" in os.env
 settings.load_profile("headwater")
 
 _HERE = Path(__file__).parent
+
+
+def pytest_configure() -> None:
+    """A suite that was started in the background ignores Ctrl-C, and so would the commands that it tests."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

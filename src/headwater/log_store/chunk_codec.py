@@ -142,7 +142,7 @@ def decode_header(data: Any) -> ChunkHeader:
 def decode_blocks(
     data: Any, header: ChunkHeader, schema: pa.Schema, wanted: VnodeBitmap | None
 ) -> Iterator[pa.RecordBatch]:
-    """The stored batches of the wanted vnodes, block by block; without a copy where the block is not compressed.
+    """The stored batches of the wanted vnodes, block by block; only their bytes are touched and copied.
 
     :param schema: the stored schema of the chunk's version.
     :raises LogCorrupt: a block is not what was written.
@@ -156,7 +156,7 @@ def decode_blocks(
                 continue
             whole = len(inside) == block.last_vnode + 1 - block.first_vnode
         try:
-            message = pa.py_buffer(view[block.offset : block.offset + block.length])
+            message = pa.py_buffer(bytes(view[block.offset : block.offset + block.length]))
             batch = pa.ipc.read_record_batch(message, schema)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise LogCorrupt("A block of a stored chunk cannot be read.") from error

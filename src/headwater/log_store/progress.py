@@ -102,6 +102,26 @@ class LogStoreVnodeProgress:
         self._per_vnode = {}
         self._aligned = (bitmap, place)
 
+    def apply_ended(self, bitmap: VnodeBitmap, epoch: Epoch) -> None:
+        """*epoch* ended for the vnodes of *bitmap*; the others stay where they are.
+
+        :raises ProgressConflict: a vnode would go back. Nothing is applied then.
+        """
+        if not bitmap:
+            return
+        if self.bitmap() <= bitmap:
+            self.apply_aligned(bitmap, epoch)
+            return
+        place = StoragePlace(epoch)
+        for vnode in bitmap:
+            self._check(vnode, place)
+        self._per_vnode = dict(self.places()) | dict.fromkeys(bitmap, place)
+        self._aligned = None
+        places = set(self._per_vnode.values())
+        if len(places) == 1:
+            self._aligned = (VnodeBitmap.of(self._per_vnode, self.vnode_count), place)
+            self._per_vnode = {}
+
     def _check(self, vnode: int, place: StoragePlace) -> None:
         old = self.place_of(vnode)
         if old is None:

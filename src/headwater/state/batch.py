@@ -127,6 +127,14 @@ class WriteBatch:
         check_bounds(prefix, None)
         self._steps.append(DeleteRange(prefix or None, prefix_end(prefix)))
 
+    def extend(self, other: WriteBatch) -> None:
+        """Add the steps of *other* after those of this batch."""
+        for step in other.steps():
+            if isinstance(step, Puts):
+                self._puts().extend(step.items)
+            else:
+                self._steps.append(step)
+
     def steps(self) -> Iterator[Step]:
         """The steps in order, for engines."""
         return iter(self._steps)

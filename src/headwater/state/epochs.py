@@ -15,6 +15,8 @@ _LONGEST_PAUSE = 0.010
 
 def check_epoch(epoch: int) -> Epoch:
     """*epoch* as one that can be sealed. :raises InvalidEpoch: it is 0."""
+    if not isinstance(epoch, int):
+        raise InvalidEpoch(f"An epoch is a number, not {type(epoch).__name__}.")
     if not epoch:
         raise InvalidEpoch("Nothing can be sealed under epoch 0: it means that no epoch was sealed yet.")
     return Epoch(epoch)

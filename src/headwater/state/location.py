@@ -72,7 +72,10 @@ def _split(location: str | os.PathLike[str]) -> tuple[str, str]:
         if not text or text.partition(":")[0] in _SCHEMES:
             raise InvalidLocation(f"Received no usable location; valid are {_VALID}.")
         return "embedded", text
-    parts = urlsplit(text)
+    try:
+        parts = urlsplit(text)
+    except ValueError as error:
+        raise InvalidLocation(f"Received a location that is not a URL; valid are {_VALID}.") from error
     if parts.scheme == "memory" and (parts.netloc or parts.path):
         return "memory", parts.netloc + parts.path
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 from headwater.journal import Entry, RunLog, open_journal
@@ -28,8 +27,6 @@ def test_the_command_follows_and_fails_like_a_command(tmp_path: Path) -> None:
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
-        # a suite that was started in the background ignores Ctrl-C, and so would its children
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stdout is not None
     assert [json.loads(child.stdout.readline())["seq"] for _ in range(4)] == [1, 2, 3, 4]

@@ -337,6 +337,8 @@ def test_epochs_only_go_forward(store: StateStore) -> None:
         assert caught.value.committed == at(2)
     with pytest.raises(InvalidEpoch):
         store.seal(0, WriteBatch())
+    with pytest.raises(InvalidEpoch):
+        store.seal("1", WriteBatch())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="low 16 bits"):
         store.seal(at(3) + 1, WriteBatch())
     assert content(store) == {"k": b"2"}

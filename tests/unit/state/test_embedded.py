@@ -42,6 +42,9 @@ def test_places_that_are_not_directories_are_refused(tmp_path: Path) -> None:
         open_writer(tmp_path / "file" / "below")
     with pytest.raises(StoreNotFound):
         open_reader(tmp_path / "nowhere")
+    for open_it in (open_writer, open_reader):
+        with pytest.raises(InvalidLocation):
+            open_it(tmp_path / ("long" * 100))
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreNotFound):
         open_reader(tmp_path / "empty")
@@ -49,7 +52,16 @@ def test_places_that_are_not_directories_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "redis://h/0", "slatedb+gs://b/p", "slatedb+file:relative", "file://host/path", "memory://"]
+    "url",
+    [
+        "",
+        "redis://h/0",
+        "slatedb+gs://b/p",
+        "slatedb+file:relative",
+        "file://host/path",
+        "memory://",
+        "slatedb+s3://[x",
+    ],
 )
 def test_urls_of_no_engine_are_refused_without_repeating_them(url: str) -> None:
     for open_it in (open_writer, open_reader):

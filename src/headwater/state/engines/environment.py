@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import stat
 import subprocess
 import sys
 import threading
@@ -271,10 +272,8 @@ class Environment:
 
 def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
     """The environment of *path*, opened now or shared with the handles that this process has already."""
-    if not create and not path.is_dir():
-        if path.exists() and not path.is_dir():  # it may have been made this instant
-            raise InvalidLocation(f"{path} is not a directory.")
-        raise StoreNotFound(f"There is no state store in {path}.")
+    if not create:
+        _check_directory(path)
     check_local(path)
     with _lock:
         known = _opened.get(_name(path))
@@ -289,6 +288,19 @@ def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
             known.give_back()
             raise
     return known
+
+
+def _check_directory(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as error:
+        raise StoreNotFound(f"There is no state store in {path}.") from error
+    except NotADirectoryError as error:
+        raise InvalidLocation(f"{path} is not a directory.") from error
+    except (OSError, ValueError) as error:
+        raise InvalidLocation(f"{path} cannot be opened: {error}.") from error
+    if not stat.S_ISDIR(mode):
+        raise InvalidLocation(f"{path} is not a directory.")
 
 
 def child_environment() -> dict[str, str]:

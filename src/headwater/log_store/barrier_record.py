@@ -1,0 +1,60 @@
+"""The record that ends an epoch of a log: what the epoch holds, for readers that were not there. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from headwater.log_store.errors import LogCorrupt
+from headwater.stream import VnodeBitmap
+
+
+@dataclass(frozen=True, slots=True)
+class BarrierRecord:
+    """One instance's end of one epoch."""
+
+    is_checkpoint: bool
+    rows: int
+    size: int
+    chunks: int
+    schema_version: int
+    vnodes: VnodeBitmap
+    sealed_ms: int
+    format: int
+    is_stop: bool = False
+
+    def to_bytes(self) -> bytes:
+        fields = {
+            "v": 1,
+            "checkpoint": self.is_checkpoint,
+            "rows": self.rows,
+            "bytes": self.size,
+            "chunks": self.chunks,
+            "schema": self.schema_version,
+            "vnodes": self.vnodes.to_json(),
+            "ms": self.sealed_ms,
+            "format": self.format,
+            "stop": self.is_stop,
+        }
+        return json.dumps(fields, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> BarrierRecord:
+        """:raises LogCorrupt: not a barrier record of a version that this release reads."""
+        try:
+            fields = json.loads(data)
+            if fields["v"] != 1:
+                raise ValueError("version")
+            return cls(
+                fields["checkpoint"],
+                fields["rows"],
+                fields["bytes"],
+                fields["chunks"],
+                fields["schema"],
+                VnodeBitmap.from_json(fields["vnodes"]),
+                fields["ms"],
+                fields["format"],
+                fields["stop"],
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            raise LogCorrupt("A barrier record cannot be read.") from error

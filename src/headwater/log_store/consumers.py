@@ -1,0 +1,158 @@
+"""The consumers of a store's logs: who they are and how far each vnode is delivered to them.
+
+One row of the state table ``log_consumers`` per log and consumer. Instances of a log report what their readers have
+truncated; the row is written with the next seal. A log is forgotten up to the epoch that all its consumers have
+delivered, for all vnodes; a log without consumers forgets nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.log_store import layout, row_codec
+from headwater.log_store.bounds import BOUNDS
+from headwater.log_store.errors import EpochGone, LogNotFound, RetentionMiss
+from headwater.log_store.item import Done
+from headwater.log_store.log import Log
+from headwater.log_store.offset import StoragePlace
+from headwater.log_store.progress import LogStoreVnodeProgress
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
+from headwater.stream import Epoch, VnodeBitmap
+
+CONSUMERS = TableSchema(
+    "log_consumers",
+    1,
+    key=(Field("log", FieldType.TEXT), Field("consumer", FieldType.TEXT)),
+    value=(Field("progress", FieldType.JSON), Field("started", FieldType.UINT)),
+)
+
+
+@dataclass(slots=True)
+class Consumer:
+    """One consumer of one log."""
+
+    log: str
+    name: str
+    progress: LogStoreVnodeProgress
+    started: Epoch
+    changed: bool = False
+
+    def delivered(self) -> Epoch:
+        """The newest epoch that all vnodes have delivered as a whole."""
+        least = self.progress.minimum(VnodeBitmap.full(self.progress.vnode_count))
+        if least is None:
+            return self.started
+        return least.epoch if least.seq is None else Epoch(max(self.started, least.epoch.prev()))
+
+
+class ConsumerBook:
+    """All consumers of one store, as its writer keeps them."""
+
+    def __init__(self, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> None:
+        self._table: StateTable = catalog.open_or_create(CONSUMERS, batch)
+        self._bounds: StateTable = catalog.open_or_create(BOUNDS, batch)
+        self._consumers: dict[tuple[str, str], Consumer] = {}
+        self._gone: dict[str, tuple[Epoch, Epoch]] = {}
+        for (log, name), (progress, started) in self._table.scan(view, 0):
+            stored = LogStoreVnodeProgress.from_json(progress)
+            self._consumers[log, name] = Consumer(log, name, stored, Epoch(started))
+        for (log,), (gone, dropped) in self._bounds.scan(view, 0):
+            self._gone[log] = (Epoch(gone), Epoch(dropped))
+
+    def of(self, log: str) -> list[Consumer]:
+        return [consumer for (name, _), consumer in sorted(self._consumers.items()) if name == log]
+
+    def gone(self, log: str) -> Epoch:
+        """The newest epoch that the log has forgotten."""
+        return self._gone.get(log, (Epoch(0), Epoch(0)))[0]
+
+    def register(self, log: Log, name: str, start: Epoch | None = None) -> Consumer:
+        """The consumer *name*; a new one starts after *start*, by default at the oldest epoch that is held.
+
+        :raises EpochGone: *start* is before what the log still holds.
+        :raises RetentionMiss: retention dropped what this consumer had not read.
+        """
+        gone, dropped = self._gone.get(log.name, (Epoch(0), Epoch(0)))
+        known = self._consumers.get((log.name, name))
+        if known is not None:
+            if known.delivered() < dropped:
+                raise RetentionMiss(
+                    f"Retention dropped epochs of log {log.name!r} up to {dropped}, unread by consumer {name!r}.",
+                    gone,
+                    next_step=f"Drop the consumer and start it again at epoch {gone} or with a new snapshot.",
+                )
+            return known
+        begin = gone if start is None else start
+        if begin < gone:
+            raise EpochGone(
+                f"Log {log.name!r} holds epochs after {gone} only; consumer {name!r} cannot start after {begin}.",
+                gone,
+                next_step=f"Start it at epoch {gone}.",
+            )
+        progress = LogStoreVnodeProgress(log.vnode_count)
+        if begin:
+            progress = LogStoreVnodeProgress.aligned(VnodeBitmap.full(log.vnode_count), StoragePlace(begin))
+        made = Consumer(log.name, name, progress, begin, changed=True)
+        self._consumers[log.name, name] = made
+        return made
+
+    def drop(self, batch: WriteBatch, log: str, name: str) -> None:
+        """Forget a consumer. :raises LogNotFound: no such consumer."""
+        if self._consumers.pop((log, name), None) is None:
+            raise LogNotFound(f"Log {log!r} has no consumer {name!r}.")
+        self._table.delete(batch, 0, (log, name))
+
+    def rewind(self, log: Log, name: str, epoch: Epoch) -> None:
+        """Send a consumer back to just after *epoch*.
+
+        :raises LogNotFound: no such consumer. :raises EpochGone: the log no longer holds it.
+        """
+        consumer = self._consumers.get((log.name, name))
+        if consumer is None:
+            raise LogNotFound(f"Log {log.name!r} has no consumer {name!r}.")
+        gone = self.gone(log.name)
+        if epoch < gone:
+            raise EpochGone(
+                f"Log {log.name!r} no longer holds what comes after epoch {epoch}.",
+                gone,
+                next_step=f"Rewind to epoch {gone} or later.",
+            )
+        full = VnodeBitmap.full(log.vnode_count)
+        consumer.progress = LogStoreVnodeProgress.aligned(full, StoragePlace(epoch))
+        consumer.changed = True
+
+    def apply(self, log: Log, name: str, done: list[Done], owned: VnodeBitmap) -> None:
+        """Note what a reader has truncated; it speaks for its own vnodes only."""
+        consumer = self._consumers[log.name, name]
+        for step in done:
+            step.apply_to(consumer.progress, owned)
+        consumer.changed = consumer.changed or bool(done)
+
+    def write(self, batch: WriteBatch, logs: list[Log]) -> None:
+        """Add changed rows, and the truncation that they allow, to *batch*."""
+        for consumer in self._consumers.values():
+            if consumer.changed:
+                values = (consumer.progress.to_json(), int(consumer.started))
+                self._table.put(batch, 0, (consumer.log, consumer.name), values)
+                consumer.changed = False
+        for log in logs:
+            consumers = self.of(log.name)
+            if consumers:
+                self._forget(batch, log, min(consumer.delivered() for consumer in consumers), dropped=None)
+
+    def drop_epochs(self, batch: WriteBatch, log: Log, upto: Epoch) -> None:
+        """Retention: forget epochs that not every consumer has delivered."""
+        self._forget(batch, log, upto, dropped=upto)
+
+    def _forget(self, batch: WriteBatch, log: Log, upto: Epoch, dropped: Epoch | None) -> None:
+        gone, missed = self._gone.get(log.name, (Epoch(0), Epoch(0)))
+        if upto <= gone:
+            return
+        number = log.number
+        batch.delete_range(layout.chunks_from(number), layout.chunks_from(number, upto + 1))
+        batch.delete_range(layout.barriers_from(number), layout.barriers_from(number, upto + 1))
+        if log.format == row_codec.FORMAT:
+            for vnode in range(log.vnode_count):
+                batch.delete_range(layout.rows_from(number, vnode, gone + 1), layout.rows_from(number, vnode, upto + 1))
+        self._gone[log.name] = (upto, dropped or missed)
+        self._bounds.put(batch, 0, (log.name,), (int(upto), int(dropped or missed)))

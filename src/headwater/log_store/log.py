@@ -1,0 +1,153 @@
+"""A log: the changes of one table, and how they are kept. Logs of all tables of a source share one state store.
+
+The state table ``logs`` holds one row per log: its number, format, vnode count and every schema that it ever had, by
+version. A chunk names the version of its schema, so a schema change needs no drained log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from headwater.log_store import chunk_codec, row_codec
+from headwater.log_store.columns import check_payload
+from headwater.log_store.errors import ForeignSchema, LogNotFound, UnknownVersion
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
+from headwater.stream import DEFAULT_VNODE_COUNT, check_vnode_count
+
+FORMATS = (row_codec.FORMAT, chunk_codec.FORMAT)
+DEFAULT_FORMAT = chunk_codec.FORMAT
+
+LOGS = TableSchema(
+    "logs",
+    1,
+    key=(Field("name", FieldType.TEXT),),
+    value=(
+        Field("number", FieldType.INT),
+        Field("format", FieldType.INT),
+        Field("vnode_count", FieldType.INT),
+        Field("key_columns", FieldType.JSON),
+        Field("schemas", FieldType.BYTES),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One log as it is registered."""
+
+    name: str
+    number: int
+    format: int
+    vnode_count: int
+    key_columns: tuple[str, ...]
+    schemas: tuple[pa.Schema, ...]
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The newest schema of the payload."""
+        return self.schemas[-1]
+
+    @property
+    def schema_version(self) -> int:
+        return len(self.schemas)
+
+    def schema_of(self, version: int) -> pa.Schema:
+        """:raises UnknownVersion: a chunk of a schema that the log does not know."""
+        if not 1 <= version <= len(self.schemas):
+            raise UnknownVersion(f"Log {self.name!r} has no schema version {version}.")
+        return self.schemas[version - 1]
+
+    def with_schema(self, schema: pa.Schema) -> Log:
+        """The log after a schema change; the same log when nothing changes."""
+        if schema.equals(self.schema):
+            return self
+        check_schema(self.format, schema)
+        return replace(self, schemas=(*self.schemas, schema))
+
+
+def check_schema(log_format: int, schema: pa.Schema) -> None:
+    """:raises ForeignSchema: columns that a log of this format cannot hold. :raises UnknownVersion: no such format."""
+    if log_format not in FORMATS:
+        raise UnknownVersion(f"Received log format {log_format}; valid are {' and '.join(map(str, FORMATS))}.")
+    check_payload(schema)
+    if log_format == row_codec.FORMAT:
+        row_codec.check_flat(schema)
+
+
+class LogRegistry:
+    """The logs of one store."""
+
+    def __init__(self, table: StateTable, view: Snapshot) -> None:
+        self._table = table
+        self._logs = {key[0]: _from_row(key[0], values) for key, values in table.scan(view, 0)}
+
+    @classmethod
+    def load(cls, view: Snapshot) -> LogRegistry:
+        """For readers. :raises LogNotFound: the store holds no logs."""
+        catalog = Catalog.load(view)
+        if LOGS.name not in catalog.names():
+            raise LogNotFound("This store holds no logs yet.")
+        return cls(catalog.open(LOGS), view)
+
+    @classmethod
+    def load_or_create(cls, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> LogRegistry:
+        """For the writer; what is new goes into *batch*."""
+        return cls(catalog.open_or_create(LOGS, batch), view)
+
+    def names(self) -> list[str]:
+        return sorted(self._logs)
+
+    def get(self, name: str) -> Log:
+        """:raises LogNotFound: no such log."""
+        if name not in self._logs:
+            known = ", ".join(self.names()) or "none"
+            raise LogNotFound(f"There is no log {name!r} in this store; there are: {known}.")
+        return self._logs[name]
+
+    def create(
+        self,
+        batch: WriteBatch,
+        name: str,
+        schema: pa.Schema,
+        key_columns: tuple[str, ...],
+        log_format: int = DEFAULT_FORMAT,
+        vnode_count: int = DEFAULT_VNODE_COUNT,
+    ) -> Log:
+        """A new log, registered in *batch*; the one that exists, when it has the same schema.
+
+        :raises ForeignSchema: the log exists with another schema, or these columns cannot be held.
+        """
+        check_schema(log_format, schema)
+        check_vnode_count(vnode_count)
+        old = self._logs.get(name)
+        if old is not None:
+            if not schema.equals(old.schema) or key_columns != old.key_columns or vnode_count != old.vnode_count:
+                raise ForeignSchema(
+                    f"Log {name!r} exists with other columns, keys or vnodes.",
+                    next_step="Change its schema at a barrier, or choose another name.",
+                )
+            return old
+        number = max((log.number for log in self._logs.values()), default=0) + 1
+        log = Log(name, number, log_format, vnode_count, key_columns, (schema,))
+        self.update(batch, log)
+        return log
+
+    def update(self, batch: WriteBatch, log: Log) -> None:
+        """Record a changed log in *batch*."""
+        schemas = pa.BufferOutputStream()
+        for schema in log.schemas:
+            schemas.write(schema.serialize())
+        values = (log.number, log.format, log.vnode_count, list(log.key_columns), bytes(schemas.getvalue()))
+        self._table.put(batch, 0, (log.name,), values)
+        self._logs[log.name] = log
+
+
+def _from_row(name: str, values: tuple[object, ...]) -> Log:
+    number, log_format, vnode_count, key_columns, data = values
+    source = pa.BufferReader(data)
+    schemas = []
+    while source.tell() < source.size():
+        schemas.append(pa.ipc.read_schema(source))
+    return Log(name, number, log_format, vnode_count, tuple(key_columns), tuple(schemas))  # type: ignore[arg-type]

@@ -1,0 +1,238 @@
+"""The reader of a log: what is persisted first, then the live end, with no gap and no overlap.
+
+======================  ====================================================  ==========================
+state                   what may be called                                    goes to
+======================  ====================================================  ==========================
+new                     ``init``                                              reset
+reset                   ``start_from``, ``init``                              history
+history                 ``next_item``, ``truncate``, ``rewind``, ``init``     history, live, reset
+live                    ``next_item``, ``truncate``, ``rewind``, ``init``     live, reset
+======================  ====================================================  ==========================
+
+History is what was sealed before the writer began: epochs in ``(progress, first_write_epoch)``; the live end begins at
+``first_write_epoch``. An item that was taken is either returned or comes again: a call that is given up (a timeout, an
+exception in the caller's thread) loses nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.log_store.buffer import BufferedChunk, LogStoreBuffer, SpilledRef
+from headwater.log_store.columns import SEQ, VNODE, chunk_of
+from headwater.log_store.consumers import Consumer
+from headwater.log_store.errors import InvalidOffset, WrongCall
+from headwater.log_store.item import BarrierItem, ChunkItem, Done, LogItem, last_seqs
+from headwater.log_store.link import ReaderLink
+from headwater.log_store.log_view import LogView
+from headwater.log_store.offset import LogOffset
+from headwater.log_store.progress import LogStoreVnodeProgress
+from headwater.log_store.rewind import RewindDelay
+from headwater.log_store.state import LogStoreState
+from headwater.state import StateReader
+from headwater.stream import Chunk, Epoch, VnodeBitmap
+
+HISTORY_ROWS = 8192
+"""Rows of a chunk that is read from history, at most (one more when an update pair would be split)."""
+
+
+class ReaderState(Enum):
+    NEW = "new"
+    RESET = "reset"
+    HISTORY = "history"
+    LIVE = "live"
+
+
+class KvLogStoreReader:
+    """The reading end of one instance of a log, in the writer's process."""
+
+    def __init__(
+        self,
+        store: StateReader,
+        state: LogStoreState,
+        buffer: LogStoreBuffer,
+        link: ReaderLink,
+        consumer: Consumer,
+        delays: RewindDelay | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        history_rows: int = HISTORY_ROWS,
+    ) -> None:
+        self._store = store
+        self._store_state = state
+        self._buffer = buffer
+        self._link = link
+        self._consumer = consumer
+        self._delays = delays or RewindDelay()
+        self._sleep = sleep
+        self._history_rows = history_rows
+        self._state = ReaderState.NEW
+        self._first_write_epoch = Epoch(0)
+        self._vnodes = state.vnodes
+        self._history: Iterator[tuple[LogItem, Done]] = iter(())
+        self._pending: BufferedChunk | SpilledRef | BarrierItem | None = None
+        self._latest: LogOffset | None = None
+        self._truncated: LogOffset | None = None
+        self._yielded: deque[tuple[LogOffset, Done]] = deque()
+
+    @property
+    def state(self) -> ReaderState:
+        return self._state
+
+    def init(self, timeout: float | None = None) -> None:
+        """Wait until the writer begins, or has taken over other vnodes; then :meth:`start_from`."""
+        self._first_write_epoch, self._vnodes = self._link.wait_for_start(timeout)
+        self._latest = self._truncated = None
+        self._delays.reset()
+        self._reset()
+
+    def start_from(self, after: Epoch | None = None) -> None:
+        """Begin after epoch *after*, by default after what was truncated.
+
+        :raises WrongCall: neither :meth:`init` nor :meth:`rewind` came before.
+        """
+        self._expect(ReaderState.RESET)
+        progress = self._places(after)
+        self._history = self._read_history(progress)
+        self._buffer.rewind(Epoch(0) if after is None else after)
+        self._state = ReaderState.HISTORY
+
+    def _places(self, after: Epoch | None) -> LogStoreVnodeProgress:
+        """How far each vnode is done: the durable places, and what this reader has truncated since."""
+        if after is not None:
+            made = LogStoreVnodeProgress(self._vnodes.count)
+            made.apply_aligned(VnodeBitmap.full(self._vnodes.count), after)
+            return made
+        return self._link.delivered(self._consumer.progress)
+
+    def next_item(self, timeout: float | None = None) -> LogItem | None:
+        """The next item; ``None`` after *timeout* seconds, with nothing lost.
+
+        :raises LogClosed: the writer stopped, and everything was read.
+        """
+        self._expect(ReaderState.HISTORY, ReaderState.LIVE)
+        if self._state is ReaderState.HISTORY and self._link.is_running():
+            found = next(self._history, None)
+            if found is not None:
+                return self._yield(*found)
+            self._state = ReaderState.LIVE
+        if self._pending is None:
+            self._pending = self._buffer.take(timeout, self._link.is_running)
+        if self._pending is None:
+            return None
+        item, done = self._of_buffer(self._pending)  # may fail or be interrupted: the taken item stays pending
+        self._pending = None
+        return self._yield(item, done)
+
+    def _of_buffer(self, taken: BufferedChunk | SpilledRef | BarrierItem) -> tuple[LogItem, Done]:
+        if isinstance(taken, BarrierItem):
+            return taken, Done(taken.epoch, self._vnodes, None)
+        if isinstance(taken, BufferedChunk):
+            chunk = taken.chunk
+        else:
+            chunk = self._store_state.read_spilled(taken.epoch, taken.first_seq, taken.last_seq, taken.log)
+        seqs = np.arange(taken.first_seq, taken.first_seq + chunk.num_rows, dtype=np.uint32)
+        done = Done(taken.epoch, self._vnodes, last_seqs(chunk.vnodes.to_numpy(), seqs))
+        return ChunkItem(taken.epoch, taken.chunk_id, chunk), done
+
+    def _yield(self, item: LogItem, done: Done) -> LogItem:
+        if self._latest is not None:
+            self._latest.check_next_epoch(item.epoch)
+        self._latest = item.offset
+        self._yielded.append((item.offset, done))
+        return item
+
+    def truncate(self, offset: LogOffset) -> None:
+        """Everything up to *offset* was delivered: it need not come again.
+
+        :raises InvalidOffset: beyond what was read, or not after the last truncation.
+        """
+        if self._latest is None or offset > self._latest:
+            raise InvalidOffset("Only what was read can be truncated.")
+        if self._truncated is not None and offset <= self._truncated:
+            raise InvalidOffset("Truncations go forward.")
+        done: list[Done] = []
+        while self._yielded and self._yielded[0][0] <= offset:
+            done.append(self._yielded.popleft()[1])
+        self._truncated = offset
+        self._link.add_done(done)
+        self._buffer.truncate(offset)
+
+    def rewind(self) -> float:
+        """After a failed delivery: wait, then :meth:`start_from` hands out again what was not truncated.
+
+        Returns the seconds that it waited: 1, 2, 4 … 180 with full jitter; progress resets them.
+        """
+        self._expect(ReaderState.HISTORY, ReaderState.LIVE)
+        delay = self._delays.next(self._truncated)
+        self._sleep(delay)
+        self._latest = None
+        self._reset()
+        return delay
+
+    def _reset(self) -> None:
+        self._history = iter(())
+        self._pending = None
+        self._yielded.clear()
+        self._state = ReaderState.RESET
+
+    # -- history -----------------------------------------------------------------------------------------------
+
+    def _read_history(self, progress: LogStoreVnodeProgress) -> Iterator[tuple[LogItem, Done]]:
+        """Items of the sealed epochs before the writer's first, without the rows that are done."""
+        last = self._first_write_epoch.prev()
+        epochs, seqs = _place_arrays(progress)
+        least = progress.minimum(self._vnodes)
+        after = 0 if least is None else (least.epoch if least.seq is None else least.epoch.prev())
+        if after >= last:
+            return
+        with self._store.snapshot() as view:
+            log = LogView(view, self._store_state.log)
+            for end in log.epochs(after, last):
+                owned = end.vnodes & self._vnodes
+                chunk_id = 0
+                for batch in log.batches(end.epoch, end.formats, owned):
+                    vnodes = batch.column(VNODE).to_numpy()
+                    number = batch.column(SEQ).to_numpy()
+                    fresh = (epochs[vnodes] < end.epoch) | ((epochs[vnodes] == end.epoch) & (seqs[vnodes] < number))
+                    if not fresh.all():
+                        batch = batch.filter(pa.array(fresh))
+                    for item, done in self._pieces(end.epoch, batch):
+                        yield ChunkItem(end.epoch, chunk_id, item), done
+                        chunk_id += 1
+                ended = VnodeBitmap.of([v for v in owned if epochs[v] < end.epoch or seqs[v] < _WHOLE], owned.count)
+                barrier = BarrierItem(end.epoch, end.is_checkpoint)
+                yield barrier, Done(end.epoch, ended, None)
+
+    def _pieces(self, epoch: Epoch, batch: pa.RecordBatch) -> Iterator[tuple[Chunk, Done]]:
+        place = 0
+        whole = chunk_of(batch)
+        for chunk in whole.split(max_rows=self._history_rows) if batch.num_rows else []:
+            part = batch.slice(place, chunk.num_rows)
+            seqs = last_seqs(part.column(VNODE).to_numpy(), part.column(SEQ).to_numpy())
+            yield chunk, Done(epoch, self._vnodes, seqs)
+            place += chunk.num_rows
+
+    def _expect(self, *allowed: ReaderState) -> None:
+        if self._state not in allowed:
+            names = " or ".join(state.value for state in allowed)
+            raise WrongCall(f"This needs a reader that is {names}; it is {self._state.value}.")
+
+
+_WHOLE = 1 << 33
+
+
+def _place_arrays(progress: LogStoreVnodeProgress) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Per vnode the epoch and seq that are done; a whole epoch counts as a seq beyond all."""
+    epochs = np.zeros(progress.vnode_count, np.uint64)
+    seqs = np.full(progress.vnode_count, _WHOLE, np.int64)
+    for vnode, place in progress.places():
+        epochs[vnode] = place.epoch
+        seqs[vnode] = _WHOLE if place.seq is None else place.seq
+    return epochs, seqs

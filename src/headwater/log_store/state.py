@@ -1,0 +1,157 @@
+"""The part of a log that one instance writes: its vnodes, its pending records, its spilled chunks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.log_store import layout, row_codec
+from headwater.log_store.barrier_record import BarrierRecord
+from headwater.log_store.chunk_codec import Compression, decode_blocks, decode_header, encode_chunk
+from headwater.log_store.columns import chunk_of, stored_schema
+from headwater.log_store.errors import ForeignSchema, ForeignVnode, LogCorrupt, WrongCall
+from headwater.log_store.log import Log
+from headwater.log_store.sealer import Sealer
+from headwater.state import WriteBatch
+from headwater.stream import Chunk, Epoch, VnodeBitmap
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class LogStoreState:
+    """Writes of one instance of a log, into the seal that all logs of the store share.
+
+    :param vnodes: what this instance owns.
+    """
+
+    def __init__(
+        self,
+        sealer: Sealer,
+        log: Log,
+        vnodes: VnodeBitmap,
+        compression: Compression = Compression.NONE,
+        clock: Callable[[], int] = now_ms,
+    ) -> None:
+        self._sealer = sealer
+        self._compression = compression
+        self._clock = clock
+        self.log = log
+        self.own(vnodes)
+
+    def own(self, vnodes: VnodeBitmap) -> None:
+        """Take over other vnodes. :raises ForeignVnode: none, or of another vnode count."""
+        if vnodes.count != self.log.vnode_count or not vnodes:
+            raise ForeignVnode(f"A writer of log {self.log.name!r} owns some of its {self.log.vnode_count} vnodes.")
+        self.vnodes = vnodes
+        self._writer = next(iter(vnodes))
+
+    def discard_unsealed(self) -> None:
+        """Remove what a writer that died had staged for an epoch that it never sealed."""
+        number, after = self.log.number, self._sealer.store.committed_epoch() + 1
+        batch = WriteBatch()
+        batch.delete_range(layout.chunks_from(number, after), layout.space_end(number, layout.CHUNKS))
+        if self.log.format == row_codec.FORMAT:
+            for vnode in range(self.log.vnode_count):
+                batch.delete_range(layout.rows_from(number, vnode, after), layout.rows_end(number, vnode))
+        self._sealer.store.stage(batch)
+
+    def check(self, chunk: Chunk) -> None:
+        """:raises ForeignSchema: other columns. :raises ForeignVnode: a row that this instance does not own."""
+        if not chunk.rows.schema.equals(self.log.schema):
+            raise ForeignSchema(
+                f"A chunk for log {self.log.name!r} has other columns than the log.",
+                next_step="Pass the new schema with the barrier before it.",
+            )
+        if not self.vnodes.is_full and not self.vnodes.mask_of(chunk.vnodes.to_numpy()).all():
+            raise ForeignVnode(f"A chunk for log {self.log.name!r} has rows of vnodes that this writer does not own.")
+
+    def write_chunk(self, epoch: Epoch, first_seq: int, chunk: Chunk) -> int:
+        """Add *chunk* to the next seal; returns its bytes."""
+        if first_seq + chunk.num_rows - 1 > layout.MAX_SEQ:
+            raise WrongCall(f"Epoch {epoch} has more than {layout.MAX_SEQ} rows.", next_step="Seal epochs more often.")
+        number = self.log.number
+        if self.log.format == row_codec.FORMAT:
+            items = self._row_items(epoch, first_seq, chunk)
+            self._sealer.put_many(items)
+            return sum(len(value) for _, value in items)
+        data = encode_chunk(chunk, first_seq, self.log.schema_version, self.log.vnode_count, self._compression)
+        self._sealer.put(layout.chunk_key(number, epoch, self._writer, first_seq), data)
+        return len(data)
+
+    def _row_items(self, epoch: Epoch, first_seq: int, chunk: Chunk) -> list[tuple[bytes, bytes]]:
+        count = chunk.num_rows
+        keys = np.empty((count, 19), np.uint8)
+        head = layout.row_key(self.log.number, 0, epoch, 0)
+        keys[:] = np.frombuffer(head, np.uint8)
+        keys[:, 5:7] = chunk.vnodes.to_numpy().astype(">u2").view(np.uint8).reshape(count, 2)
+        seqs = np.arange(first_seq, first_seq + count).astype(">u4")
+        keys[:, 15:19] = seqs.view(np.uint8).reshape(count, 4)
+        whole = keys.tobytes()
+        values = row_codec.encode_rows(chunk.rows, chunk.ops, self.log.schema_version)
+        return [(whole[19 * place : 19 * place + 19], value) for place, value in enumerate(values)]
+
+    def write_barrier(
+        self, epoch: Epoch, *, is_checkpoint: bool, is_stop: bool, rows: int, size: int, chunks: int
+    ) -> None:
+        """End *epoch*: with the next seal it can be read."""
+        record = BarrierRecord(
+            is_checkpoint,
+            rows,
+            size,
+            chunks,
+            self.log.schema_version,
+            self.vnodes,
+            self._clock(),
+            self.log.format,
+            is_stop,
+        )
+        self._sealer.batch.put(layout.barrier_key(self.log.number, epoch, self._writer), record.to_bytes())
+
+    def read_spilled(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> Chunk:
+        """A spilled chunk again, from memory or from the store, in the order in which it was written.
+
+        :raises LogCorrupt: it is not there.
+        """
+        if log.format == row_codec.FORMAT:
+            batch = self._spilled_rows(epoch, first_seq, last_seq, log)
+        else:
+            batch = self._spilled_chunks(epoch, first_seq, last_seq, log)
+        order = np.argsort(batch.column("_seq").to_numpy(), kind="stable")
+        if batch.num_rows != last_seq - first_seq + 1:
+            raise LogCorrupt(f"A spilled chunk of epoch {epoch} is not whole.")
+        return chunk_of(batch.take(pa.array(order)))
+
+    def _spilled_chunks(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> pa.RecordBatch:
+        found: list[pa.RecordBatch] = []
+        seq = first_seq
+        with self._sealer.store.snapshot() as view:
+            while seq <= last_seq:
+                key = layout.chunk_key(log.number, epoch, self._writer, seq)
+                data = self._sealer.pending(key) or view.get(key)
+                if data is None:
+                    raise LogCorrupt(f"A spilled chunk of epoch {epoch} is gone.")
+                header = decode_header(data)
+                found += decode_blocks(data, header, stored_schema(log.schema_of(header.schema_version)), None)
+                seq += header.rows
+        return pa.Table.from_batches(found).combine_chunks().to_batches()[0]
+
+    def _spilled_rows(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> pa.RecordBatch:
+        values: list[bytes] = []
+        places: list[tuple[int, int]] = []
+        with self._sealer.store.snapshot() as view:
+            for vnode in self.vnodes:
+                low, high = (layout.row_key(log.number, vnode, epoch, seq) for seq in (first_seq, last_seq + 1))
+                cells = dict(view.scan(low, high)) | dict(self._sealer.pending_range(low, high))
+                for key, value in sorted(cells.items()):
+                    values.append(bytes(value))
+                    places.append((vnode, layout.parse_row_key(key)[2]))
+        schema = log.schema_of(row_codec.schema_version_of(values[0])) if values else log.schema
+        rows, ops = row_codec.decode_rows(values, schema)
+        vnodes, seqs = np.array(places, np.int64).reshape(-1, 2).T
+        columns = [*rows.columns, ops, pa.array(vnodes.astype(np.uint16)), pa.array(seqs.astype(np.uint32))]
+        return pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))

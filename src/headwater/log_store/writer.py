@@ -1,0 +1,222 @@
+"""The writer of a log: chunks in, epochs ended by barriers, made durable by the seal that all logs share.
+
+======================  ==========================================================  =================
+state                   what may be called                                          goes to
+======================  ==========================================================  =================
+new                     ``init``                                                    running (paused)
+running                 ``write_chunk``, ``flush_current_epoch``, ``pause``         running, flushing, paused
+paused                  ``flush_current_epoch``, ``resume``                         flushing, running
+flushing                ``Flush.finish``                                            running, paused, stopped
+stopped                 nothing
+======================  ==========================================================  =================
+
+The writer never waits for a reader, but for a drain that was asked for, and then only as long as was said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from headwater.log_store.buffer import LogStoreBuffer
+from headwater.log_store.consumers import ConsumerBook
+from headwater.log_store.errors import DrainTimeout, InvalidOffset, WrongCall
+from headwater.log_store.item import BarrierItem
+from headwater.log_store.link import ReaderLink
+from headwater.log_store.log import LogRegistry
+from headwater.log_store.sealer import Sealer
+from headwater.log_store.state import LogStoreState
+from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
+
+
+class WriterState(Enum):
+    NEW = "new"
+    RUNNING = "running"
+    PAUSED = "paused"
+    FLUSHING = "flushing"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class FlushOptions:
+    """What a barrier carries for a log."""
+
+    is_checkpoint: bool = True
+    is_stop: bool = False
+    schema_change: pa.Schema | None = None
+    new_vnode_bitmap: VnodeBitmap | None = None
+    drain_seconds: float | None = None
+
+
+class KvLogStoreWriter:
+    """The writing end of one instance of a log; made by :class:`~headwater.log_store.factory.KvLogStoreFactory`."""
+
+    def __init__(
+        self,
+        state: LogStoreState,
+        sealer: Sealer,
+        registry: LogRegistry,
+        book: ConsumerBook,
+        buffer: LogStoreBuffer | None,
+        link: ReaderLink | None,
+    ) -> None:
+        self._store_state = state
+        self._sealer = sealer
+        self._registry = registry
+        self._book = book
+        self._buffer = buffer
+        self._link = link
+        self._state = WriterState.NEW
+        self._was_paused = False
+        self._epoch = Epoch(0)
+        self._next_seq = 0
+        self._rows = self._bytes = self._chunks = 0
+
+    @property
+    def state(self) -> WriterState:
+        return self._state
+
+    @property
+    def epoch(self) -> Epoch:
+        """The epoch that is being written."""
+        return self._epoch
+
+    def init(self, epochs: EpochPair, *, pause_read_on_bootstrap: bool = False) -> None:
+        """Begin to write at ``epochs.curr``; what a dead writer left unsealed is removed first."""
+        self._expect(WriterState.NEW)
+        if epochs.curr <= self._sealer.store.committed_epoch():
+            raise InvalidOffset(
+                f"Epoch {epochs.curr} cannot be written: epoch {self._sealer.store.committed_epoch()} is sealed."
+            )
+        self._store_state.discard_unsealed()
+        self._epoch = epochs.curr
+        self._state = WriterState.PAUSED if pause_read_on_bootstrap else WriterState.RUNNING
+        if self._link is not None:
+            self._link.started(epochs.curr, self._store_state.vnodes, paused=pause_read_on_bootstrap)
+
+    def write_chunk(self, chunk: Chunk) -> None:
+        """Add rows to the current epoch.
+
+        :raises ForeignSchema: other columns than the log has. :raises ForeignVnode: rows that this writer does not own.
+        """
+        self._expect(WriterState.RUNNING)
+        if not chunk.num_rows:
+            return
+        self._store_state.check(chunk)
+        first = self._next_seq
+        if self._buffer is None or not self._buffer.add_chunk(self._epoch, first, chunk):
+            self._bytes += self._store_state.write_chunk(self._epoch, first, chunk)
+            self._chunks += 1
+            if self._buffer is not None:
+                self._buffer.add_spilled(self._epoch, first, first + chunk.num_rows - 1, self._store_state.log)
+        self._next_seq += chunk.num_rows
+        self._rows += chunk.num_rows
+
+    def flush_current_epoch(self, next_epoch: Epoch, options: FlushOptions | None = None) -> Flush:
+        """End the current epoch. After the barrier was passed on, call :meth:`Flush.finish`.
+
+        The epoch is durable once the sealer has sealed it (or a later one).
+
+        :raises InvalidOffset: *next_epoch* is not after the current one.
+        :raises DrainTimeout: the reader did not truncate the barrier in time; the epoch is ended all the same.
+        """
+        chosen = options or FlushOptions()
+        self._expect(WriterState.RUNNING, WriterState.PAUSED)
+        if next_epoch <= self._epoch:
+            raise InvalidOffset(f"Epoch {next_epoch} cannot follow epoch {self._epoch}.")
+        ended, paused = self._epoch, self._state is WriterState.PAUSED
+        if self._buffer is not None:
+            for item in self._buffer.unflushed():
+                self._bytes += self._store_state.write_chunk(item.epoch, item.first_seq, item.chunk)
+                self._chunks += 1
+                item.flushed = True
+        if not paused:
+            self._store_state.write_barrier(
+                ended,
+                is_checkpoint=chosen.is_checkpoint,
+                is_stop=chosen.is_stop,
+                rows=self._rows,
+                size=self._bytes,
+                chunks=self._chunks,
+            )
+        if self._buffer is not None:
+            self._buffer.add_barrier(
+                BarrierItem(ended, chosen.is_checkpoint, chosen.is_stop, chosen.schema_change, chosen.new_vnode_bitmap)
+            )
+        self._epoch, self._next_seq = next_epoch, 0
+        self._rows = self._bytes = self._chunks = 0
+        self._was_paused = paused
+        self._state = WriterState.FLUSHING
+        flush = Flush(self, ended, chosen)
+        self._take_progress(ended)
+        if chosen.drain_seconds is not None:
+            self._drain(ended, chosen.drain_seconds)
+        return flush
+
+    def _drain(self, ended: Epoch, seconds: float) -> None:
+        if self._buffer is None or not self._buffer.wait_until_truncated(ended, seconds):
+            self._state = WriterState.PAUSED if self._was_paused else WriterState.RUNNING
+            raise DrainTimeout(
+                f"The reader of log {self._store_state.log.name!r} did not deliver epoch {ended} in {seconds:g} s.",
+                next_step="Look at its last error, then drain again.",
+            )
+        self._take_progress(Epoch(ended).next())
+
+    def _take_progress(self, before: Epoch) -> None:
+        """What the reader truncated in epochs before *before* becomes durable with the next seal, not earlier."""
+        if self._link is not None:
+            log, consumer, owned = self._store_state.log, self._link.consumer, self._store_state.vnodes
+            self._link.hand_over(before, lambda done: self._book.apply(log, consumer, done, owned))
+        self._book.write(self._sealer.batch, [self._store_state.log])
+
+    def pause(self) -> None:
+        """No more chunks; barriers go on. :raises WrongCall: it is paused already."""
+        self._expect(WriterState.RUNNING)
+        self._state = WriterState.PAUSED
+        if self._link is not None:
+            self._link.set_paused(True)
+
+    def resume(self) -> None:
+        """:raises WrongCall: it is not paused."""
+        self._expect(WriterState.PAUSED)
+        self._state = WriterState.RUNNING
+        if self._link is not None:
+            self._link.set_paused(False)
+
+    def _finish(self, options: FlushOptions) -> None:
+        self._expect(WriterState.FLUSHING)
+        if options.schema_change is not None:
+            log = self._store_state.log.with_schema(options.schema_change)
+            self._registry.update(self._sealer.batch, log)
+            self._store_state.log = log
+        if options.new_vnode_bitmap is not None:
+            self._take_progress(self._epoch)  # what was delivered is so for the vnodes that leave, too
+            self._store_state.own(options.new_vnode_bitmap)
+            if self._buffer is not None and self._link is not None:
+                self._buffer.clear()
+                self._link.moved(self._epoch, options.new_vnode_bitmap)
+        self._state = WriterState.PAUSED if self._was_paused else WriterState.RUNNING
+        if options.is_stop:
+            self._state = WriterState.STOPPED
+            if self._buffer is not None:
+                self._buffer.close()
+
+    def _expect(self, *allowed: WriterState) -> None:
+        if self._state not in allowed:
+            names = " or ".join(state.value for state in allowed)
+            raise WrongCall(f"This needs a writer that is {names}; it is {self._state.value}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """An ended epoch whose barrier is on its way."""
+
+    writer: KvLogStoreWriter
+    epoch: Epoch
+    options: FlushOptions
+
+    def finish(self) -> None:
+        """The barrier was passed on: take over new vnodes or a new schema, and go on."""
+        self.writer._finish(self.options)
