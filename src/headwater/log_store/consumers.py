@@ -128,15 +128,15 @@ class ConsumerBook:
             step.apply_to(consumer.progress, owned)
         consumer.changed = consumer.changed or bool(done)
 
-    def write(self, batch: WriteBatch, logs: list[Log]) -> None:
-        """Add changed rows, and the truncation that they allow, to *batch*."""
+    def write(self, batch: WriteBatch, logs: list[Log], remote: list[Consumer]) -> None:
+        """Add changed rows, and the truncation that they and the *remote* consumers allow, to *batch*."""
         for consumer in self._consumers.values():
             if consumer.changed:
                 values = (consumer.progress.to_json(), int(consumer.started))
                 self._table.put(batch, 0, (consumer.log, consumer.name), values)
                 consumer.changed = False
         for log in logs:
-            consumers = self.of(log.name)
+            consumers = [*self.of(log.name), *(consumer for consumer in remote if consumer.log == log.name)]
             if consumers:
                 self._forget(batch, log, min(consumer.delivered() for consumer in consumers), dropped=None)
 

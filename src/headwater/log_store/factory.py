@@ -14,6 +14,7 @@ from headwater.log_store.consumers import ConsumerBook
 from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import DEFAULT_FORMAT, Log, LogRegistry
 from headwater.log_store.reader import KvLogStoreReader
+from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.state import LogStoreState, now_ms
@@ -40,6 +41,7 @@ class KvLogStoreFactory:
         self._compression = compression
         self._clock = clock
         self.sealer = Sealer(store, stage_bytes)
+        self.remote = RemoteConsumers(store.location)
         with store.snapshot() as view:
             catalog = Catalog.load(view)  # one for all: it gives each new table a number of its own
             self._registry = LogRegistry.load_or_create(catalog, view, self.sealer.batch)
@@ -63,7 +65,7 @@ class KvLogStoreFactory:
     def writer(self, log: Log, vnodes: VnodeBitmap | None = None) -> KvLogStoreWriter:
         """A writer whose readers are in other processes: nothing is kept in memory beyond the next seal."""
         state = self._state(log, vnodes)
-        return KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, None, None)
+        return KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, None, None)
 
     def pair(
         self,
@@ -82,9 +84,13 @@ class KvLogStoreFactory:
         known = self.consumers.register(log, consumer, start)
         buffer = LogStoreBuffer(max_rows, max_bytes)
         link = ReaderLink(consumer, buffer)
-        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, buffer, link)
+        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, buffer, link)
         reader = KvLogStoreReader(self._store, state, buffer, link, known, delays, sleep)
         return reader, writer
+
+    def close(self) -> None:
+        """Let go of the consumers' stores; the state store stays open."""
+        self.remote.close()
 
     def _state(self, log: Log, vnodes: VnodeBitmap | None) -> LogStoreState:
         owned = VnodeBitmap.full(log.vnode_count) if vnodes is None else vnodes

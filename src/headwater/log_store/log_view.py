@@ -147,8 +147,12 @@ class LogView:
         self.check_range(after, upto)
         vnodes = VnodeBitmap.full(self.log.vnode_count) if wanted is None else wanted
         for end in self.epochs(after, upto):
-            for batch in self.batches(end.epoch, end.formats, vnodes):
-                yield with_epoch(batch, end.epoch)
+            yield from self.read_epoch(end, vnodes)
+
+    def read_epoch(self, end: EpochEnd, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+        """The rows of one epoch, as :meth:`read_range` gives them."""
+        for batch in self.batches(end.epoch, end.formats, wanted):
+            yield with_epoch(batch, end.epoch)
 
     def schema(self) -> pa.Schema:
         """The columns of :meth:`read_range` for the newest schema."""

@@ -26,6 +26,7 @@ from headwater.log_store.errors import DrainTimeout, InvalidOffset, WrongCall
 from headwater.log_store.item import BarrierItem
 from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import LogRegistry
+from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.sealer import Sealer
 from headwater.log_store.state import LogStoreState
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
@@ -59,6 +60,7 @@ class KvLogStoreWriter:
         sealer: Sealer,
         registry: LogRegistry,
         book: ConsumerBook,
+        remote: RemoteConsumers,
         buffer: LogStoreBuffer | None,
         link: ReaderLink | None,
     ) -> None:
@@ -66,6 +68,7 @@ class KvLogStoreWriter:
         self._sealer = sealer
         self._registry = registry
         self._book = book
+        self._remote = remote
         self._buffer = buffer
         self._link = link
         self._state = WriterState.NEW
@@ -169,7 +172,7 @@ class KvLogStoreWriter:
         if self._link is not None:
             log, consumer, owned = self._store_state.log, self._link.consumer, self._store_state.vnodes
             self._link.hand_over(before, lambda done: self._book.apply(log, consumer, done, owned))
-        self._book.write(self._sealer.batch, [self._store_state.log])
+        self._book.write(self._sealer.batch, [self._store_state.log], self._remote.all())
 
     def pause(self) -> None:
         """No more chunks; barriers go on. :raises WrongCall: it is paused already."""

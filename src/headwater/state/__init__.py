@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 from headwater.state.batch import MAX_KEY_BYTES, WriteBatch
+from headwater.state.beside import beside, stores_beside
 from headwater.state.catalog import Catalog
 from headwater.state.location import open_reader, open_writer
 from headwater.state.store import Owner, Pin, Snapshot, StateReader, StateStore, StoreStatistics
@@ -34,6 +35,8 @@ __all__ = [
     "StoreStatistics",
     "TableSchema",
     "WriteBatch",
+    "beside",
     "open_reader",
     "open_writer",
+    "stores_beside",
 ]

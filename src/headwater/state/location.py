@@ -31,7 +31,7 @@ def open_writer(location: str | os.PathLike[str], *, takeover: bool = False) -> 
     :raises StoreOwned: a live writer has the store.
     :raises InvalidLocation: not a place for a store.
     """
-    engine, rest = _split(location)
+    engine, rest = split_location(location)
     if engine == "memory":
         from headwater.state.engines.memory import open_memory_writer
 
@@ -51,7 +51,7 @@ def open_reader(location: str | os.PathLike[str]) -> StateReader:
     :raises StoreNotFound: there is no store.
     :raises InvalidLocation: not a place for a store.
     """
-    engine, rest = _split(location)
+    engine, rest = split_location(location)
     if engine == "memory":
         from headwater.state.engines.memory import open_memory_reader
 
@@ -65,7 +65,7 @@ def open_reader(location: str | os.PathLike[str]) -> StateReader:
     return open_embedded_reader(Path(rest))
 
 
-def _split(location: str | os.PathLike[str]) -> tuple[str, str]:
+def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:
     """The engine, and what it needs to know."""
     text = os.fspath(location)
     if "://" not in text:

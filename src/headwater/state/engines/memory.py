@@ -292,6 +292,12 @@ def open_memory_reader(name: str) -> MemoryReader:
     return MemoryReader(name, shared)
 
 
+def memory_names() -> list[str]:
+    """The stores of this process."""
+    with _stores_lock:
+        return sorted(_stores)
+
+
 def drop_memory_store(name: str) -> None:
     """Forget the store *name*. :raises StoreClosed: it does not exist."""
     with _stores_lock:

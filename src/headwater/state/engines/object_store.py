@@ -139,6 +139,8 @@ class ObjectStoreStore(ObjectReader):
     def _write(self, epoch: Epoch, batch: WriteBatch, *, seals: bool) -> None:
         """Write *batch*: until SlateDB has it, an error leaves nothing; after that only a new open can tell."""
         pending = self._fold(batch)
+        if not pending and not seals:
+            return  # SlateDB refuses to write nothing
         puts = [(key, value) for key, value in pending.items() if value is not None]
         self._attempts += 1
         name = object_name(self._claim.generation, epoch, self._attempts)
