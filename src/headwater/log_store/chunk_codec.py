@@ -9,7 +9,7 @@
     u16  0
     per block: u16 first vnode | u16 last vnode | u32 rows | u64 offset | u64 length
     zeros up to a multiple of 64
-    blocks: each one Arrow IPC record batch message, without schema
+    an Arrow IPC stream without its end: the schema, then the blocks, each one record batch message
 
 Little-endian, as Arrow is. A block ends where a vnode ends, so a reader of some vnodes touches only their blocks, and
 a whole quarter of the vnodes is read without looking at another row. Blocks are cut at equal ranges of vnodes, but
@@ -22,7 +22,8 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
+from functools import lru_cache
+from itertools import pairwise, starmap
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,8 @@ from headwater.log_store.errors import LogCorrupt, UnknownVersion
 from headwater.stream import Chunk, VnodeBitmap
 
 FORMAT = 2
-BLOCKS = 16
-BLOCK_ROWS = 256
+BLOCKS = 8
+BLOCK_ROWS = 512
 """Blocks with fewer rows than this are joined with the next."""
 
 _HEADER = struct.Struct("<BBHIIHH")
@@ -82,22 +83,25 @@ def encode_chunk(
     """The stored bytes of *chunk*."""
     batch, vnodes = sorted_batch(chunk, first_seq)
     cuts = _cuts(vnodes, vnode_count)
-    head = _HEADER.size + _BLOCK.size * (len(cuts) - 1)
+    blocks = [batch.slice(low, high - low) for low, high in pairwise(cuts)]
+    head = _HEADER.size + _BLOCK.size * len(blocks)
     start = -(-head // 64) * 64
-    sink = pa.BufferOutputStream()
-    skip = batch.schema.serialize().size  # the stream begins with a schema message: the log keeps schemas once
-    places = [skip]
+    schema = batch.schema.serialize().size
+    out = None
+    if compression is Compression.NONE:  # the size is known: no buffer that grows and is copied
+        out = pa.allocate_buffer(start + schema + sum(map(pa.ipc.get_record_batch_size, blocks)) + 8)
+    sink: Any = pa.BufferOutputStream() if out is None else pa.FixedSizeBufferWriter(out)
+    sink.write(bytes(start))
+    places = [start + schema]
     with pa.ipc.new_stream(sink, batch.schema, options=compression.options) as stream:
-        for low, high in pairwise(cuts):
-            stream.write_batch(batch.slice(low, high - low))
+        for block in blocks:
+            stream.write_batch(block)
             places.append(sink.tell())
-    body = sink.getvalue()
-    parts = [_HEADER.pack(FORMAT, compression.value, schema_version, chunk.num_rows, first_seq, len(cuts) - 1, 0)]
-    for index, (low, high) in enumerate(pairwise(cuts)):
-        offset, length = start + places[index] - skip, places[index + 1] - places[index]
-        parts.append(_BLOCK.pack(int(vnodes[low]), int(vnodes[high - 1]), high - low, offset, length))
-    parts.append(bytes(start - head))
-    return b"".join([*parts, memoryview(body)[skip : places[-1]]] if len(places) > 1 else parts)
+    whole = memoryview(sink.getvalue() if out is None else out)
+    parts = [_HEADER.pack(FORMAT, compression.value, schema_version, chunk.num_rows, first_seq, len(blocks), 0)]
+    for (low, high), (place, end) in zip(pairwise(cuts), pairwise(places), strict=True):
+        parts.append(_BLOCK.pack(int(vnodes[low]), int(vnodes[high - 1]), high - low, place, end - place))
+    return b"".join([*parts, bytes(start - head), whole[start : places[-1]]])
 
 
 def _cuts(vnodes: Any, vnode_count: int) -> list[int]:
@@ -123,13 +127,15 @@ def decode_header(data: Any) -> ChunkHeader:
                 f"A stored chunk has format {version}; this release reads format {FORMAT}.",
                 next_step="Upgrade headwater.",
             )
-        blocks = tuple(Block(*_BLOCK.unpack_from(data, _HEADER.size + _BLOCK.size * index)) for index in range(count))
+        end = _HEADER.size + _BLOCK.size * count
+        if len(data) < end:
+            raise ValueError("directory")
+        blocks = tuple(starmap(Block, _BLOCK.iter_unpack(memoryview(data)[_HEADER.size : end])))
         header = ChunkHeader(Compression(compression), schema_version, rows, first_seq, blocks)
     except (struct.error, ValueError) as error:
         if isinstance(error, UnknownVersion):
             raise
         raise LogCorrupt("A stored chunk is cut short.") from error
-    end = _HEADER.size + _BLOCK.size * count
     for block in blocks:
         if block.offset < end or block.offset + block.length > len(data):
             raise LogCorrupt("A stored chunk is cut short.")
@@ -137,6 +143,13 @@ def decode_header(data: Any) -> ChunkHeader:
     if sum(block.rows for block in blocks) != rows:
         raise LogCorrupt("A stored chunk does not have the rows that it names.")
     return header
+
+
+@lru_cache(maxsize=64)
+def _counts(wanted: VnodeBitmap) -> list[int]:
+    """How many wanted vnodes there are below each vnode."""
+    counts: list[int] = np.concatenate(([0], np.cumsum(wanted.mask()))).tolist()
+    return counts
 
 
 def decode_blocks(
@@ -148,13 +161,14 @@ def decode_blocks(
     :raises LogCorrupt: a block is not what was written.
     """
     view = memoryview(data)
+    counts = None if wanted is None else _counts(wanted)
     for block in header.blocks:
-        whole = wanted is None
-        if wanted is not None:
-            inside = wanted & VnodeBitmap.from_ranges([range(block.first_vnode, block.last_vnode + 1)], wanted.count)
+        whole = counts is None
+        if counts is not None:
+            inside = counts[block.last_vnode + 1] - counts[block.first_vnode]
             if not inside:
                 continue
-            whole = len(inside) == block.last_vnode + 1 - block.first_vnode
+            whole = inside == block.last_vnode + 1 - block.first_vnode
         try:
             message = pa.py_buffer(bytes(view[block.offset : block.offset + block.length]))
             batch = pa.ipc.read_record_batch(message, schema)

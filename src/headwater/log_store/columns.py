@@ -21,6 +21,9 @@ RESERVED = (OP, VNODE, SEQ, EPOCH)
 _ADDED = (pa.field(OP, pa.int8(), False), pa.field(VNODE, pa.uint16(), False), pa.field(SEQ, pa.uint32(), False))
 
 
+_EPOCH_FIELD = pa.field(EPOCH, pa.uint64(), False)
+
+
 def check_payload(schema: pa.Schema) -> None:
     """:raises ForeignSchema: a column twice, or one with a name that the log uses."""
     clash = sorted(set(schema.names) & set(RESERVED))
@@ -36,7 +39,7 @@ def stored_schema(payload: pa.Schema) -> pa.Schema:
 
 def read_schema(payload: pa.Schema) -> pa.Schema:
     """The columns of a batch that a range read gives."""
-    return pa.schema([*payload, *_ADDED, pa.field(EPOCH, pa.uint64(), False)])
+    return pa.schema([*payload, *_ADDED, _EPOCH_FIELD])
 
 
 def sorted_batch(chunk: Chunk, first_seq: int) -> tuple[pa.RecordBatch, NDArray[np.uint16]]:
@@ -63,7 +66,4 @@ def chunk_of(batch: pa.RecordBatch) -> Chunk:
 
 def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
     """*batch* with its epoch as a column."""
-    column = pa.array(np.full(batch.num_rows, epoch, np.uint64))
-    return pa.RecordBatch.from_arrays(
-        [*batch.columns, column], schema=batch.schema.append(pa.field(EPOCH, pa.uint64(), False))
-    )
+    return batch.append_column(_EPOCH_FIELD, pa.array(np.full(batch.num_rows, epoch, np.uint64)))

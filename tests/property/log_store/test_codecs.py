@@ -90,7 +90,7 @@ def test_a_reader_of_some_vnodes_gets_exactly_their_rows_and_touches_only_their_
     made = Chunk.inserts(rows, ["id"])
     data = encode_chunk(made, 0, 1, 256, Compression.NONE)
     header = decode_header(data)
-    assert len(header.blocks) == 16
+    assert len(header.blocks) == 8
     quarter = VnodeBitmap.from_ranges([range(64, 128)], 256)
     odd = VnodeBitmap.of(range(1, 256, 2), 256)
     for wanted in (quarter, odd, VnodeBitmap.of([0], 256), VnodeBitmap.full(256), VnodeBitmap.empty(256)):
