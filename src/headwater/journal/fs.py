@@ -14,7 +14,6 @@ The order of durable steps is in docs/formats/journal.md; each has a failpoint.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 import time
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from headwater import failpoints
-from headwater.journal import codec, files, forking, scan
+from headwater.journal import codec, files, forking, locks, scan
 from headwater.journal.checks import as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
 from headwater.journal.entry import Durability, Entry, Head, Limits, Truncation
 from headwater.journal.errors import (
@@ -43,7 +42,7 @@ from headwater.journal.flusher import Flusher
 from headwater.journal.fs_layout import Layout
 from headwater.journal.ids import check_id
 from headwater.journal.log_file import FileSource, LogFile
-from headwater.journal.owner import Owner, OwnerLock, current_owner
+from headwater.journal.owner import Owner, OwnerLock, current_owner, forget_lock
 from headwater.journal.store import Store
 from headwater.journal.trace import TraceFiles
 
@@ -80,7 +79,7 @@ class FsStore(Store):
     :param durability: what `append` promises, see :class:`~headwater.journal.entry.Durability`.
     :param flush_interval: seconds; the bound of the level `flush`.
     :param max_open: how many log files stay open between appends.
-    :param lock_timeout: seconds to wait for another process inside an append.
+    :param lock_timeout: seconds to wait for another process that is inside the segment.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class FsStore(Store):
         self.root = Path(root)
         self.limits = limits or Limits()
         self._durability = Durability(durability)
-        self._layout = Layout(self.root)
+        self._layout = Layout(self.root, lock_timeout)
         self._clock = clock
         self._max_open = max_open
         self._lock_timeout = lock_timeout
@@ -151,8 +150,6 @@ class FsStore(Store):
         for key, log in list(self._logs.items()):
             if len(self._logs) <= self._max_open:
                 return
-            if self._durability is Durability.FLUSH:
-                log.sync_quietly()
             if log.close_if_idle():
                 if log.failed is not None:
                     self._failed[key] = log.failed
@@ -177,7 +174,7 @@ class FsStore(Store):
             log = self._open(session, segment)
             if log.lock():
                 try:
-                    if os.fstat(log.fd).st_nlink:
+                    if log.is_named():
                         yield log
                         return
                 except OSError as error:
@@ -242,6 +239,7 @@ class FsStore(Store):
             log.sync()
             failpoints.hit(APPEND_SYNCED)
         elif self._durability is Durability.FLUSH:
+            log.unsynced = True
             self._flusher.note(log)
         return head
 
@@ -386,7 +384,7 @@ class FsStore(Store):
             for segment in self.segment_ids(session):
                 self.delete_segment(session, segment)
             failpoints.hit(SESSION_EMPTIED)
-        (self.root / "owners" / f"{session}.lock").unlink(missing_ok=True)
+        forget_lock(self.root / "owners" / f"{session}.lock")
         self._traces.remove_session(session)
         return existed
 
@@ -468,7 +466,7 @@ class FsStore(Store):
         except FileNotFoundError:
             raise self._missing(session, segment) from None
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            locks.take(fd, locks.SHARED, path, self._lock_timeout)
             yield FileSource(fd, path)
         except OSError as error:
             raise io_error("read", path, error) from error

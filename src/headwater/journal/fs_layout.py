@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -13,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.journal import files
-from headwater.journal.errors import NotARegularFileError, SegmentDeletedError, io_error
+from headwater.journal import files, locks
+from headwater.journal.errors import BusyError, NotARegularFileError, SegmentDeletedError, io_error
 from headwater.journal.ids import check_id, is_id, new_id
 
 CREATE_WRITTEN = failpoints.register("journal.fs.create.after_write")
@@ -29,8 +28,9 @@ _STALE_SECONDS = 60.0
 class Layout:
     """Paths and names; see the docstring of :mod:`headwater.journal.fs`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, lock_timeout: float) -> None:
         self._root = root
+        self._timeout = lock_timeout
 
     def log(self, session: str, segment: str) -> Path:
         """The log's path.
@@ -106,7 +106,7 @@ class Layout:
         except OSError as error:
             raise io_error("open the directory", directory, error) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            locks.take(fd, locks.SHARED, directory, self._timeout)
             if self.is_deleted(session, segment) or os.fstat(fd).st_nlink == 0:
                 raise SegmentDeletedError(session, segment)
             yield
@@ -127,15 +127,29 @@ class Layout:
             failpoints.hit(CREATE_LINKED)
         except FileExistsError:
             raise
-        except FileNotFoundError:  # swept by a deletion or replacement of the segment: so it exists, or did
-            raise FileExistsError(path) from None
+        except FileNotFoundError:  # swept: by a deletion or replacement of the segment, or because it took too long
+            if self.is_regular(path):
+                raise FileExistsError(path) from None
+            self._refuse_deleted(path)
+            raise BusyError(
+                f"The creation of {path} took so long that it was swept away as stale.",
+                next_step="Call again.",
+            ) from None
         except OSError as error:
             raise io_error("create", path, error) from error
         finally:
             temporary.unlink(missing_ok=True)
         failpoints.hit(CREATE_UNLINKED)
+        self._refuse_deleted(path)
         files.sync_directory(path.parent)
         failpoints.hit(CREATE_SYNCED)
+
+    def _refuse_deleted(self, path: Path) -> None:
+        """A deletion of an older log of this name passed while the new one was made: its tombstone counts."""
+        session, segment = path.parent.name, path.stem
+        if self.is_deleted(session, segment):
+            path.unlink(missing_ok=True)
+            raise SegmentDeletedError(session, segment)
 
     def sweep(self, directory: Path, segment: str = "", *, min_age: float = _STALE_SECONDS) -> None:
         """Remove what crashed creations left behind: temporary names older than *min_age* seconds."""
@@ -197,7 +211,7 @@ class Layout:
         except OSError as error:
             raise io_error("open the directory", directory, error) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            locks.take(fd, locks.EXCLUSIVE, directory, self._timeout)
             yield
             if files.present(directory):
                 shutil.rmtree(directory)

@@ -6,9 +6,10 @@ under another name and linked, changed only in place, and before it is deleted o
 
 The end (offset, head) is remembered between appends and believed only when the file ends there *and* the last bytes
 still state the same chained checksum, which one read tells: a truncation and re-append by another process to the
-same size shows, and so does the byte of a retired file. Only then is its link count looked at. (To ask for the
-status each time would be simpler, and on current kernels makes each following write twice as expensive.) A file
-that was removed by hand is noticed within a fifth of a second.
+same size shows, and so does the byte of a retired file. Only then is it asked whether the segment's name still leads
+to this file; its link count would not tell, since a backup may hold another link. (To ask for the status each time
+would be simpler, and on current kernels makes each following write twice as expensive.) A file that was removed,
+moved with its directory or replaced by hand is noticed within a fifth of a second.
 """
 
 from __future__ import annotations
@@ -20,10 +21,9 @@ from fcntl import LOCK_EX, LOCK_NB, LOCK_UN, flock
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.journal import codec, files, scan
+from headwater.journal import codec, files, locks, scan
 from headwater.journal.entry import EMPTY, Head
-from headwater.journal.errors import BusyError, SyncFailedError, io_error
-from headwater.journal.owner import lock_holder
+from headwater.journal.errors import SyncFailedError, io_error
 
 RETIRED = failpoints.register("journal.fs.retire.after_mark")
 TAIL_FOUND = failpoints.register("journal.fs.tail.before_repair")
@@ -63,6 +63,7 @@ class LogFile:
         self.path = path
         self.fd = files.open_regular(path, os.O_RDWR | os.O_APPEND)
         self.failed: SyncFailedError | None = None
+        self.unsynced = False
         self._timeout = lock_timeout
         self._thread_lock = threading.Lock()
         self._sync_lock = threading.Lock()
@@ -81,15 +82,15 @@ class LogFile:
         :raises BusyError: not free within the timeout; names the holder.
         """
         if not self._thread_lock.acquire(False) and not self._thread_lock.acquire(timeout=self._timeout):
-            raise self._busy()
+            raise locks.busy(self.fd, self.path, self._timeout)
         if self.fd < 0:
             self._thread_lock.release()
             return False
         try:
             flock(self.fd, _TRY)
-        except BlockingIOError:
+        except OSError:
             try:
-                self._wait()
+                locks.take(self.fd, LOCK_EX, self.path, self._timeout)
             except BaseException:
                 self._thread_lock.release()
                 raise
@@ -97,24 +98,6 @@ class LogFile:
             self._thread_lock.release()
             raise
         return True
-
-    def _wait(self) -> None:
-        deadline = time.monotonic() + self._timeout
-        pause = 0.00005
-        while True:
-            time.sleep(pause)
-            try:
-                flock(self.fd, _TRY)
-                return
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise self._busy() from None
-            pause = min(pause * 1.5, 0.005)
-
-    def _busy(self) -> BusyError:
-        holder = lock_holder(self.fd)
-        by = f" by {holder}" if holder else ""
-        return BusyError(f"{self.path} was locked{by} for {self._timeout:g} s.", next_step="Call again.")
 
     def unlock(self) -> None:
         """Let others write."""
@@ -143,8 +126,10 @@ class LogFile:
             os.close(fd)
 
     def close(self) -> None:
-        """Let go of the descriptor."""
+        """Let go of the descriptor; a sync that is still owed is made first."""
         with self._sync_lock:
+            if self.unsynced:
+                self._sync_if_open()
             fd, self.fd = self.fd, -1
             if fd >= 0:
                 os.close(fd)
@@ -162,19 +147,26 @@ class LogFile:
             and time.monotonic() < self._look_at
         ):
             return True
-        status = os.fstat(self.fd)
-        if status.st_nlink == 0:
+        if not self.is_named():
             return False
+        size = os.fstat(self.fd).st_size
         self._look_at = time.monotonic() + _LOOK_AGAIN
         source = FileSource(self.fd, self.path)
         try:
-            place = scan.end_of(source, status.st_size)
+            place = scan.end_of(source, size)
         except scan.DamageError as damage:
             raise scan.first_corrupt(source, damage) from None
-        if place.offset < status.st_size:
+        if place.offset < size:
             self._drop_torn(place.offset)
         self.remember(place.offset, place.head)
         return True
+
+    def is_named(self) -> bool:
+        """Does the segment's name still lead to this file?"""
+        try:
+            return os.path.samestat(os.lstat(self.path), os.fstat(self.fd))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def _drop_torn(self, offset: int) -> None:
         failpoints.hit(TAIL_FOUND)
@@ -254,6 +246,7 @@ class LogFile:
         if self.failed is not None:
             self.failed.told = True
             raise self.failed
+        self.unsynced = False
         try:
             os.fdatasync(self.fd)
         except OSError as error:
@@ -269,8 +262,11 @@ class LogFile:
     def sync_quietly(self) -> None:
         """For the flusher: a failure is told to the next call."""
         with self._sync_lock:
-            if self.fd >= 0:
-                try:
-                    self.sync()
-                except SyncFailedError as error:
-                    error.told = False
+            self._sync_if_open()
+
+    def _sync_if_open(self) -> None:
+        if self.fd >= 0:
+            try:
+                self.sync()
+            except SyncFailedError as error:
+                error.told = False

@@ -54,8 +54,8 @@ def process(pid: int) -> Owner:
 
 def lock_holder(fd: int) -> Owner | None:
     """The process that holds `flock` on the file of *fd*, as far as the kernel tells."""
-    inode = os.fstat(fd).st_ino
     try:
+        inode = os.fstat(fd).st_ino
         for row in Path("/proc/locks").read_text().splitlines():
             words = row.split()
             if words[1] == "FLOCK" and words[5].endswith(f":{inode}") and int(words[4]) > 0:
@@ -89,6 +89,14 @@ def current_owner(path: Path) -> Owner | None:
     return None
 
 
+def forget_lock(path: Path) -> None:
+    """Remove the lock file of a deleted session, which nobody can own to any use; best effort."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        pass
+
+
 class OwnerLock:
     """Hold with `with`, or `release()`. A forked child does not own what its parent owns.
 
@@ -111,8 +119,13 @@ class OwnerLock:
             raise OwnedElsewhereError(what, holder) from None
         self.owner = process(self._pid)
         text = json.dumps(asdict(self.owner)).encode()
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, text, 0)
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text, 0)
+        except OSError as error:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+            raise io_error("write", path, error) from error
         forking.register(self)
 
     def after_fork(self) -> None:
@@ -126,8 +139,12 @@ class OwnerLock:
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
-        os.ftruncate(fd, 0)
-        os.close(fd)
+        try:
+            os.ftruncate(fd, 0)
+        except OSError:
+            pass  # the name of a past owner does no harm: the lock itself tells
+        finally:
+            os.close(fd)
 
     def __enter__(self) -> Self:
         return self

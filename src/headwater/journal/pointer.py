@@ -6,23 +6,23 @@ carries labels of its user. Written whole and durably (temporary name, sync, ren
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from headwater import failpoints
-from headwater.journal import files
-from headwater.journal.errors import CorruptError, InvalidNameError, io_error
-from headwater.journal.ids import check_id
+from headwater.journal import files, locks
+from headwater.journal.errors import CorruptError, InvalidNameError, SerialisationError, io_error
+from headwater.journal.ids import check_id, is_id
 
 WRITTEN = failpoints.register("journal.pointer.after_write")
 RENAMED = failpoints.register("journal.pointer.after_rename")
+_LOCK_TIMEOUT = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,32 @@ def check_name(name: str) -> str:
 
     :raises InvalidNameError: it cannot be a file's name.
     """
-    if name in ("", ".", "..") or "/" in name or "\0" in name or name.startswith(".") or len(name.encode()) > 200:
-        raise InvalidNameError(f"Received the name `{name}`; valid is a text without / that does not begin with a dot.")
+    given: object = name
+    if (
+        not isinstance(given, str)
+        or not given
+        or given.startswith(".")
+        or not {"/", "\0"}.isdisjoint(given)
+        or len(given.encode(errors="replace")) > 200
+        or not _is_unicode(given)
+    ):
+        raise InvalidNameError(
+            f"Received the name {name!a}; valid is a text of 1 … 200 bytes without / that does not begin with a dot."
+        )
     return name
+
+
+def _is_unicode(text: str) -> bool:
+    return not any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+def _encoded(pointer: Pointer) -> bytes:
+    """:raises SerialisationError: its labels are not JSON."""
+    try:
+        stored = {"session": pointer.session, "segment": pointer.segment, "labels": dict(pointer.labels)}
+        return json.dumps(stored, ensure_ascii=False, allow_nan=False, indent=2).encode() + b"\n"
+    except (TypeError, ValueError, RecursionError):
+        raise SerialisationError("The labels of the pointer are not JSON in UTF-8.") from None
 
 
 class Pointers:
@@ -56,9 +79,13 @@ class Pointers:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         files.make_directory(self._root)
-        fd = os.open(self._root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        path = self._root / ".lock"
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, files.FILE_MODE)
+        except OSError as error:
+            raise io_error("open the lock", path, error) from error
+        try:
+            locks.take(fd, locks.EXCLUSIVE, path, _LOCK_TIMEOUT)
             yield
         finally:
             os.close(fd)
@@ -71,12 +98,15 @@ class Pointers:
         path = self._path(name)
         try:
             stored = json.loads(path.read_bytes())
-            return Pointer(stored["session"], stored["segment"], stored["labels"])
+            session, segment, labels = stored["session"], stored["segment"], stored["labels"]
+            if not is_id(session) or not (segment is None or is_id(segment)) or not isinstance(labels, dict):
+                raise ValueError
+            return Pointer(session, segment, labels)
         except FileNotFoundError:
             return None
         except OSError as error:
             raise io_error("read", path, error) from error
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise CorruptError(
                 str(path), 1, 0, 0, "not a pointer record", next_step="Remove the file and write the pointer again."
             ) from None
@@ -93,7 +123,7 @@ class Pointers:
             check_id(pointer.session, "session")
             if pointer.segment is not None:
                 check_id(pointer.segment, "segment")
-            data = json.dumps(asdict(pointer), ensure_ascii=False, indent=2).encode() + b"\n"
+            data = _encoded(pointer)
             temporary = self._root / f".{name}.{secrets.token_hex(6)}.tmp"
             files.write_new(temporary, [data])
             failpoints.hit(WRITTEN)

@@ -32,7 +32,7 @@ from headwater.journal.errors import (
 )
 from headwater.journal.fs import now_ms
 from headwater.journal.ids import check_id
-from headwater.journal.owner import Owner, OwnerLock, current_owner
+from headwater.journal.owner import Owner, OwnerLock, current_owner, forget_lock
 from headwater.journal.sqlite_schema import SqliteSource, prepare, translated
 from headwater.journal.store import Store
 from headwater.journal.trace import TraceFiles
@@ -352,7 +352,7 @@ class SqliteStore(Store):
             connection.execute("INSERT OR IGNORE INTO deleted_sessions VALUES (?,?)", (session, self._clock()))
             for number in numbers:
                 self._remove(connection, number)
-        (self._beside / "owners" / f"{session}.lock").unlink(missing_ok=True)
+        forget_lock(self._beside / "owners" / f"{session}.lock")
         self._traces.remove_session(session)
         return True
 

@@ -7,7 +7,6 @@ appear in a listing.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -18,9 +17,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from headwater.journal import files
+from headwater.journal import files, forking, locks
 
 _log = logging.getLogger(__name__)
+_PATIENCE = 0.1  # seconds for another process that writes the same trace; a record is not worth more
 
 
 class TraceFiles:
@@ -32,6 +32,11 @@ class TraceFiles:
         self._keep = keep
         self._lock = threading.Lock()
         self._warned: set[str] = set()
+        forking.register(self)
+
+    def after_fork(self) -> None:
+        """In a forked child: a thread that held the lock is not here to give it back."""
+        self._lock = threading.Lock()
 
     def _path(self, session: str, segment: str, number: int = 0) -> Path:
         return self._root / session / (f"{segment}.{number}.jsonl" if number else f"{segment}.jsonl")
@@ -60,7 +65,7 @@ class TraceFiles:
                 files.make_directory(path.parent)
                 continue
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                locks.take(fd, locks.EXCLUSIVE, path, _PATIENCE)
                 status = os.fstat(fd)
                 if status.st_nlink == 0 or status.st_ino != path.stat().st_ino:
                     continue  # rotated by another process meanwhile
@@ -91,15 +96,18 @@ class TraceFiles:
             for line in data.split(b"\n"):
                 try:
                     record = json.loads(line)
-                except ValueError:
+                except (ValueError, RecursionError):
                     continue
                 if isinstance(record, dict):
                     yield record
 
     def remove(self, session: str, segment: str) -> None:
-        """Forget a segment's trace."""
+        """Forget a segment's trace, best effort as all of it."""
         for number in range(self._keep + 1):
-            self._path(session, segment, number).unlink(missing_ok=True)
+            try:
+                self._path(session, segment, number).unlink(missing_ok=True)
+            except OSError as error:
+                _log.warning("trace of segment %s was not removed: %s", segment, type(error).__name__)
 
     def remove_session(self, session: str) -> None:
         """Forget all traces of a session."""

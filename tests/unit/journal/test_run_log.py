@@ -17,6 +17,7 @@ from headwater.journal.errors import (
     InvalidEntryError,
     InvalidNameError,
     SegmentNotFoundError,
+    SerialisationError,
     StoreIoError,
 )
 from headwater.journal.run_log import Reset
@@ -288,7 +289,7 @@ def test_an_update_of_a_pointer_keeps_what_it_does_not_touch(tmp_path: Path) -> 
     assert pointers.read("main") == Pointer(session, segment, {"peers": ["a", "b"]})
 
 
-@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", ".hidden", "x" * 201])
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "a\0b", ".hidden", "x" * 201, "\ud800"])
 def test_pointer_names_are_file_names(tmp_path: Path, name: str) -> None:
     """Scenario 15."""
     pointers = Pointers(tmp_path)
@@ -303,3 +304,20 @@ def test_a_damaged_pointer_is_told(tmp_path: Path) -> None:
         Pointers(tmp_path).read("main")
     with pytest.raises(InvalidNameError):
         Pointers(tmp_path).write("other", Pointer("not an id"))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"session": 5, "segment": null, "labels": {}}', "[]"])
+def test_a_file_that_is_no_pointer_is_told_whatever_it_holds(tmp_path: Path, text: str) -> None:
+    (tmp_path / "main.json").write_text(text)
+    with pytest.raises(CorruptError):
+        Pointers(tmp_path).read("main")
+
+
+@pytest.mark.parametrize("labels", [{"a": object()}, {"a": "\ud800"}, {"a": float("nan")}])
+def test_labels_that_are_not_json_are_refused_and_the_old_record_stays(tmp_path: Path, labels: dict[str, Any]) -> None:
+    pointers = Pointers(tmp_path)
+    pointers.write("main", before := Pointer(new_id()))
+    with pytest.raises(SerialisationError):
+        pointers.write("main", Pointer(new_id(), None, labels))
+    assert pointers.read("main") == before
+    assert pointers.names() == ["main"]

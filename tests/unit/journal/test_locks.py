@@ -1,0 +1,88 @@
+"""A process that stopped while it held a lock hangs nobody: others are told after a while, and by whom."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from headwater.journal import Entry, FsStore, Pointer, Pointers, new_id, pointer, repair, salvage, verify
+from headwater.journal.errors import BusyError
+from headwater.journal.trace import TraceFiles
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """What a stopped process does: `flock` that is never given back (on a description of its own)."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def test_checks_of_a_locked_log_end_and_name_the_holder(tmp_path: Path) -> None:
+    with FsStore(tmp_path, durability="none", lock_timeout=0.02) as store:
+        ids = (new_id(), new_id())
+        store.create_segment(*ids, [Entry("x")])
+        with held(Path(store.location(*ids))):
+            for call in (verify, salvage, repair):
+                with pytest.raises(BusyError, match=str(os.getpid())):
+                    call(store, *ids)
+            assert len(store.read_all(*ids)) == 1
+
+
+def test_creation_and_deletion_in_a_locked_session_end(tmp_path: Path) -> None:
+    with FsStore(tmp_path, durability="none", lock_timeout=0.02) as store:
+        ids = (new_id(), new_id())
+        store.create_segment(*ids, [Entry("x")])
+        with held(tmp_path / ids[0]):
+            with pytest.raises(BusyError):
+                store.create_segment(ids[0], new_id())
+            with pytest.raises(BusyError):
+                store.delete_session(ids[0])
+        assert store.delete_session(ids[0])
+
+
+def test_a_trace_that_another_process_locked_is_dropped(tmp_path: Path) -> None:
+    traces = TraceFiles(tmp_path)
+    assert traces.append("s", "g", {"n": 1})
+    with held(tmp_path / "s" / "g.jsonl"):
+        assert not traces.append("s", "g", {"n": 2})
+    assert traces.append("s", "g", {"n": 3})
+    assert [record["n"] for record in traces.iter("s", "g")] == [1, 3]
+
+
+def test_a_locked_pointer_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pointer, "_LOCK_TIMEOUT", 0.02)
+    pointers = Pointers(tmp_path)
+    pointers.write("main", Pointer(new_id()))
+    with held(tmp_path / ".lock"), pytest.raises(BusyError):
+        pointers.write("main", Pointer(new_id()))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
+def test_a_child_forked_while_a_trace_was_written_can_write_its_own(tmp_path: Path) -> None:
+    traces = TraceFiles(tmp_path)
+    inside, go = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with traces._lock:
+            inside.set()
+            go.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if traces._lock.acquire(timeout=1) else 1)
+    go.set()
+    holder.join()
+    assert os.waitpid(child, 0)[1] == 0
