@@ -1,30 +1,62 @@
 """A log as a snapshot shows it: barriers, the rows of an epoch, ranges. Any process may read it.
 
 What is read is a function of the stored bytes and the arguments alone: the same range gives the same batches, always.
+The barrier of an epoch names its format: while a log is migrated, each epoch is read in exactly one of both.
 Within an epoch rows come chunk by chunk (format 2) or vnode by vnode (format 1); the rows of one vnode always come in
 the order of their seq ids.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import groupby, islice
+from operator import itemgetter
 
-import numpy as np
 import pyarrow as pa
 
-from headwater.log_store import layout, row_codec
+from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.bounds import BOUNDS, Bounds
-from headwater.log_store.chunk_codec import decode_blocks, decode_header
-from headwater.log_store.columns import read_schema, stored_schema, with_epoch
-from headwater.log_store.errors import EpochGone, InvalidOffset
-from headwater.log_store.log import Log, LogRegistry
-from headwater.state import Catalog, Snapshot
+from headwater.log_store.columns import SEQ, read_schema, stored_schema, with_epoch
+from headwater.log_store.errors import EpochGone, InvalidOffset, UnknownVersion
+from headwater.log_store.log import FORMATS, Log, LogRegistry
+from headwater.log_store.serde import LogStoreRowSerde
+from headwater.state import Catalog, Snapshot, open_reader
 from headwater.stream import Epoch, VnodeBitmap
 
 _ROWS_AT_ONCE = 8192
+_EPOCHS_AT_ONCE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Formats:
+    """Where the rows of an epoch are: vnodes in format 1, writers in format 2. Each row is in exactly one place."""
+
+    rows: VnodeBitmap
+    chunks: frozenset[int]
+
+    @classmethod
+    def of(cls, ended: Sequence[tuple[int, BarrierRecord]]) -> Formats:
+        """:raises UnknownVersion: a format that this release does not know."""
+        rows = VnodeBitmap.empty(ended[0][1].vnodes.count)
+        chunks = set()
+        for writer, record in ended:
+            if record.format == row_codec.FORMAT:
+                rows = rows | record.vnodes
+            elif record.format == chunk_codec.FORMAT:
+                chunks.add(writer)
+            else:
+                raise UnknownVersion(
+                    f"An epoch has format {record.format}; this release reads {' and '.join(map(str, FORMATS))}.",
+                    next_step="Upgrade headwater.",
+                )
+        return cls(rows, frozenset(chunks))
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The formats by number."""
+        return (*((row_codec.FORMAT,) if self.rows else ()), *((chunk_codec.FORMAT,) if self.chunks else ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +70,9 @@ class EpochEnd:
     vnodes: VnodeBitmap
     schema_version: int
     sealed_ms: int
-    formats: frozenset[int]
+    formats: Formats
     is_stop: bool
+    compacted: bool = False
 
 
 class LogView:
@@ -48,6 +81,7 @@ class LogView:
     def __init__(self, view: Snapshot, log: Log) -> None:
         self._view = view
         self.log = log
+        self._serde = LogStoreRowSerde(log)
         catalog = Catalog.load(view)
         self._bounds = catalog.open(BOUNDS) if BOUNDS.name in catalog.names() else None
 
@@ -68,60 +102,68 @@ class LogView:
 
     def epochs(self, after: int = 0, upto: int | None = None) -> Iterator[EpochEnd]:
         """The ends of the epochs in ``(after, upto]``, in order."""
+        for epoch, group in groupby(self.records(after, upto), key=itemgetter(0)):
+            yield _joined(epoch, [(writer, record) for _, writer, record in group])
+
+    def records(self, after: int = 0, upto: int | None = None) -> Iterator[tuple[Epoch, int, BarrierRecord]]:
+        """Epoch, writer and record of every barrier in ``(after, upto]``, in order."""
         number = self.log.number
         end = layout.space_end(number, layout.BARRIERS) if upto is None else layout.barriers_from(number, upto + 1)
-        records: list[BarrierRecord] = []
-        current: Epoch | None = None
         for key, data in self._view.scan(layout.barriers_from(number, after + 1), end):
-            epoch, _ = layout.parse_barrier_key(key)
-            if current is not None and epoch != current:
-                yield _joined(current, records)
-                records = []
-            current = epoch
-            records.append(BarrierRecord.from_bytes(bytes(data)))
-        if current is not None:
-            yield _joined(current, records)
+            epoch, writer = layout.parse_barrier_key(key)
+            yield epoch, writer, BarrierRecord.from_bytes(bytes(data))
 
-    def batches(self, epoch: Epoch, formats: frozenset[int], wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
-        """The stored batches of one epoch for *wanted* vnodes."""
-        if row_codec.FORMAT in formats:
-            yield from self._row_batches(epoch, wanted)
-        if formats != {row_codec.FORMAT}:
-            yield from self._chunk_batches(epoch, wanted)
+    def batches(self, epoch: Epoch, formats: Formats, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+        """The stored batches of one epoch for *wanted* vnodes; each row from where its barrier says it is."""
+        in_rows = formats.rows & wanted
+        if in_rows:
+            yield from self._row_batches(epoch, in_rows)
+        if formats.chunks:
+            yield from self._chunk_batches(epoch, formats.chunks, wanted)
 
-    def _chunk_batches(self, epoch: Epoch, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+    def _chunk_batches(self, epoch: Epoch, writers: frozenset[int], wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         number = self.log.number
         whole = None if wanted.is_full else wanted
-        for _, data in self._view.scan(layout.chunks_from(number, epoch), layout.chunks_from(number, epoch + 1)):
-            header = decode_header(data)
-            schema = stored_schema(self.log.schema_of(header.schema_version))
-            yield from decode_blocks(data, header, schema, whole)
+        for key, data in self._view.scan(layout.chunks_from(number, epoch), layout.chunks_from(number, epoch + 1)):
+            if layout.parse_chunk_key(key)[1] in writers:
+                yield from self._serde.decode_chunk(data, whole)
+
+    def _chunk_range(self, run: list[EpochEnd], wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+        """The rows of neighbouring epochs that are all in format 2, in one scan."""
+        number = self.log.number
+        whole = None if wanted.is_full else wanted
+        writers = {end.epoch: end.formats.chunks for end in run}
+        low, high = layout.chunks_from(number, run[0].epoch), layout.chunks_from(number, run[-1].epoch + 1)
+        for key, data in self._view.scan(low, high):
+            epoch, writer, _ = layout.parse_chunk_key(key)
+            if writer in writers.get(epoch, ()):
+                for batch in self._serde.decode_chunk(data, whole):
+                    yield with_epoch(batch, epoch)
 
     def _row_batches(self, epoch: Epoch, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         number = self.log.number
-        values: list[bytes] = []
-        places: list[tuple[int, int]] = []
+        items: list[tuple[bytes, bytes]] = []
         for vnode in wanted:
-            for key, value in self._view.scan(
-                layout.rows_from(number, vnode, epoch), layout.rows_from(number, vnode, epoch + 1)
-            ):
-                _, _, seq = layout.parse_row_key(key)
-                values.append(bytes(value))
-                places.append((vnode, seq))
-            if len(values) >= _ROWS_AT_ONCE:
-                yield from self._decoded(values, places)
-                values, places = [], []
-        yield from self._decoded(values, places)
+            low, high = (layout.rows_from(number, vnode, bound) for bound in (epoch, epoch + 1))
+            items += [(bytes(key), bytes(value)) for key, value in self._view.scan(low, high)]
+            if len(items) >= _ROWS_AT_ONCE:
+                yield from self._serde.decode_rows(items)
+                items = []
+        yield from self._serde.decode_rows(items)
 
-    def _decoded(self, values: list[bytes], places: list[tuple[int, int]]) -> Iterator[pa.RecordBatch]:
-        if not values:
-            return
-        version = row_codec.schema_version_of(values[0])
-        schema = self.log.schema_of(version)
-        rows, ops = row_codec.decode_rows(values, schema)
-        vnodes, seqs = np.array(places, np.int64).T
-        columns: list[Any] = [*rows.columns, ops, pa.array(vnodes.astype(np.uint16)), pa.array(seqs.astype(np.uint32))]
-        yield pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
+    def rewritten(
+        self, epoch: Epoch, writer: int, old: int, first_seq: int, last_seq: int, vnodes: VnodeBitmap
+    ) -> pa.RecordBatch | None:
+        """Rows that were written in format *old*, when their epoch has another one by now; else ``None``."""
+        data = self._view.get(layout.barrier_key(self.log.number, epoch, writer))
+        if data is None or (record := BarrierRecord.from_bytes(bytes(data))).format == old:
+            return None
+        found = [stored_schema(self.log.schema_of(record.schema_version)).empty_table()]
+        for batch in self.batches(epoch, Formats.of(((writer, record),)), vnodes):
+            seqs = batch.column(SEQ).to_numpy()
+            found.append(pa.Table.from_batches([batch.filter(pa.array((first_seq <= seqs) & (seqs <= last_seq)))]))
+        whole = pa.concat_tables(found).combine_chunks()
+        return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=whole.schema)
 
     def check_range(self, after: int, upto: int) -> None:
         """:raises EpochGone: the log no longer holds it. :raises InvalidOffset: not sealed yet, or backwards."""
@@ -146,8 +188,13 @@ class LogView:
         """
         self.check_range(after, upto)
         vnodes = VnodeBitmap.full(self.log.vnode_count) if wanted is None else wanted
-        for end in self.epochs(after, upto):
-            yield from self.read_epoch(end, vnodes)
+        for only_chunks, ends in groupby(self.epochs(after, upto), lambda end: not end.formats.rows):
+            if only_chunks:
+                for run in _runs(ends):
+                    yield from self._chunk_range(run, vnodes)
+            else:
+                for end in ends:
+                    yield from self.read_epoch(end, vnodes)
 
     def read_epoch(self, end: EpochEnd, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         """The rows of one epoch, as :meth:`read_range` gives them."""
@@ -159,7 +206,14 @@ class LogView:
         return read_schema(self.log.schema)
 
 
-def _joined(epoch: Epoch, records: list[BarrierRecord]) -> EpochEnd:
+def _runs(ends: Iterator[EpochEnd]) -> Iterator[list[EpochEnd]]:
+    """Neighbours, a few hundred at a time: a range of any length needs little memory."""
+    while run := list(islice(ends, _EPOCHS_AT_ONCE)):
+        yield run
+
+
+def _joined(epoch: Epoch, ended: list[tuple[int, BarrierRecord]]) -> EpochEnd:
+    records = [record for _, record in ended]
     vnodes = records[0].vnodes
     for record in records[1:]:
         vnodes = vnodes | record.vnodes
@@ -171,6 +225,18 @@ def _joined(epoch: Epoch, records: list[BarrierRecord]) -> EpochEnd:
         vnodes,
         max(record.schema_version for record in records),
         max(record.sealed_ms for record in records),
-        frozenset(record.format for record in records),
+        Formats.of(ended),
         any(record.is_stop for record in records),
+        any(record.compacted for record in records),
     )
+
+
+def read_range(
+    location: str, log: str, after: int, upto: int, vnodes: VnodeBitmap | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of the epochs in ``(after, upto]`` of a log, from any process: as :meth:`LogView.read_range`.
+
+    :raises LogNotFound: no such log.
+    """
+    with open_reader(location) as store, store.mapped_snapshot() as view:
+        yield from LogView.open(view, log).read_range(after, upto, vnodes)
