@@ -11,7 +11,11 @@ from headwater.stream import VnodeBitmap
 
 @dataclass(frozen=True, slots=True)
 class BarrierRecord:
-    """One instance's end of one epoch."""
+    """One instance's end of one epoch.
+
+    :ivar format: of the rows of this epoch: the one place where a reader looks for it.
+    :ivar compacted: rows that a newer row of their key made needless were left out later.
+    """
 
     is_checkpoint: bool
     rows: int
@@ -22,6 +26,7 @@ class BarrierRecord:
     sealed_ms: int
     format: int
     is_stop: bool = False
+    compacted: bool = False
 
     def to_bytes(self) -> bytes:
         fields = {
@@ -36,6 +41,8 @@ class BarrierRecord:
             "format": self.format,
             "stop": self.is_stop,
         }
+        if self.compacted:
+            fields["compacted"] = True
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
@@ -55,6 +62,7 @@ class BarrierRecord:
                 fields["ms"],
                 fields["format"],
                 fields["stop"],
+                fields.get("compacted", False),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise LogCorrupt("A barrier record cannot be read.") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.log_store import layout, row_codec
+from headwater.log_store import layout
 from headwater.log_store.bounds import BOUNDS
 from headwater.log_store.errors import EpochGone, LogNotFound, RetentionMiss
 from headwater.log_store.item import Done
@@ -151,7 +151,7 @@ class ConsumerBook:
         number = log.number
         batch.delete_range(layout.chunks_from(number), layout.chunks_from(number, upto + 1))
         batch.delete_range(layout.barriers_from(number), layout.barriers_from(number, upto + 1))
-        if log.format == row_codec.FORMAT:
+        if log.may_hold_rows:
             for vnode in range(log.vnode_count):
                 batch.delete_range(layout.rows_from(number, vnode, gone + 1), layout.rows_from(number, vnode, upto + 1))
         self._gone[log.name] = (upto, dropped or missed)

@@ -68,5 +68,9 @@ class RetentionMiss(EpochGone):
     """Retention dropped epochs that this consumer had not read."""
 
 
+class RetentionRefused(LogStoreError, ConflictError):
+    """Retention would drop epochs that a consumer has not read."""
+
+
 class DrainTimeout(LogStoreError, TransientError):
     """The consumer did not catch up in the time that was given."""

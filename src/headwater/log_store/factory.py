@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from typing import ClassVar
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -18,7 +19,7 @@ from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.state import LogStoreState, now_ms
-from headwater.log_store.writer import KvLogStoreWriter
+from headwater.log_store.writer import KvLogStoreWriter, WriterState
 from headwater.state import Catalog, StateStore
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, VnodeBitmap
 
@@ -46,6 +47,7 @@ class KvLogStoreFactory:
             catalog = Catalog.load(view)  # one for all: it gives each new table a number of its own
             self._registry = LogRegistry.load_or_create(catalog, view, self.sealer.batch)
             self.consumers = ConsumerBook(catalog, view, self.sealer.batch)
+        self._writers: WeakSet[KvLogStoreWriter] = WeakSet()
 
     def log(
         self,
@@ -65,7 +67,9 @@ class KvLogStoreFactory:
     def writer(self, log: Log, vnodes: VnodeBitmap | None = None) -> KvLogStoreWriter:
         """A writer whose readers are in other processes: nothing is kept in memory beyond the next seal."""
         state = self._state(log, vnodes)
-        return KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, None, None)
+        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, None, None)
+        self._writers.add(writer)
+        return writer
 
     def pair(
         self,
@@ -85,13 +89,32 @@ class KvLogStoreFactory:
         buffer = LogStoreBuffer(max_rows, max_bytes)
         link = ReaderLink(consumer, buffer)
         writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, buffer, link)
+        self._writers.add(writer)
         reader = KvLogStoreReader(self._store, state, buffer, link, known, delays, sleep)
         return reader, writer
 
+    @property
+    def store(self) -> StateStore:
+        return self._store
+
+    @property
+    def registry(self) -> LogRegistry:
+        return self._registry
+
+    def live_writers(self, log: str) -> list[KvLogStoreWriter]:
+        """The writers of *log* that have not stopped."""
+        return [
+            writer
+            for writer in self._writers
+            if writer.state is not WriterState.STOPPED and writer.store_state.log.name == log
+        ]
+
     def close(self) -> None:
-        """Let go of the consumers' stores; the state store stays open."""
+        """Wait for the seal that is under way, let go of the consumers' stores; the state store stays open."""
+        self.sealer.close()
         self.remote.close()
 
     def _state(self, log: Log, vnodes: VnodeBitmap | None) -> LogStoreState:
+        current = self._registry.get(log.name)  # a migration may have changed its format since
         owned = VnodeBitmap.full(log.vnode_count) if vnodes is None else vnodes
-        return LogStoreState(self.sealer, log, owned, self._compression, self._clock)
+        return LogStoreState(self.sealer, current, owned, self._compression, self._clock)

@@ -1,7 +1,8 @@
 """A log: the changes of one table, and how they are kept. Logs of all tables of a source share one state store.
 
 The state table ``logs`` holds one row per log: its number, format, vnode count and every schema that it ever had, by
-version. A chunk names the version of its schema, so a schema change needs no drained log.
+version. A chunk names the version of its schema, so a schema change needs no drained log. The format is that of new
+epochs; each epoch's barrier names its own, so epochs of both formats may stand side by side while a log is migrated.
 """
 
 from __future__ import annotations
@@ -29,13 +30,18 @@ LOGS = TableSchema(
         Field("vnode_count", FieldType.INT),
         Field("key_columns", FieldType.JSON),
         Field("schemas", FieldType.BYTES),
+        Field("rows_held", FieldType.BOOL),
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """One log as it is registered."""
+    """One log as it is registered.
+
+    :ivar format: of the epochs that are written from now on.
+    :ivar rows_held: older epochs of format 1 may be there still: a migration is not finished.
+    """
 
     name: str
     number: int
@@ -43,6 +49,7 @@ class Log:
     vnode_count: int
     key_columns: tuple[str, ...]
     schemas: tuple[pa.Schema, ...]
+    rows_held: bool = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -52,6 +59,15 @@ class Log:
     @property
     def schema_version(self) -> int:
         return len(self.schemas)
+
+    @property
+    def may_hold_rows(self) -> bool:
+        """Whether there can be rows of format 1: what forgets epochs has to look there, too."""
+        return self.rows_held or self.format == row_codec.FORMAT
+
+    def in_format(self, log_format: int) -> Log:
+        """The log when its next epochs are written in *log_format*."""
+        return replace(self, format=log_format, rows_held=self.may_hold_rows)
 
     def schema_of(self, version: int) -> pa.Schema:
         """:raises UnknownVersion: a chunk of a schema that the log does not know."""
@@ -139,15 +155,24 @@ class LogRegistry:
         schemas = pa.BufferOutputStream()
         for schema in log.schemas:
             schemas.write(schema.serialize())
-        values = (log.number, log.format, log.vnode_count, list(log.key_columns), bytes(schemas.getvalue()))
+        written = bytes(schemas.getvalue())
+        values = (log.number, log.format, log.vnode_count, list(log.key_columns), written, log.rows_held)
         self._table.put(batch, 0, (log.name,), values)
         self._logs[log.name] = log
 
 
 def _from_row(name: str, values: tuple[object, ...]) -> Log:
-    number, log_format, vnode_count, key_columns, data = values
+    number, log_format, vnode_count, key_columns, data, rows_held = values
     source = pa.BufferReader(data)
     schemas = []
     while source.tell() < source.size():
         schemas.append(pa.ipc.read_schema(source))
-    return Log(name, number, log_format, vnode_count, tuple(key_columns), tuple(schemas))  # type: ignore[arg-type]
+    return Log(
+        name,
+        number,  # type: ignore[arg-type]
+        log_format,  # type: ignore[arg-type]
+        vnode_count,  # type: ignore[arg-type]
+        tuple(key_columns),  # type: ignore[arg-type]
+        tuple(schemas),
+        bool(rows_held),
+    )

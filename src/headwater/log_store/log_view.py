@@ -82,8 +82,6 @@ class LogView:
         self._view = view
         self.log = log
         self._serde = LogStoreRowSerde(log)
-        catalog = Catalog.load(view)
-        self._bounds = catalog.open(BOUNDS) if BOUNDS.name in catalog.names() else None
 
     @classmethod
     def open(cls, view: Snapshot, name: str) -> LogView:
@@ -97,7 +95,10 @@ class LogView:
 
     def bounds(self) -> Bounds:
         """What the log has forgotten."""
-        row = None if self._bounds is None else self._bounds.get(self._view, 0, (self.log.name,))
+        catalog = Catalog.load(self._view)
+        row = None
+        if BOUNDS.name in catalog.names():
+            row = catalog.open(BOUNDS).get(self._view, 0, (self.log.name,))
         return Bounds(Epoch(0), Epoch(0)) if row is None else Bounds(Epoch(row[0]), Epoch(row[1]))
 
     def epochs(self, after: int = 0, upto: int | None = None) -> Iterator[EpochEnd]:

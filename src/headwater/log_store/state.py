@@ -14,6 +14,7 @@ from headwater.log_store.chunk_codec import Compression, decode_blocks, decode_h
 from headwater.log_store.columns import chunk_of, stored_schema
 from headwater.log_store.errors import ForeignSchema, ForeignVnode, LogCorrupt, WrongCall
 from headwater.log_store.log import Log
+from headwater.log_store.log_view import LogView
 from headwater.log_store.sealer import Sealer
 from headwater.state import WriteBatch
 from headwater.stream import Chunk, Epoch, VnodeBitmap
@@ -41,6 +42,7 @@ class LogStoreState:
         self._compression = compression
         self._clock = clock
         self.log = log
+        self.next_format: int | None = None  # of the epochs after the one that is being written
         self.own(vnodes)
 
     def own(self, vnodes: VnodeBitmap) -> None:
@@ -55,7 +57,7 @@ class LogStoreState:
         number, after = self.log.number, self._sealer.store.committed_epoch() + 1
         batch = WriteBatch()
         batch.delete_range(layout.chunks_from(number, after), layout.space_end(number, layout.CHUNKS))
-        if self.log.format == row_codec.FORMAT:
+        if self.log.may_hold_rows:
             for vnode in range(self.log.vnode_count):
                 batch.delete_range(layout.rows_from(number, vnode, after), layout.rows_end(number, vnode))
         self._sealer.store.stage(batch)
@@ -111,13 +113,19 @@ class LogStoreState:
             is_stop,
         )
         self._sealer.batch.put(layout.barrier_key(self.log.number, epoch, self._writer), record.to_bytes())
+        if self.next_format is not None:
+            self.log, self.next_format = self.log.in_format(self.next_format), None
 
     def read_spilled(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> Chunk:
         """A spilled chunk again, from memory or from the store, in the order in which it was written.
 
         :raises LogCorrupt: it is not there.
         """
-        if log.format == row_codec.FORMAT:
+        with self._sealer.store.snapshot() as view:  # an epoch that was migrated since is read as its barrier says
+            rewritten = LogView(view, log).rewritten(epoch, self._writer, log.format, first_seq, last_seq, self.vnodes)
+        if rewritten is not None:
+            batch = rewritten
+        elif log.format == row_codec.FORMAT:
             batch = self._spilled_rows(epoch, first_seq, last_seq, log)
         else:
             batch = self._spilled_chunks(epoch, first_seq, last_seq, log)

@@ -82,6 +82,16 @@ class KvLogStoreWriter:
         return self._state
 
     @property
+    def store_state(self) -> LogStoreState:
+        """What this writer owns in the store."""
+        return self._store_state
+
+    @property
+    def buffer(self) -> LogStoreBuffer | None:
+        """The live end that its reader takes from, if it has one."""
+        return self._buffer
+
+    @property
     def epoch(self) -> Epoch:
         """The epoch that is being written."""
         return self._epoch
