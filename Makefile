@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types imports docs check bench soak lock format clean
+.PHONY: help install demo test lint types imports docs check bench results soak lock format clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-9s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ check: lint types imports docs ## everything that CI checks beside the tests
 
 bench: $(STAMP) ## run all benchmarks and print their tables
 	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+results: $(STAMP) ## run all benchmarks three times and write benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/_results.py
 
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m crash $(PYTEST_ARGS)
