@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from rich.console import Console
@@ -60,6 +64,16 @@ def interleaved(times: int, *jobs: Callable[[], object]) -> list[float]:
         for place, job in enumerate(jobs):
             fastest[place] = min(fastest[place], best_of(1, job))
     return fastest
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder for one measurement; ``HEADWATER_BENCH_DIR`` says on which disk."""
+    made = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=os.environ.get("HEADWATER_BENCH_DIR")))
+    try:
+        yield made
+    finally:
+        shutil.rmtree(made)
 
 
 @contextmanager

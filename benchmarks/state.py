@@ -6,23 +6,18 @@ transaction with ``putmulti`` and an fdatasync per epoch, one cursor over all ke
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lmdb
 import pyarrow as pa
 
-from _harness import Figure, interleaved, main, progress
+from _harness import Figure, interleaved, main, progress, scratch
 from headwater.state import StateStore, WriteBatch, open_writer
 from headwater.stream.epoch import Epoch
 
@@ -90,18 +85,9 @@ def scan(store: StateStore) -> int:
     return size
 
 
-@contextmanager
-def folder() -> Iterator[Path]:
-    made = Path(tempfile.mkdtemp(prefix="headwater-bench-", dir=os.environ.get("HEADWATER_BENCH_DIR")))
-    try:
-        yield made
-    finally:
-        shutil.rmtree(made)
-
-
 def sealing(kind: str, epochs: int, make: Any) -> list[Figure]:
     """Median of the epochs, in turns, so that one slow sync of the disk decides nothing."""
-    with folder() as place, progress(f"sealing {kind}"):
+    with scratch() as place, progress(f"sealing {kind}"):
         bare, store = Bare(place), open_writer(place / "store")
         times: tuple[list[float], list[float]] = ([], [])
         for epoch in range(1, epochs + 1):
@@ -140,7 +126,7 @@ while True:
 
 def visibility(rounds: int) -> Figure:
     """Time from the return of a seal until another process has seen its epoch."""
-    with folder() as place, progress("visibility in another process"):
+    with scratch() as place, progress("visibility in another process"):
         store = open_writer(place / "store")
         seal(store, 1, [(b"sealed", b"0")])
         child = subprocess.Popen(
@@ -192,7 +178,7 @@ def object_store(epochs: int) -> list[Figure]:
         await db.shutdown()
         return statistics.median(times)
 
-    with folder() as place, progress("object store"):
+    with scratch() as place, progress("object store"):
         bound = asyncio.run(bare(place))
         times = []
         with open_writer(f"slatedb+file://{place}/store") as store:
