@@ -15,9 +15,15 @@ from headwater import failpoints
 from headwater.errors import InputError
 from headwater.journal.checks import check_batch_boundary
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
-from headwater.journal.errors import BoundaryNotFoundError
-from headwater.journal.ids import new_id
-from headwater.journal.run_state import RunState, replay
+from headwater.journal.errors import (
+    BoundaryNotFoundError,
+    CorruptError,
+    EntryTooLargeError,
+    SegmentNotFoundError,
+    UnsupportedVersionError,
+)
+from headwater.journal.ids import is_id, new_id
+from headwater.journal.run_state import KEPT, RunState, replay
 from headwater.journal.store import Store
 
 BEFORE_CREATE = failpoints.register("journal.fork.before_create")
@@ -71,9 +77,18 @@ def segment_start(session: str, segment: str, state: RunState, origin: Origin | 
 
 
 def _create(store: Store, session: str, state: RunState, origin: Origin | None, more: Sequence[Entry] = ()) -> Branch:
-    segment = new_id()
+    """A segment that begins with *state*; of one that fills more than an entry, its newest part."""
+    segment, keep = new_id(), KEPT
     failpoints.hit(BEFORE_CREATE)
-    head = store.create_segment(session, segment, [segment_start(session, segment, state, origin), *more])
+    while True:
+        try:
+            head = store.create_segment(session, segment, [segment_start(session, segment, state, origin), *more])
+            break
+        except EntryTooLargeError:
+            if keep == 0:
+                raise
+            keep //= 4
+            state = state.newest(keep)
     failpoints.hit(AFTER_CREATE)
     return Branch(session, segment, head)
 
@@ -147,14 +162,17 @@ def origin_of(store: Store, session: str, segment: str) -> Origin | None:
         return None
     for relation in _RELATIONS:
         stated = first.fields.get(relation)
-        if stated:
-            return Origin(
-                relation,
-                stated["session_id"],
-                stated["segment_id"],
-                Head.parse(stated["head"]),
-                stated.get("epoch_count", 0),
-            )
+        if isinstance(stated, dict):  # a field of somebody else's with this name is no provenance
+            parent, at, epochs = stated.get("session_id"), stated.get("segment_id"), stated.get("epoch_count", 0)
+            head = stated.get("head")
+            if (
+                isinstance(parent, str)
+                and isinstance(at, str)
+                and is_id(parent)
+                and is_id(at)
+                and isinstance(head, str)
+            ):
+                return Origin(relation, parent, at, Head.parse(head), epochs if isinstance(epochs, int) else 0)
     return None
 
 
@@ -173,11 +191,17 @@ def lineage(store: Store, session: str, segment: str) -> list[Origin]:
 
 
 def children(store: Store, session: str, segment: str) -> list[Branch]:
-    """The segments of all sessions whose direct parent is *segment*, oldest first. Reads one line of each segment."""
+    """The segments of all sessions whose direct parent is *segment*, oldest first. Reads one line of each segment.
+
+    A segment whose first line is damaged, or that is deleted meanwhile, states no parent.
+    """
     found = []
     for other in store.list_sessions():
         for name in store.list_segments(other):
-            origin = origin_of(store, other, name)
-            if origin is not None and (origin.session, origin.segment) == (session, segment):
-                found.append(Branch(other, name, store.head(other, name)))
+            try:
+                origin = origin_of(store, other, name)
+                if origin is not None and (origin.session, origin.segment) == (session, segment):
+                    found.append(Branch(other, name, store.head(other, name)))
+            except (CorruptError, SegmentNotFoundError, UnsupportedVersionError):
+                continue
     return sorted(found, key=lambda branch: branch.segment)

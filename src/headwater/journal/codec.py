@@ -22,11 +22,12 @@ from json import JSONDecodeError, JSONDecoder, JSONEncoder
 from typing import Any, NoReturn
 from zlib import crc32
 
-from headwater.journal.entry import EMPTY, RESERVED, Entry, Head, Limits
+from headwater.journal.entry import EMPTY, RESERVED, SEGMENT_START, Entry, Head, Limits
 from headwater.journal.errors import EntryTooLargeError, InvalidEntryError, SerialisationError
 
 VERSION = 1
 MAX_DEPTH = 128
+_CARRIED_DEPTH = 4  # a fork carries the fields of its parent's entries so much deeper, inside its first entry
 BROKEN_BATCH = "a batch before it is incomplete, or its own begin is missing"
 CRC_TAIL = len(',"crc":"00000000"}')
 _MAX_KIND = 200
@@ -120,7 +121,7 @@ def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
         _check_names(fields)
         for value in fields.values():
             if type(value) not in _SCALARS:
-                _check_nested(value, 2)
+                _check_nested(value, 2 if entry.kind != SEGMENT_START else 2 - _CARRIED_DEPTH)
         kind = _kind_bytes(entry.kind)
         text = _to_json(fields)
         rest = b"" if text == "{}" else b"," + text[1:-1].encode()

@@ -4,25 +4,32 @@ Order of every entry: on disk first, then the head, the state and the mirror, th
 An entry that could not be written is not counted and not told, and the caller stops before it acts on it.
 All writers of one process share one `RunLog`; a foreign writer is noticed at the next append (compare-and-swap) and at
 the next `begin`, which then goes on in a fork.
+
+Its memory does not grow with the run: it keeps the folded state, which is bounded, and the newest entries; everything
+else is read from the store.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.journal import branch as branches
-from headwater.journal.entry import Entry, Head
-from headwater.journal.errors import HeadConflictError, InvalidEntryError, SegmentNotFoundError
+from headwater.journal.entry import EMPTY, Entry, Head
+from headwater.journal.errors import HeadConflictError, InvalidEntryError, SegmentCutError, SegmentNotFoundError
 from headwater.journal.fs import now_ms
 from headwater.journal.run_state import BACKGROUND, OUTPUT, Fold, RunKind, RunState
 from headwater.journal.store import Store
+from headwater.journal.subscription import Reset, Snapshot, Subscription
 
 _log = logging.getLogger(__name__)
+MIRROR = 1000
+"""So many of the newest entries are kept in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +39,7 @@ class Mark:
     segment: str
     head: Head
     interrupted: bool
+    fold: Fold = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,29 +52,13 @@ class Target:
     effects: bool
 
 
-@dataclass(frozen=True, slots=True)
-class Reset:
-    """Told to subscribers: forget what you have; these entries stand now."""
-
-    entries: tuple[Entry, ...]
-
-
-class Subscription:
-    """Entries of the moment of subscribing, then everything after it, without gap or overlap."""
-
-    def __init__(self, entries: tuple[Entry, ...]) -> None:
-        self.snapshot = entries
-        self._news: queue.SimpleQueue[Entry | Reset] = queue.SimpleQueue()
-
-    def tell(self, news: Entry | Reset) -> None:
-        self._news.put(news)
-
-    def take(self, timeout: float = 0.0) -> Entry | Reset | None:
-        """The next news; None when there is none within *timeout* seconds."""
-        try:
-            return self._news.get(timeout > 0, timeout or None)
-        except queue.Empty:
-            return None
+def _as_read(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """*fields* as they will be read back: the caller may go on changing its own."""
+    try:
+        kept: dict[str, Any] = json.loads(json.dumps(dict(fields)))
+    except (TypeError, ValueError, RecursionError):
+        return fields  # the store will refuse them
+    return kept
 
 
 class RunLog:
@@ -81,8 +73,7 @@ class RunLog:
         self._lock = threading.RLock()
         self._subscribers: list[Subscription] = []
         self.session = session
-        self._load(segment)
-        if not self.entries or self.entries[0].kind != RunKind.SEGMENT_START:
+        if self._load(segment) != RunKind.SEGMENT_START:
             raise InvalidEntryError(
                 f"Segment {segment} does not begin with a {RunKind.SEGMENT_START} entry: there is no run to restore.",
                 next_step="Run `headwater journal list` and take another one.",
@@ -105,13 +96,28 @@ class RunLog:
             raise SegmentNotFoundError("(any)", segment)
         return cls(store, session, segment)
 
-    def _load(self, segment: str) -> None:
-        self.entries = self._store.read_all(self.session, segment)
+    def _load(self, segment: str) -> str | None:
+        """Read it through; the kind of its first entry."""
+        while True:
+            fold, mirror, first = Fold(), deque[Entry](maxlen=MIRROR), None
+            try:
+                for entry in self._store.iter(self.session, segment):
+                    first = first or entry.kind
+                    fold.add(entry)
+                    mirror.append(entry)
+                break
+            except SegmentCutError:
+                continue
         self.segment = segment
-        self.head = self.entries[-1].head if self.entries else Head(0, 0)
-        self._fold = Fold()
-        for entry in self.entries:
-            self._fold.add(entry)
+        self.head = mirror[-1].head if mirror else EMPTY
+        self._fold, self._mirror = fold, mirror
+        return first
+
+    @property
+    def entries(self) -> list[Entry]:
+        """The newest entries, oldest first: all of a short run, :data:`MIRROR` of a long one."""
+        with self._lock:
+            return list(self._mirror)
 
     @property
     def state(self) -> RunState:
@@ -127,14 +133,21 @@ class RunLog:
         """
         with self._lock:
             entry = Entry(kind, fields or {}, now_ms())
+            kept = _as_read(entry.fields)
             head = self._store.append(self.session, self.segment, entry, expected_head=self.head)
-            stored = replace(entry, seq=head.seq, crc=head.crc)
+            stored = Entry(kind, kept, entry.ts, head.seq, head.crc)
             self.head = head
-            self.entries.append(stored)
+            self._mirror.append(stored)
             self._fold.add(stored)
-            for subscriber in self._subscribers:
-                subscriber.tell(stored)
+            self._tell(stored)
             return stored
+
+    def _tell(self, news: Entry | Reset) -> None:
+        for subscriber in self._subscribers:
+            subscriber.tell(news, self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self._store, self.session, self.segment, self.head)
 
     def metric(self, fields: Mapping[str, Any]) -> bool:
         """Write a metric, best effort: a failure is logged and does not stop the run."""
@@ -155,7 +168,7 @@ class RunLog:
             self._ensure_head()
             if command is not None:
                 self._close_open_commits()
-            mark = Mark(self.segment, self.head, self.state.interrupted)
+            mark = Mark(self.segment, self.head, self._fold.interrupted, self._fold.copy())
             self.record(RunKind.RUN_STARTED, {"trigger": trigger})
             if command is not None:
                 self.record(RunKind.COMMAND, command)
@@ -175,8 +188,7 @@ class RunLog:
             self.record(RunKind.NOTICE, {"text": "a commit was open when the run was interrupted", **outcome})
 
     def _reset(self) -> None:
-        for subscriber in self._subscribers:
-            subscriber.tell(Reset(tuple(self.entries)))
+        self._tell(Reset(self._snapshot()))
 
     # ---- going back ----------------------------------------------------------------------------
 
@@ -187,33 +199,46 @@ class RunLog:
         withdrawn by a `rollback` entry. Otherwise the segment is cut, and the removed entries are saved.
         """
         with self._lock:
-            if mark.segment != self.segment:
+            added = self._added_since(mark)
+            if added is None:
                 return False
-            added = self.entries[mark.head.seq :]
-            if any(entry.kind in OUTPUT for entry in added):
-                return False
-            own = [entry for entry in added if entry.kind not in BACKGROUND]
+            own = [seq for seq, kind in added if kind not in BACKGROUND]
             if len(own) != len(added):
-                withdrawn = {"seqs": [entry.seq for entry in own], "interrupted": mark.interrupted}
-                self.record(RunKind.ROLLBACK, withdrawn)
+                self.record(RunKind.ROLLBACK, {"seqs": own, "interrupted": mark.interrupted})
             elif added:
                 self._store.truncate(self.session, self.segment, mark.head.seq, expected_head=self.head)
-                self._load(self.segment)
+                self.head, self._fold = mark.head, mark.fold.copy()
+                self._mirror = deque(self._store.tail(self.session, self.segment, MIRROR), maxlen=MIRROR)
             self._reset()
             return True
 
+    def _added_since(self, mark: Mark) -> list[tuple[int, str]] | None:
+        """(seq, kind) of the entries after *mark*; None when there is output among them, or no such mark any more."""
+        if mark.segment != self.segment:
+            return None
+        added: list[tuple[int, str]] = []
+        try:
+            for block in self._store.blocks(self.session, self.segment, after=mark.head):
+                if any(entry.kind in OUTPUT for entry in block):
+                    return None
+                added += [(entry.seq, entry.kind) for entry in block if entry.seq <= self.head.seq]
+        except SegmentCutError:
+            return None
+        return added
+
     def rewind_targets(self) -> list[Target]:
-        """The commands that can be gone back to, newest first."""
+        """The commands of this segment that can be gone back to, newest first, as far as the state keeps them."""
         with self._lock:
             targets: list[Target] = []
-            effects = False
-            for place in range(len(self.entries) - 1, -1, -1):
-                entry = self.entries[place]
-                if entry.kind == RunKind.COMMIT_STARTED:
-                    effects = True
-                if entry.kind == RunKind.COMMAND:
-                    with_run = place > 0 and self.entries[place - 1].kind == RunKind.RUN_STARTED
-                    targets.append(Target(entry, entry.seq - (2 if with_run else 1), self.head, effects))
+            for item in reversed(self.state.commands):
+                if item.seq < 2:  # carried over from a parent
+                    continue
+                pair = list(self._store.iter(self.session, self.segment, from_seq=item.seq - 1, limit=2))
+                if len(pair) < 2:  # cut off by a foreign writer
+                    continue
+                before, entry = pair
+                cut = before.seq - (before.kind == RunKind.RUN_STARTED)
+                targets.append(Target(entry, cut, self.head, self._fold.last_commit > entry.seq))
             return targets
 
     def rewind(self, target: Target) -> Entry:
@@ -232,8 +257,14 @@ class RunLog:
     # ---- others --------------------------------------------------------------------------------
 
     def compact(self, state: RunState, carry: Sequence[Entry] = ()) -> None:
-        """Go on in a new segment with the shortened *state*; the old one stays readable."""
+        """Go on in a new segment with the shortened *state*; the old one stays readable.
+
+        :raises HeadConflictError: a foreign writer was here: *state* does not know its entries.
+        """
         with self._lock:
+            current = self._store.head(self.session, self.segment)
+            if current != self.head:
+                raise HeadConflictError(self.segment, self.head, current)
             branch = branches.compact(self._store, self.session, self.segment, state, carry)
             self._load(branch.segment)
             self._reset()
@@ -241,7 +272,7 @@ class RunLog:
     def subscribe(self) -> Subscription:
         """A snapshot and everything after it."""
         with self._lock:
-            subscription = Subscription(tuple(self.entries))
+            subscription = Subscription(self._snapshot())
             self._subscribers.append(subscription)
             return subscription
 

@@ -21,18 +21,26 @@ kind                 effect
 `rollback`           takes the entries of its `seqs` out of history, commands and extensions again
 ===================  ==================================================================================
 
-A segment that ends after `run_started` is therefore restored as interrupted. Other kinds change nothing; they are
-counted.
+A segment that ends after `run_started` is therefore restored as interrupted. Other kinds, and entries of these kinds
+whose fields have another shape, change nothing; they are counted. No entry can make its segment impossible to restore.
+
+The state of a run of months is as small as that of a day: history, extensions and metrics keep their newest
+:data:`KEPT` items, and of the older ones what a restart needs: open commits, the newest :data:`KEPT_COMMANDS` commands,
+the newest extension of each domain. `forgotten` counts the others; they stay in the segment.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headwater.journal.entry import SEGMENT_START, Entry
+
+KEPT = 1000
+KEPT_COMMANDS = 100
 
 
 class RunKind(enum.StrEnum):
@@ -92,6 +100,7 @@ class RunState:
     interrupted: bool = False
     entries_count: int = 0
     unknown_count: int = 0
+    forgotten: int = 0
 
     @property
     def commands(self) -> tuple[Item, ...]:
@@ -101,14 +110,20 @@ class RunState:
     @property
     def open_commits(self) -> tuple[Item, ...]:
         """Commits that were started and have no result: nobody knows whether the sink has them."""
-        started: dict[tuple[Any, Any], Item] = {}
-        for item in self.history:
-            name = (item.fields.get("sink"), item.fields.get("epoch"))
-            if item.kind == RunKind.COMMIT_STARTED:
-                started[name] = item
-            elif item.kind == RunKind.COMMIT_FINISHED:
-                started.pop(name, None)
-        return tuple(started.values())
+        return tuple(_open_commits(self.history))
+
+    def newest(self, keep: int) -> RunState:
+        """The same with at most *keep* items of each list, beside those that a restart needs."""
+        history, extensions = _history(self.history, keep), _extensions(self.extensions, keep)
+        metrics = _newest(self.metrics, keep)
+        before = len(self.history) + len(self.extensions) + len(self.metrics)
+        return replace(
+            self,
+            history=tuple(history),
+            extensions=tuple(extensions),
+            metrics=tuple(metrics),
+            forgotten=self.forgotten + before - len(history) - len(extensions) - len(metrics),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What a child carries: everything but ids and counts of entries."""
@@ -118,7 +133,44 @@ class RunState:
             "metrics": [item.to_json() for item in self.metrics],
             "epoch_count": self.epoch_count,
             "interrupted": self.interrupted,
+            "forgotten": self.forgotten,
         }
+
+
+def _newest(items: Sequence[Item], keep: int) -> Sequence[Item]:
+    return items[max(0, len(items) - keep) :]
+
+
+def _history(items: Sequence[Item], keep: int) -> Sequence[Item]:
+    if len(items) <= keep:
+        return items
+    commands = [item for item in items if item.kind == RunKind.COMMAND]
+    needed = {id(item) for item in (*_open_commits(items), *_newest(commands, min(keep, KEPT_COMMANDS)))}
+    return [*(item for item in items[: len(items) - keep] if id(item) in needed), *_newest(items, keep)]
+
+
+def _extensions(items: Sequence[Item], keep: int) -> Sequence[Item]:
+    if len(items) <= keep:
+        return items
+    latest = {_hashable(item.fields.get("domain")): id(item) for item in items}
+    needed = set(latest.values())
+    return [*(item for item in items[: len(items) - keep] if id(item) in needed), *_newest(items, keep)]
+
+
+def _open_commits(history: Iterable[Item]) -> list[Item]:
+    started: dict[Any, Item] = {}
+    for item in history:
+        if item.kind == RunKind.COMMIT_STARTED or item.kind == RunKind.COMMIT_FINISHED:
+            name = (_hashable(item.fields.get("sink")), _hashable(item.fields.get("epoch")))
+            if item.kind == RunKind.COMMIT_STARTED:
+                started[name] = item
+            else:
+                started.pop(name, None)
+    return list(started.values())
+
+
+def _hashable(value: Any) -> Any:
+    return json.dumps(value, sort_keys=True) if isinstance(value, list | dict) else value
 
 
 def replay(entries: Iterable[Entry]) -> RunState:
@@ -133,32 +185,40 @@ class Fold:
     """The left fold itself, for a writer that adds entry by entry."""
 
     def __init__(self) -> None:
-        self.session_id: str | None = None
-        self.segment_id: str | None = None
-        self.pipeline: str | None = None
-        self.config: Mapping[str, Any] = {}
+        self._state = RunState()
         self.history: list[Item] = []
         self.extensions: list[Item] = []
         self.metrics: list[Item] = []
+        self.config: Mapping[str, Any] = {}
         self.epoch_count = 0
         self.interrupted = False
+        self.last_commit = 0  # seq of the newest commit_started
+        self.forgotten = 0
+        self._room = 6 * KEPT
         self.count = 0
         self.unknown = 0
 
+    def copy(self) -> Fold:
+        """One that goes on by itself."""
+        other = Fold()
+        other.__dict__.update(self.__dict__)
+        other.history, other.extensions, other.metrics = list(self.history), list(self.extensions), list(self.metrics)
+        return other
+
     def state(self) -> RunState:
-        return RunState(
-            self.session_id,
-            self.segment_id,
-            self.pipeline,
-            self.config,
-            tuple(self.history),
-            tuple(self.extensions),
-            tuple(self.metrics),
-            self.epoch_count,
-            self.interrupted,
-            self.count,
-            self.unknown,
+        whole = replace(
+            self._state,
+            config=self.config,
+            history=tuple(self.history),
+            extensions=tuple(self.extensions),
+            metrics=tuple(self.metrics),
+            epoch_count=self.epoch_count,
+            interrupted=self.interrupted,
+            entries_count=self.count,
+            unknown_count=self.unknown,
+            forgotten=self.forgotten,
         )
+        return whole.newest(KEPT)
 
     def add(self, entry: Entry) -> None:
         """One entry more."""
@@ -166,29 +226,46 @@ class Fold:
         step = _STEPS.get(entry.kind)
         if step is None:
             self.unknown += 1
-        else:
+            return
+        try:
             step(self, entry)
+        except (TypeError, ValueError, KeyError):
+            self.unknown += 1
+        if self._size() > self._room:
+            state = self.state()
+            self.history, self.extensions = list(state.history), list(state.extensions)
+            self.metrics, self.forgotten = list(state.metrics), state.forgotten
+            self._room = max(6 * KEPT, 2 * self._size())  # rarely enough to cost nothing
+
+    def _size(self) -> int:
+        return len(self.history) + len(self.extensions) + len(self.metrics)
+
+    # Each step reads all that it needs before it changes anything: an entry of another shape changes nothing.
 
     def start(self, entry: Entry) -> None:
         fields = entry.fields
-        self.session_id = fields.get("session_id")
-        self.segment_id = fields.get("segment_id")
-        self.pipeline = fields.get("pipeline")
-        self.config = fields.get("config") or {}
-        carried = fields.get("state") or {}
-        self.history = _items(carried.get("history"))
-        self.extensions = _items(carried.get("extensions"))
-        self.metrics = _items(carried.get("metrics"))
-        self.epoch_count = carried.get("epoch_count", 0)
-        self.interrupted = carried.get("interrupted", False)
+        config, carried = _mapping(fields.get("config")), _mapping(fields.get("state"))
+        history, extensions = _items(carried.get("history")), _items(carried.get("extensions"))
+        metrics, epochs = _items(carried.get("metrics")), _number(carried.get("epoch_count", 0))
+        self.forgotten = _number(carried.get("forgotten", 0))
+        self._state = RunState(fields.get("session_id"), fields.get("segment_id"), fields.get("pipeline"))
+        self.history, self.extensions, self.metrics = history, extensions, metrics
+        self.config, self.epoch_count, self.interrupted = config, epochs, bool(carried.get("interrupted", False))
 
     def push(self, entry: Entry) -> None:
         self.history.append(Item(entry.kind, entry.fields, entry.seq))
 
-    def command(self, entry: Entry) -> None:
+    def commit_started(self, entry: Entry) -> None:
         self.push(entry)
-        for extension in entry.fields.get("extensions", ()):
-            self.extensions.append(Item(RunKind.EXTENSION, extension, entry.seq))
+        self.last_commit = entry.seq
+
+    def command(self, entry: Entry) -> None:
+        extensions = [
+            Item(RunKind.EXTENSION, _mapping(extension), entry.seq)
+            for extension in _sequence(entry.fields.get("extensions"))
+        ]
+        self.push(entry)
+        self.extensions += extensions
 
     def extension(self, entry: Entry) -> None:
         self.extensions.append(Item(entry.kind, entry.fields, entry.seq))
@@ -197,7 +274,7 @@ class Fold:
         self.metrics.append(Item(entry.kind, entry.fields, entry.seq))
 
     def epoch_end(self, entry: Entry) -> None:
-        self.epoch_count = entry.fields.get("epoch_count", self.epoch_count + 1)
+        self.epoch_count = _number(entry.fields.get("epoch_count", self.epoch_count + 1))
 
     def run_started(self, _: Entry) -> None:
         self.interrupted = True
@@ -213,17 +290,35 @@ class Fold:
         self.interrupted = False
 
     def config_changed(self, entry: Entry) -> None:
-        self.config = entry.fields.get("config") or {}
+        self.config = _mapping(entry.fields.get("config"))
 
     def rollback(self, entry: Entry) -> None:
-        gone = set(entry.fields.get("seqs", ()))
+        gone = {_number(seq) for seq in _sequence(entry.fields.get("seqs"))} - {0}
         self.history = [item for item in self.history if item.seq not in gone]
         self.extensions = [item for item in self.extensions if item.seq not in gone]
         self.interrupted = bool(entry.fields.get("interrupted", False))
 
 
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping | None):
+        raise TypeError
+    return value or {}
+
+
+def _sequence(value: Any) -> Sequence[Any]:
+    if not isinstance(value, list | tuple | None):
+        raise TypeError
+    return value or ()
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError
+    return value
+
+
 def _items(carried: Any) -> list[Item]:
-    return [Item(item["kind"], item.get("fields") or {}) for item in carried or ()]
+    return [Item(str(item["kind"]), _mapping(item.get("fields"))) for item in map(_mapping, _sequence(carried))]
 
 
 _STEPS: dict[str, Callable[[Fold, Entry], None]] = {
@@ -231,7 +326,7 @@ _STEPS: dict[str, Callable[[Fold, Entry], None]] = {
     RunKind.RUN_STARTED: Fold.run_started,
     RunKind.COMMAND: Fold.command,
     RunKind.BARRIER: Fold.push,
-    RunKind.COMMIT_STARTED: Fold.push,
+    RunKind.COMMIT_STARTED: Fold.commit_started,
     RunKind.COMMIT_FINISHED: Fold.push,
     RunKind.NOTICE: Fold.push,
     RunKind.PHASE_CHANGED: Fold.push,

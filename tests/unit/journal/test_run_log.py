@@ -20,7 +20,7 @@ from headwater.journal.errors import (
     SerialisationError,
     StoreIoError,
 )
-from headwater.journal.run_log import Reset
+from headwater.journal.subscription import Reset
 
 
 def kinds(store: Store, log: RunLog) -> list[str]:
