@@ -18,7 +18,7 @@ from headwater.log_store.errors import LogClosed
 from headwater.log_store.item import BarrierItem
 from headwater.log_store.log import Log
 from headwater.log_store.offset import LogOffset
-from headwater.stream import Chunk, Epoch
+from headwater.stream import Chunk, Epoch, VnodeBitmap
 
 MAX_ROWS = 65_536
 MAX_BYTES = 64 << 20
@@ -26,7 +26,7 @@ CHUNK_ROWS = 1024
 """References to small spilled chunks are joined up to this many rows."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class BufferedChunk:
     """A chunk in memory."""
 
@@ -34,11 +34,6 @@ class BufferedChunk:
     chunk_id: int
     first_seq: int
     chunk: Chunk
-    flushed: bool = False
-
-    @property
-    def last_seq(self) -> int:
-        return self.first_seq + self.chunk.num_rows - 1
 
     @property
     def offset(self) -> LogOffset:
@@ -54,6 +49,7 @@ class SpilledRef:
     first_seq: int
     last_seq: int
     log: Log
+    vnodes: VnodeBitmap
 
     @property
     def offset(self) -> LogOffset:
@@ -90,6 +86,7 @@ class LogStoreBuffer:
         self._bytes = 0
         self._spilled_rows = 0
         self._next_chunk_id = 0
+        self._last_barrier = Epoch(0)
         self._closed = False
         self._changed = threading.Condition()
 
@@ -106,7 +103,7 @@ class LogStoreBuffer:
             self._changed.notify_all()
             return True
 
-    def add_spilled(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> None:
+    def add_spilled(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log, vnodes: VnodeBitmap) -> None:
         """Stand for rows that were written to the store; small neighbours become one item."""
         with self._changed:
             last = self._unconsumed[-1] if self._unconsumed else None
@@ -122,7 +119,7 @@ class LogStoreBuffer:
             if joins and isinstance(last, SpilledRef):
                 self._unconsumed[-1] = replace(last, last_seq=last_seq)
             else:
-                self._unconsumed.append(SpilledRef(epoch, self._next_chunk_id, first_seq, last_seq, log))
+                self._unconsumed.append(SpilledRef(epoch, self._next_chunk_id, first_seq, last_seq, log, vnodes))
                 self._next_chunk_id += 1
             self._changed.notify_all()
 
@@ -130,16 +127,8 @@ class LogStoreBuffer:
         with self._changed:
             self._unconsumed.append(barrier)
             self._next_chunk_id = 0
+            self._last_barrier = barrier.epoch
             self._changed.notify_all()
-
-    def unflushed(self) -> list[BufferedChunk]:
-        """The chunks in memory that were not written to the store yet, oldest first."""
-        with self._changed:
-            return [
-                item
-                for item in (*self._consumed, *self._unconsumed)
-                if isinstance(item, BufferedChunk) and not item.flushed
-            ]
 
     def wait_until_truncated(self, epoch: Epoch, timeout: float | None) -> bool:
         """Wait until the barrier of *epoch* was truncated; ``False`` after *timeout* seconds."""
@@ -166,6 +155,16 @@ class LogStoreBuffer:
 
     # -- reader ------------------------------------------------------------------------------------------------
 
+    @property
+    def last_barrier(self) -> Epoch:
+        """The newest epoch that the writer ended."""
+        return self._last_barrier
+
+    def wait(self, ready: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait for *ready*, or the end of the writer; ``False`` after *timeout* seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closed or ready(), timeout)
+
     def take(self, timeout: float | None, ready: Callable[[], bool] = lambda: True) -> Buffered | None:
         """The oldest item that was not taken yet; ``None`` after *timeout* seconds.
 
@@ -190,14 +189,10 @@ class LogStoreBuffer:
     def rewind(self, after: Epoch) -> None:
         """Hand out the taken items again, without those of epochs up to *after*: they were delivered."""
         with self._changed:
-            kept: list[Buffered] = []
-            for item in self._consumed:
-                if item.epoch <= after:
-                    self._forget(item)
-                else:
-                    kept.append(item)
+            self._unconsumed.extendleft(reversed(self._consumed))
             self._consumed.clear()
-            self._unconsumed.extendleft(reversed(kept))
+            while self._unconsumed and self._unconsumed[0].epoch <= after:
+                self._forget(self._unconsumed.popleft())
             self._changed.notify_all()
 
     def wake(self) -> None:

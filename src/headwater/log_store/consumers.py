@@ -42,7 +42,7 @@ class Consumer:
         least = self.progress.minimum(VnodeBitmap.full(self.progress.vnode_count))
         if least is None:
             return self.started
-        return least.epoch if least.seq is None else Epoch(max(self.started, least.epoch.prev()))
+        return least.epoch if least.seq is None else least.epoch.prev()
 
 
 class ConsumerBook:
@@ -124,9 +124,13 @@ class ConsumerBook:
     def apply(self, log: Log, name: str, done: list[Done], owned: VnodeBitmap) -> None:
         """Note what a reader has truncated; it speaks for its own vnodes only."""
         consumer = self._consumers[log.name, name]
-        for step in done:
-            step.apply_to(consumer.progress, owned)
-        consumer.changed = consumer.changed or bool(done)
+        if done:
+            # A copy, put in place as a whole: readers in other threads look at it, and an error leaves all as it was.
+            made = LogStoreVnodeProgress(log.vnode_count, dict(consumer.progress.places()))
+            for step in done:
+                step.apply_to(made, owned)
+            consumer.progress = made
+            consumer.changed = True
 
     def write(self, batch: WriteBatch, logs: list[Log], remote: list[Consumer]) -> None:
         """Add changed rows, and the truncation that they and the *remote* consumers allow, to *batch*."""

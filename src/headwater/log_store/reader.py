@@ -31,8 +31,8 @@ from headwater.log_store.consumers import Consumer
 from headwater.log_store.errors import InvalidOffset, WrongCall
 from headwater.log_store.item import BarrierItem, ChunkItem, Done, LogItem, last_seqs
 from headwater.log_store.link import ReaderLink
-from headwater.log_store.log_view import LogView
-from headwater.log_store.offset import LogOffset
+from headwater.log_store.log_view import EpochEnd, LogView
+from headwater.log_store.offset import LogOffset, StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.state import LogStoreState
@@ -41,6 +41,9 @@ from headwater.stream import Chunk, Epoch, VnodeBitmap
 
 HISTORY_ROWS = 8192
 """Rows of a chunk that is read from history, at most (one more when an update pair would be split)."""
+
+HISTORY_VIEW_SECONDS = 60.0
+"""After this long history is read on from a new snapshot: an old one holds back the reuse of space."""
 
 
 class ReaderState(Enum):
@@ -75,7 +78,8 @@ class KvLogStoreReader:
         self._state = ReaderState.NEW
         self._first_write_epoch = Epoch(0)
         self._vnodes = state.vnodes
-        self._history: Iterator[tuple[LogItem, Done]] = iter(())
+        self._after_seal = Epoch(0)
+        self._history: Iterator[tuple[LogItem, Done]] | None = None
         self._pending: BufferedChunk | SpilledRef | BarrierItem | None = None
         self._latest: LogOffset | None = None
         self._truncated: LogOffset | None = None
@@ -87,29 +91,31 @@ class KvLogStoreReader:
 
     def init(self, timeout: float | None = None) -> None:
         """Wait until the writer begins, or has taken over other vnodes; then :meth:`start_from`."""
-        self._first_write_epoch, self._vnodes = self._link.wait_for_start(timeout)
+        start = self._link.wait_for_start(timeout)
+        self._first_write_epoch, self._vnodes, self._after_seal = start.epoch, start.vnodes, start.after_seal
         self._latest = self._truncated = None
         self._delays.reset()
         self._reset()
 
     def start_from(self, after: Epoch | None = None) -> None:
-        """Begin after epoch *after*, by default after what was truncated.
+        """Begin after epoch *after*, by default after what was truncated. What was truncated never comes again.
 
         :raises WrongCall: neither :meth:`init` nor :meth:`rewind` came before.
+        :raises InvalidOffset: epoch *after* has not ended yet.
         """
         self._expect(ReaderState.RESET)
-        progress = self._places(after)
-        self._history = self._read_history(progress)
+        if after is not None:
+            if after >= self._first_write_epoch and after > self._buffer.last_barrier:
+                raise InvalidOffset(f"Epoch {after} has not ended: it cannot have been delivered.")
+            places = self._delivered()
+            behind = [v for v in self._vnodes if (place := places.place_of(v)) is None or place < StoragePlace(after)]
+            self._link.add_done([Done(after, VnodeBitmap.of(behind, self._vnodes.count), None)])
         self._buffer.rewind(Epoch(0) if after is None else after)
         self._state = ReaderState.HISTORY
 
-    def _places(self, after: Epoch | None) -> LogStoreVnodeProgress:
-        """How far each vnode is done: the durable places, and what this reader has truncated since."""
-        if after is not None:
-            made = LogStoreVnodeProgress(self._vnodes.count)
-            made.apply_aligned(VnodeBitmap.full(self._vnodes.count), after)
-            return made
-        return self._link.delivered(self._consumer.progress)
+    def _delivered(self) -> LogStoreVnodeProgress:
+        """How far each vnode is done: the durable places, what was truncated since, and what was handed out."""
+        return self._link.delivered(lambda: self._consumer.progress, [done for _, done in self._yielded])
 
     def next_item(self, timeout: float | None = None) -> LogItem | None:
         """The next item; ``None`` after *timeout* seconds, with nothing lost.
@@ -117,18 +123,42 @@ class KvLogStoreReader:
         :raises LogClosed: the writer stopped, and everything was read.
         """
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
-        if self._state is ReaderState.HISTORY and self._link.is_running():
-            found = next(self._history, None)
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._state is ReaderState.HISTORY:
+            if not self._history_is_ready(deadline):
+                return None
+            found = self._next_of_history()
             if found is not None:
                 return self._yield(*found)
             self._state = ReaderState.LIVE
         if self._pending is None:
-            self._pending = self._buffer.take(timeout, self._link.is_running)
+            self._pending = self._buffer.take(_left(deadline), self._link.is_running)
         if self._pending is None:
             return None
         item, done = self._of_buffer(self._pending)  # may fail or be interrupted: the taken item stays pending
         self._pending = None
         return self._yield(item, done)
+
+    def _history_is_ready(self, deadline: float | None) -> bool:
+        """Wait until the writer is not paused, and everything before its first epoch is sealed."""
+        if not self._buffer.wait(self._link.is_running, _left(deadline)):
+            return False
+        while self._after_seal:
+            left = _left(deadline)
+            if self._store.wait_for_epoch(self._after_seal - 1, 60.0 if left is None else left) is not None:
+                self._after_seal = Epoch(0)
+            elif left is not None:
+                return False
+        return True
+
+    def _next_of_history(self) -> tuple[LogItem, Done] | None:
+        if self._history is None:
+            self._history = self._read_history()
+        try:
+            return next(self._history, None)
+        except BaseException:
+            self._history = None  # read on after what was handed out, not at the live end
+            raise
 
     def _of_buffer(self, taken: BufferedChunk | SpilledRef | BarrierItem) -> tuple[LogItem, Done]:
         if isinstance(taken, BarrierItem):
@@ -136,7 +166,9 @@ class KvLogStoreReader:
         if isinstance(taken, BufferedChunk):
             chunk = taken.chunk
         else:
-            chunk = self._store_state.read_spilled(taken.epoch, taken.first_seq, taken.last_seq, taken.log)
+            chunk = self._store_state.read_spilled(
+                taken.epoch, taken.first_seq, taken.last_seq, taken.log, taken.vnodes
+            )
         seqs = np.arange(taken.first_seq, taken.first_seq + chunk.num_rows, dtype=np.uint32)
         done = Done(taken.epoch, self._vnodes, last_seqs(chunk.vnodes.to_numpy(), seqs))
         return ChunkItem(taken.epoch, taken.chunk_id, chunk), done
@@ -177,38 +209,54 @@ class KvLogStoreReader:
         return delay
 
     def _reset(self) -> None:
-        self._history = iter(())
+        self._history = None
         self._pending = None
         self._yielded.clear()
         self._state = ReaderState.RESET
 
     # -- history -----------------------------------------------------------------------------------------------
 
-    def _read_history(self, progress: LogStoreVnodeProgress) -> Iterator[tuple[LogItem, Done]]:
+    def _read_history(self) -> Iterator[tuple[LogItem, Done]]:
         """Items of the sealed epochs before the writer's first, without the rows that are done."""
         last = self._first_write_epoch.prev()
+        progress = self._delivered()
         epochs, seqs = _place_arrays(progress)
         least = progress.minimum(self._vnodes)
-        after = 0 if least is None else (least.epoch if least.seq is None else least.epoch.prev())
-        if after >= last:
-            return
-        with self._store.snapshot() as view:
-            log = LogView(view, self._store_state.log)
-            for end in log.epochs(after, last):
-                owned = end.vnodes & self._vnodes
-                chunk_id = 0
-                for batch in log.batches(end.epoch, end.formats, owned):
-                    vnodes = batch.column(VNODE).to_numpy()
-                    number = batch.column(SEQ).to_numpy()
-                    fresh = (epochs[vnodes] < end.epoch) | ((epochs[vnodes] == end.epoch) & (seqs[vnodes] < number))
-                    if not fresh.all():
-                        batch = batch.filter(pa.array(fresh))
-                    for item, done in self._pieces(end.epoch, batch):
-                        yield ChunkItem(end.epoch, chunk_id, item), done
-                        chunk_id += 1
-                ended = VnodeBitmap.of([v for v in owned if epochs[v] < end.epoch or seqs[v] < _WHOLE], owned.count)
-                barrier = BarrierItem(end.epoch, end.is_checkpoint)
-                yield barrier, Done(end.epoch, ended, None)
+        after = Epoch(0) if least is None else (least.epoch if least.seq is None else least.epoch.prev())
+        while after < last:
+            with self._store.snapshot() as view:
+                until = time.monotonic() + HISTORY_VIEW_SECONDS
+                log = LogView(view, self._store_state.log)
+                for end in log.epochs(after, last):
+                    yield from self._read_epoch(log, end, epochs, seqs)
+                    after = end.epoch
+                    if time.monotonic() >= until:
+                        break
+                else:
+                    return
+
+    def _read_epoch(
+        self, log: LogView, end: EpochEnd, epochs: NDArray[np.uint64], seqs: NDArray[np.int64]
+    ) -> Iterator[tuple[LogItem, Done]]:
+        chunk_id = self._first_chunk_id(end.epoch)
+        for batch in log.batches(end.epoch, end.formats, end.vnodes & self._vnodes):
+            vnodes = batch.column(VNODE).to_numpy()
+            number = batch.column(SEQ).to_numpy()
+            fresh = (epochs[vnodes] < end.epoch) | ((epochs[vnodes] == end.epoch) & (seqs[vnodes] < number))
+            if not fresh.all():
+                batch = batch.filter(pa.array(fresh))
+            for item, done in self._pieces(end.epoch, batch):
+                yield ChunkItem(end.epoch, chunk_id, item), done
+                chunk_id += 1
+        # The epoch is over for all vnodes, also for those whose owner wrote no barrier because it was paused.
+        open_here = (epochs < end.epoch) | ((epochs == end.epoch) & (seqs < _WHOLE))
+        ended = VnodeBitmap.from_mask(open_here) & self._vnodes
+        yield BarrierItem(end.epoch, end.is_checkpoint), Done(end.epoch, ended, None)
+
+    def _first_chunk_id(self, epoch: Epoch) -> int:
+        """Ids go on where an epoch was left: an offset never stands for two chunks."""
+        places = [place for place in (self._latest, self._truncated) if place is not None and place.epoch == epoch]
+        return max((place.chunk_id + 1 for place in places if place.chunk_id is not None), default=0)
 
     def _pieces(self, epoch: Epoch, batch: pa.RecordBatch) -> Iterator[tuple[Chunk, Done]]:
         place = 0
@@ -226,6 +274,10 @@ class KvLogStoreReader:
 
 
 _WHOLE = 1 << 33
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def _place_arrays(progress: LogStoreVnodeProgress) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:

@@ -40,10 +40,11 @@ from headwater.state import (
     open_writer,
     stores_beside,
 )
-from headwater.state.errors import StateError
-from headwater.stream import Epoch, EpochClock, VnodeBitmap
+from headwater.state.errors import StateError, StoreNotFound
+from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, EpochClock, VnodeBitmap
 
-COMMIT = failpoints.register("log_store.consumer_before_commit")
+BEFORE_COMMIT = failpoints.register("log_store.consumer_before_commit")
+AFTER_COMMIT = failpoints.register("log_store.consumer_after_commit")
 
 PROGRESS = TableSchema(
     "consumer_progress",
@@ -62,6 +63,7 @@ class LogConsumer:
         self.name = name
         self._source = source
         self._own = own
+        self._is_new = False
         self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, own.committed_epoch())
         batch = WriteBatch()
         with own.snapshot() as view, source.snapshot() as seen:
@@ -74,17 +76,10 @@ class LogConsumer:
                 self._started = Epoch(row[1])
                 return
             gone = shown.bounds().gone
-            if start is not None and start < gone:
-                raise EpochGone(
-                    f"Log {log!r} holds epochs after {gone} only; consumer {name!r} cannot start after {start}.",
-                    gone,
-                    next_step=f"Start it at epoch {gone}.",
-                )
+            _check_start(log, name, start, gone, seen.epoch)
+        self._is_new = start is None
         self._started = gone if start is None else start
-        self._progress = LogStoreVnodeProgress(self.vnode_count)
-        if self._started:
-            self._progress.apply_aligned(VnodeBitmap.full(self.vnode_count), self._started)
-        self._write(batch)
+        self._write(self._begin(), batch)
 
     @classmethod
     def open(
@@ -93,12 +88,15 @@ class LogConsumer:
         """The consumer *name* of *log* in the store at *location*; a new one begins after epoch *start*.
 
         :raises StoreOwned: another process is this consumer. :raises LogNotFound: no such log.
-        :raises EpochGone: *start* is before what the log holds.
+        :raises EpochGone: *start* is before what the log holds. :raises InvalidOffset: *start* is not sealed yet.
         """
         source = open_reader(location)
         try:
             with source.snapshot() as view:
-                LogView.open(view, log)  # before anything is made: a name that does not exist leaves no trace
+                # Before anything is made: what is refused leaves no trace, and holds no epoch back.
+                bounds = LogView.open(view, log).bounds()
+                if (log, name) not in stores_beside(location, _FOLDER, 2):
+                    _check_start(log, name, start, bounds.gone, view.epoch)
             own = open_writer(beside(location, _FOLDER, log, name), takeover=takeover)
             try:
                 return cls(log, name, source, own, start)
@@ -128,6 +126,10 @@ class LogConsumer:
             return after, after
         with self._source.snapshot() as view:
             bounds = LogView.open(view, self.log).bounds()
+        if self._is_new and bounds.dropped <= after < bounds.gone:
+            # The writer looked for consumers just before this one was there: the oldest that is held is newer by now.
+            after = self._started = bounds.gone
+            self._write(self._begin(), WriteBatch())
         if after < bounds.dropped:
             raise RetentionMiss(
                 f"Retention dropped epochs of log {self.log!r} up to {bounds.dropped}, unread by {self.name!r}.",
@@ -154,20 +156,31 @@ class LogConsumer:
         """
         if upto > self._source.committed_epoch():
             raise InvalidOffset(f"Epoch {upto} is not sealed; it cannot be delivered.")
-        self._progress.apply_ended(VnodeBitmap.full(self.vnode_count) if vnodes is None else vnodes, upto)
-        self._write(WriteBatch())
+        made = LogStoreVnodeProgress(self.vnode_count, dict(self._progress.places()))
+        made.apply_ended(VnodeBitmap.full(self.vnode_count) if vnodes is None else vnodes, upto)
+        self._write(made, WriteBatch())
+        self._is_new = False
 
     def rewind(self, epoch: Epoch) -> None:
         """Deliver again what came after *epoch*. :raises EpochGone: the log no longer holds it."""
         with self._source.snapshot() as view:
             LogView.open(view, self.log).check_range(epoch, self._source.committed_epoch())
-        self._progress = LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(epoch))
-        self._write(WriteBatch())
+        full = VnodeBitmap.full(self.vnode_count)
+        self._write(LogStoreVnodeProgress.aligned(full, StoragePlace(epoch)), WriteBatch())
 
-    def _write(self, batch: WriteBatch) -> None:
-        self._table.put(batch, 0, (self.name,), (self._progress.to_json(), int(self._started)))
-        failpoints.hit(COMMIT)
+    def _begin(self) -> LogStoreVnodeProgress:
+        """The progress of a consumer that has read nothing yet."""
+        if not self._started:
+            return LogStoreVnodeProgress(self.vnode_count)
+        return LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(self._started))
+
+    def _write(self, progress: LogStoreVnodeProgress, batch: WriteBatch) -> None:
+        """Make *progress* durable; it counts only then."""
+        self._table.put(batch, 0, (self.name,), (progress.to_json(), int(self._started)))
+        failpoints.hit(BEFORE_COMMIT)
         self._own.seal(self._clock.next(), batch)
+        self._progress = progress
+        failpoints.hit(AFTER_COMMIT)
 
     def close(self) -> None:
         self._own.close()
@@ -182,11 +195,23 @@ class LogConsumer:
         self.close()
 
 
+def _check_start(log: str, name: str, start: Epoch | None, gone: Epoch, sealed: Epoch) -> None:
+    if start is not None and start < gone:
+        raise EpochGone(
+            f"Log {log!r} holds epochs after {gone} only; consumer {name!r} cannot start after {start}.",
+            gone,
+            next_step=f"Start it at epoch {gone}.",
+        )
+    if start is not None and start > sealed:
+        raise InvalidOffset(f"Consumer {name!r} cannot start after epoch {start}: the newest sealed one is {sealed}.")
+
+
 class RemoteConsumers:
     """The remote consumers of a store, as others see them."""
 
     def __init__(self, location: str) -> None:
         self._location = location
+        self._seen: dict[tuple[str, str], Consumer] = {}
         self._readers: dict[tuple[str, str], StateReader] = {}
 
     def all(self) -> list[Consumer]:
@@ -204,12 +229,20 @@ class RemoteConsumers:
             if reader is None:
                 reader = self._readers[log, name] = open_reader(beside(self._location, _FOLDER, log, name))
             with reader.snapshot() as view:
-                row: Any = Catalog.load(view).open(PROGRESS).get(view, 0, (name,))
-        except StateError:
+                catalog = Catalog.load(view)
+                known = PROGRESS.name in catalog.names()
+                row: Any = catalog.open(PROGRESS).get(view, 0, (name,)) if known else None
+        except StoreNotFound:
             return None  # being made this instant: it starts at what the log holds then
+        except StateError:
+            # It is there, but cannot be looked at now: what it has not delivered must stay.
+            held = LogStoreVnodeProgress(DEFAULT_VNODE_COUNT)
+            return self._seen.get((log, name), Consumer(log, name, held, Epoch(0)))
         if row is None:
             return None
-        return Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
+        consumer = Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
+        self._seen[log, name] = consumer
+        return consumer
 
     def close(self) -> None:
         for reader in self._readers.values():

@@ -3,14 +3,22 @@
 Small epochs wait in memory. Above ``stage_bytes`` the chunks that wait are staged into the store ahead of the seal, so
 an epoch of any size needs bounded memory; without its barrier a staged chunk counts for nothing, and a new writer
 removes it.
+
+One thread writes and seals; readers of other threads may look at what waits. A chunk that leaves memory is in the store
+by then, so whoever misses it here finds it in a snapshot taken after.
 """
 
 from __future__ import annotations
+
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from headwater import failpoints
 from headwater.state import StateStore, WriteBatch
 from headwater.stream import Epoch
 
+BEFORE_STAGE = failpoints.register("log_store.before_stage")
+AFTER_STAGE = failpoints.register("log_store.after_stage")
 BEFORE_SEAL = failpoints.register("log_store.before_seal")
 AFTER_SEAL = failpoints.register("log_store.after_seal")
 
@@ -23,30 +31,44 @@ class Sealer:
     def __init__(self, store: StateStore, stage_bytes: int = STAGE_BYTES) -> None:
         self.store = store
         self.batch = WriteBatch()
+        self.begun: set[int] = set()
+        """The numbers of the logs that a writer of this process writes."""
+        self.ended = Epoch(0)
+        """The newest epoch that ended: it can be read once it, or a later one, is sealed."""
         self._stage_bytes = stage_bytes
         self._chunks: dict[bytes, bytes] = {}
+        self._flying: dict[bytes, bytes] = {}
         self._bytes = 0
+        self._lock = threading.Lock()
+        self._under_way: Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "headwater-seal")
 
     def put(self, key: bytes, value: bytes) -> None:
-        """A chunk or row of a log."""
-        self._chunks[key] = value
-        self._bytes += len(key) + len(value)
-        if self._bytes > self._stage_bytes:
-            self.stage()
+        """A chunk of a log. An error has added nothing."""
+        self.put_many([(key, value)])
 
     def put_many(self, items: list[tuple[bytes, bytes]]) -> None:
-        self._chunks.update(items)
-        self._bytes += sum(len(key) + len(value) for key, value in items)
-        if self._bytes > self._stage_bytes:
-            self.stage()
+        """Rows of a log. An error has added nothing."""
+        size = sum(len(key) + len(value) for key, value in items)
+        if self._chunks and self._bytes + size > self._stage_bytes:
+            self.stage()  # before the new ones: when there is no room they are refused as a whole
+        with self._lock:
+            self._chunks.update(items)
+            self._bytes += size
+
+    def put_barrier(self, epoch: Epoch, key: bytes, value: bytes) -> None:
+        """The end of an epoch of a log."""
+        self.batch.put(key, value)
+        self.ended = max(self.ended, epoch)
 
     def pending(self, key: bytes) -> bytes | None:
-        """A value that waits in memory."""
-        return self._chunks.get(key)
+        """A value that waits in memory, for its seal or in one that is under way."""
+        return self._chunks.get(key) or self._flying.get(key)
 
-    def pending_range(self, low: bytes, high: bytes) -> list[tuple[bytes, bytes]]:
-        """The keys and values in ``[low, high)`` that wait in memory."""
-        return [(key, value) for key, value in self._chunks.items() if low <= key < high]
+    def pending_items(self) -> list[tuple[bytes, bytes]]:
+        """All chunks and rows that wait in memory, in the order in which they came."""
+        with self._lock:
+            return [*self._flying.items(), *self._chunks.items()]
 
     @property
     def pending_bytes(self) -> int:
@@ -54,20 +76,65 @@ class Sealer:
 
     def stage(self) -> None:
         """Move the chunks that wait into the store."""
+        failpoints.hit(BEFORE_STAGE)
         batch = WriteBatch()
         batch.put_many(self._chunks.items())
         self.store.stage(batch)
-        self._chunks.clear()
-        self._bytes = 0
+        failpoints.hit(AFTER_STAGE)
+        self._start_anew()
 
     def seal(self, epoch: Epoch) -> None:
         """Make everything durable under *epoch*. An error leaves all as it was: seal again."""
+        self.wait()
         failpoints.hit(BEFORE_SEAL)
-        batch = WriteBatch()
-        batch.extend(self.batch)
-        batch.put_many(self._chunks.items())
-        self.store.seal(epoch, batch)
+        self.store.seal(epoch, self._collect())
         failpoints.hit(AFTER_SEAL)
         self.batch = WriteBatch()
-        self._chunks.clear()
-        self._bytes = 0
+        self._start_anew()
+
+    def seal_in_background(self, epoch: Epoch) -> None:
+        """As :meth:`seal`, while the caller goes on with the next epoch; waits for the seal before, if it is under way.
+
+        The epoch is durable once :meth:`wait` or the next seal has returned: acknowledge the source then, not earlier.
+        """
+        self.wait()
+        failpoints.hit(BEFORE_SEAL)
+        batch = self._collect()
+        with self._lock:
+            self._flying = self._chunks  # before the next line: a reader finds a chunk in one of both at any time
+            self._chunks = {}
+            self._bytes = 0
+        self.batch = WriteBatch()
+        self._under_way = self._thread.submit(self.store.seal, epoch, batch)
+
+    def wait(self) -> None:
+        """Until no seal is under way.
+
+        :raises HeadwaterError: the seal failed. What it held is lost to this sealer: open the store again and go on
+            from its committed epoch.
+        """
+        if self._under_way is not None:
+            try:
+                self._under_way.result()
+            finally:
+                self._under_way = None
+                self._flying = {}
+            failpoints.hit(AFTER_SEAL)
+
+    def _collect(self) -> WriteBatch:
+        batch = WriteBatch()
+        batch.put_many(self._chunks.items())  # first: what is delivered already is then forgotten with its epoch
+        batch.extend(self.batch)
+        return batch
+
+    def _start_anew(self) -> None:
+        with self._lock:
+            self._chunks = {}
+            self._bytes = 0
+
+    def close(self) -> None:
+        """Wait for the seal that is under way, and end the thread."""
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()

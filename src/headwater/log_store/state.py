@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pyarrow as pa
 
+from headwater import failpoints
 from headwater.log_store import layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression, decode_blocks, decode_header, encode_chunk
@@ -18,6 +19,8 @@ from headwater.log_store.log_view import LogView
 from headwater.log_store.sealer import Sealer
 from headwater.state import WriteBatch
 from headwater.stream import Chunk, Epoch, VnodeBitmap
+
+BEFORE_DISCARD = failpoints.register("log_store.before_discard")
 
 
 def now_ms() -> int:
@@ -50,17 +53,24 @@ class LogStoreState:
         if vnodes.count != self.log.vnode_count or not vnodes:
             raise ForeignVnode(f"A writer of log {self.log.name!r} owns some of its {self.log.vnode_count} vnodes.")
         self.vnodes = vnodes
-        self._writer = next(iter(vnodes))
+        self._writer = _writer_of(vnodes)
 
     def discard_unsealed(self) -> None:
-        """Remove what a writer that died had staged for an epoch that it never sealed."""
+        """Remove what a writer that died had staged for an epoch that it never sealed.
+
+        Once for all instances of a log: what the first of them has staged since is not of a dead one.
+        """
         number, after = self.log.number, self._sealer.store.committed_epoch() + 1
+        if number in self._sealer.begun:
+            return
         batch = WriteBatch()
         batch.delete_range(layout.chunks_from(number, after), layout.space_end(number, layout.CHUNKS))
         if self.log.may_hold_rows:
             for vnode in range(self.log.vnode_count):
                 batch.delete_range(layout.rows_from(number, vnode, after), layout.rows_end(number, vnode))
+        failpoints.hit(BEFORE_DISCARD)
         self._sealer.store.stage(batch)
+        self._sealer.begun.add(number)
 
     def check(self, chunk: Chunk) -> None:
         """:raises ForeignSchema: other columns. :raises ForeignVnode: a row that this instance does not own."""
@@ -112,54 +122,73 @@ class LogStoreState:
             self.log.format,
             is_stop,
         )
-        self._sealer.batch.put(layout.barrier_key(self.log.number, epoch, self._writer), record.to_bytes())
+        key = layout.barrier_key(self.log.number, epoch, self._writer)
+        self._sealer.put_barrier(epoch, key, record.to_bytes())
         if self.next_format is not None:
             self.log, self.next_format = self.log.in_format(self.next_format), None
 
-    def read_spilled(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> Chunk:
+    def read_spilled(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log, vnodes: VnodeBitmap) -> Chunk:
         """A spilled chunk again, from memory or from the store, in the order in which it was written.
+
+        It is found by the log and the vnodes of the time when it was written: both may have changed since.
 
         :raises LogCorrupt: it is not there.
         """
-        with self._sealer.store.snapshot() as view:  # an epoch that was migrated since is read as its barrier says
-            rewritten = LogView(view, log).rewritten(epoch, self._writer, log.format, first_seq, last_seq, self.vnodes)
-        if rewritten is not None:
-            batch = rewritten
-        elif log.format == row_codec.FORMAT:
-            batch = self._spilled_rows(epoch, first_seq, last_seq, log)
-        else:
-            batch = self._spilled_chunks(epoch, first_seq, last_seq, log)
-        order = np.argsort(batch.column("_seq").to_numpy(), kind="stable")
-        if batch.num_rows != last_seq - first_seq + 1:
+        read = self._spilled_rows if log.format == row_codec.FORMAT else self._spilled_chunks
+        batch = read(epoch, first_seq, last_seq, log, vnodes)
+        if batch is None or batch.num_rows != last_seq - first_seq + 1:
+            with self._sealer.store.snapshot() as view:  # an epoch that was migrated since is as its barrier says
+                shown = LogView(view, self.log)
+                batch = shown.rewritten(epoch, _writer_of(vnodes), log.format, first_seq, last_seq, vnodes)
+        if batch is None or batch.num_rows != last_seq - first_seq + 1:
             raise LogCorrupt(f"A spilled chunk of epoch {epoch} is not whole.")
+        order = np.argsort(batch.column("_seq").to_numpy(), kind="stable")
         return chunk_of(batch.take(pa.array(order)))
 
-    def _spilled_chunks(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> pa.RecordBatch:
+    def _spilled_chunks(
+        self, epoch: Epoch, first_seq: int, last_seq: int, log: Log, vnodes: VnodeBitmap
+    ) -> pa.RecordBatch | None:
         found: list[pa.RecordBatch] = []
         seq = first_seq
-        with self._sealer.store.snapshot() as view:
-            while seq <= last_seq:
-                key = layout.chunk_key(log.number, epoch, self._writer, seq)
-                data = self._sealer.pending(key) or view.get(key)
-                if data is None:
-                    raise LogCorrupt(f"A spilled chunk of epoch {epoch} is gone.")
-                header = decode_header(data)
-                found += decode_blocks(data, header, stored_schema(log.schema_of(header.schema_version)), None)
-                seq += header.rows
+        while seq <= last_seq:
+            key = layout.chunk_key(log.number, epoch, _writer_of(vnodes), seq)
+            data = self._sealer.pending(key)
+            if data is None:  # then it is in the store by now
+                with self._sealer.store.snapshot() as view:
+                    data = view.get(key)
+            if data is None:
+                return None
+            header = decode_header(data)
+            found += decode_blocks(data, header, stored_schema(log.schema_of(header.schema_version)), None)
+            seq += header.rows
         return pa.Table.from_batches(found).combine_chunks().to_batches()[0]
 
-    def _spilled_rows(self, epoch: Epoch, first_seq: int, last_seq: int, log: Log) -> pa.RecordBatch:
-        values: list[bytes] = []
-        places: list[tuple[int, int]] = []
-        with self._sealer.store.snapshot() as view:
-            for vnode in self.vnodes:
-                low, high = (layout.row_key(log.number, vnode, epoch, seq) for seq in (first_seq, last_seq + 1))
-                cells = dict(view.scan(low, high)) | dict(self._sealer.pending_range(low, high))
-                for key, value in sorted(cells.items()):
-                    values.append(bytes(value))
-                    places.append((vnode, layout.parse_row_key(key)[2]))
-        schema = log.schema_of(row_codec.schema_version_of(values[0])) if values else log.schema
+    def _spilled_rows(
+        self, epoch: Epoch, first_seq: int, last_seq: int, log: Log, vnodes: VnodeBitmap
+    ) -> pa.RecordBatch | None:
+        front = layout.prefix(log.number) + bytes((layout.ROWS,))
+        low, high = (layout.row_key(log.number, 0, epoch, seq)[7:] for seq in (first_seq, last_seq))
+        cells: dict[bytes, bytes] = {}
+        for key, value in self._sealer.pending_items():
+            if key.startswith(front) and low <= key[7:] <= high and int.from_bytes(key[5:7], "big") in vnodes:
+                cells[key] = value
+        if len(cells) <= last_seq - first_seq:  # the rest is in the store by now
+            with self._sealer.store.snapshot() as view:
+                for vnode in vnodes:
+                    first, last = (layout.row_key(log.number, vnode, epoch, seq) for seq in (first_seq, last_seq))
+                    cells.update((key, bytes(value)) for key, value in view.scan(first, last + b"\0"))
+        if not cells:
+            return None
+        places = [layout.parse_row_key(key) for key in cells]
+        values = list(cells.values())
+        schema = log.schema_of(row_codec.schema_version_of(values[0]))
         rows, ops = row_codec.decode_rows(values, schema)
-        vnodes, seqs = np.array(places, np.int64).reshape(-1, 2).T
-        columns = [*rows.columns, ops, pa.array(vnodes.astype(np.uint16)), pa.array(seqs.astype(np.uint32))]
+        owners = np.array([vnode for vnode, _, _ in places], np.uint16)
+        seqs = np.array([seq for _, _, seq in places], np.uint32)
+        columns = [*rows.columns, ops, pa.array(owners), pa.array(seqs)]
         return pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
+
+
+def _writer_of(vnodes: VnodeBitmap) -> int:
+    """The number under which the instance that owns *vnodes* writes."""
+    return next(iter(vnodes))

@@ -24,7 +24,7 @@ from headwater.log_store.buffer import LogStoreBuffer
 from headwater.log_store.consumers import ConsumerBook
 from headwater.log_store.errors import DrainTimeout, InvalidOffset, WrongCall
 from headwater.log_store.item import BarrierItem
-from headwater.log_store.link import ReaderLink
+from headwater.log_store.link import ReaderLink, Start
 from headwater.log_store.log import LogRegistry
 from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.sealer import Sealer
@@ -107,7 +107,7 @@ class KvLogStoreWriter:
         self._epoch = epochs.curr
         self._state = WriterState.PAUSED if pause_read_on_bootstrap else WriterState.RUNNING
         if self._link is not None:
-            self._link.started(epochs.curr, self._store_state.vnodes, paused=pause_read_on_bootstrap)
+            self._link.started(self._start(), paused=pause_read_on_bootstrap)
 
     def write_chunk(self, chunk: Chunk) -> None:
         """Add rows to the current epoch.
@@ -118,12 +118,12 @@ class KvLogStoreWriter:
         if not chunk.num_rows:
             return
         self._store_state.check(chunk)
-        first = self._next_seq
-        if self._buffer is None or not self._buffer.add_chunk(self._epoch, first, chunk):
-            self._bytes += self._store_state.write_chunk(self._epoch, first, chunk)
-            self._chunks += 1
-            if self._buffer is not None:
-                self._buffer.add_spilled(self._epoch, first, first + chunk.num_rows - 1, self._store_state.log)
+        state, first = self._store_state, self._next_seq
+        # For the store at once, whatever this writer's own reader does with it: there may be other consumers.
+        self._bytes += state.write_chunk(self._epoch, first, chunk)
+        self._chunks += 1
+        if self._buffer is not None and not self._buffer.add_chunk(self._epoch, first, chunk):
+            self._buffer.add_spilled(self._epoch, first, first + chunk.num_rows - 1, state.log, state.vnodes)
         self._next_seq += chunk.num_rows
         self._rows += chunk.num_rows
 
@@ -140,12 +140,7 @@ class KvLogStoreWriter:
         if next_epoch <= self._epoch:
             raise InvalidOffset(f"Epoch {next_epoch} cannot follow epoch {self._epoch}.")
         ended, paused = self._epoch, self._state is WriterState.PAUSED
-        if self._buffer is not None:
-            for item in self._buffer.unflushed():
-                self._bytes += self._store_state.write_chunk(item.epoch, item.first_seq, item.chunk)
-                self._chunks += 1
-                item.flushed = True
-        if not paused:
+        if not paused or self._rows:  # rows that came before the pause need their barrier
             self._store_state.write_barrier(
                 ended,
                 is_checkpoint=chosen.is_checkpoint,
@@ -204,17 +199,21 @@ class KvLogStoreWriter:
             log = self._store_state.log.with_schema(options.schema_change)
             self._registry.update(self._sealer.batch, log)
             self._store_state.log = log
-        if options.new_vnode_bitmap is not None:
+        if options.new_vnode_bitmap is not None or options.is_stop:
             self._take_progress(self._epoch)  # what was delivered is so for the vnodes that leave, too
+        if options.new_vnode_bitmap is not None:
             self._store_state.own(options.new_vnode_bitmap)
             if self._buffer is not None and self._link is not None:
                 self._buffer.clear()
-                self._link.moved(self._epoch, options.new_vnode_bitmap)
+                self._link.moved(self._start())
         self._state = WriterState.PAUSED if self._was_paused else WriterState.RUNNING
         if options.is_stop:
             self._state = WriterState.STOPPED
             if self._buffer is not None:
                 self._buffer.close()
+
+    def _start(self) -> Start:
+        return Start(self._epoch, self._store_state.vnodes, self._sealer.ended)
 
     def _expect(self, *allowed: WriterState) -> None:
         if self._state not in allowed:
