@@ -10,14 +10,13 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
 from headwater.journal import forking
 from headwater.journal.errors import OwnedElsewhereError, io_error
+from headwater.process import host_name, started
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,21 +34,9 @@ class Owner:
 _UNKNOWN = Owner("an unknown host", 0, "at an unknown time")
 
 
-def _started(pid: int) -> str:
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        boot = next(
-            int(line.split()[1]) for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime")
-        )
-        seconds = boot + int(after_name[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, StopIteration, IndexError, ValueError):
-        return "at an unknown time"
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
-
-
 def process(pid: int) -> Owner:
     """A process of this host."""
-    return Owner(socket.gethostname(), pid, _started(pid))
+    return Owner(host_name(), pid, f"{started(pid):%Y-%m-%dT%H:%M:%SZ}")
 
 
 def lock_holder(fd: int) -> Owner | None:

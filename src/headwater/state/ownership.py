@@ -1,4 +1,4 @@
-"""Who owns a store: the identity of a process, and a lock that the kernel drops when the process dies.
+"""Who owns a store: a record that names a process, and a lock that the kernel drops when the process dies.
 
 Writers come in generations. Each writer holds an ``flock`` on the lock file of its own generation for as long as it
 lives, so "is the owner alive?" is answered by the kernel, not by a guess about process ids; a takeover moves to the
@@ -10,31 +10,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
-import time
 import weakref
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 from headwater.state.errors import StoreUnavailable
 from headwater.state.store import Owner
 
 _held: weakref.WeakSet[OwnerLock] = weakref.WeakSet()
-
-
-def host_name() -> str:
-    return socket.gethostname()
-
-
-def process_start(pid: int | None = None) -> datetime:
-    """When the process started, from the kernel; now, where the kernel does not tell."""
-    try:
-        fields = Path(f"/proc/{pid or os.getpid()}/stat").read_text().rpartition(")")[2].split()
-        uptime = float(Path("/proc/uptime").read_text().split()[0])
-        age = uptime - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        age = 0.0
-    return datetime.fromtimestamp(round(time.time() - age, 3), UTC)
 
 
 class OwnerLock:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headwater import failpoints
+from headwater import failpoints, process
 from headwater.errors import TransientError
 from headwater.state import WriteBatch, open_reader, open_writer
 from headwater.state.engines import large_values, lease, object_pins, object_snapshot, object_store
@@ -364,7 +364,7 @@ def test_a_step_of_the_clock_does_not_kill_the_owner(shop: Shop, monkeypatch: py
 
 def test_a_process_that_ended_but_was_not_waited_for_is_dead(shop: Shop) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    claim = replace(shop.writer()._claim, pid=child.pid, ticks=lease.start_ticks(child.pid))
+    claim = replace(shop.writer()._claim, pid=child.pid, ticks=process.start_ticks(child.pid))
     assert claim.alive(claim.beat)
     child.kill()
     assert eventually(lambda: not claim.alive(claim.beat))

@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 from headwater import failpoints
+from headwater.process import host_name, started
 from headwater.state.engines.environment import Environment, Txn, child_environment, map_errors
 from headwater.state.errors import StoreCorrupt, StoreOwned, StoreUnavailable
-from headwater.state.ownership import OwnerLock, host_name, owner_from_bytes, owner_to_bytes, process_start
+from headwater.state.ownership import OwnerLock, owner_from_bytes, owner_to_bytes
 from headwater.state.store import Owner
 
 OPEN_BEFORE_COMMIT = failpoints.register("state.embedded.open_before_commit")
@@ -77,7 +78,7 @@ def claim(environment: Environment, *, takeover: bool) -> tuple[Owner, OwnerLock
                 last.remove()
             elif not takeover:
                 raise StoreOwned(str(path), old.host, old.pid, old.started)
-        owner = Owner(old.generation + 1 if old else 1, host_name(), os.getpid(), process_start())
+        owner = Owner(old.generation + 1 if old else 1, host_name(), os.getpid(), started())
         mine = OwnerLock(_lock_path(path, owner.generation))
         if not mine.acquire(owner):
             raise StoreCorrupt(f"The lock file of generation {owner.generation} in {path} is held already.")

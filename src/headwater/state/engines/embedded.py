@@ -24,6 +24,7 @@ from typing import Any
 import lmdb
 
 from headwater import failpoints
+from headwater.process import host_name
 from headwater.state import versions
 from headwater.state.batch import (
     MAX_KEY_BYTES,
@@ -48,7 +49,7 @@ from headwater.state.errors import (
     WriterFenced,
 )
 from headwater.state.handle import Handle, SnapshotBase
-from headwater.state.ownership import OwnerLock, host_name
+from headwater.state.ownership import OwnerLock
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
 

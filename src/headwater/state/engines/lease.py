@@ -13,11 +13,10 @@ import os
 import time
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
-from pathlib import Path
 
+from headwater.process import boot_id, host_name, pid_namespace, start_ticks, started, status_fields
 from headwater.state.engines.slate import Place
 from headwater.state.errors import StoreOwned
-from headwater.state.ownership import host_name, process_start
 from headwater.state.store import Owner
 
 LEASE = 30.0
@@ -26,38 +25,6 @@ LEASE = 30.0
 HEARTBEAT = 5.0
 
 _PREFIX = "owner/"
-
-
-def boot_id() -> str:
-    """Which boot of which machine this is; empty where the kernel does not tell."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def pid_namespace() -> int:
-    """Among which processes a pid has its meaning; 0 where the kernel does not tell, or ``/proc`` shows others."""
-    try:
-        if Path("/proc/self").readlink().name != str(os.getpid()):
-            return 0
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
-
-
-def _stat(pid: int) -> list[str]:
-    """What the kernel says about a process, after its name; empty where it does not tell."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
-
-
-def start_ticks(pid: int) -> int:
-    """When the process started, in ticks since the boot, which nobody sets; 0 where the kernel does not tell."""
-    stat = _stat(pid)
-    return int(stat[19]) if len(stat) > 19 else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +69,7 @@ class Claim:
             return False
         except OSError:
             pass  # it lives, under another user
-        stat = _stat(self.pid)
+        stat = status_fields(self.pid)
         if not stat:
             return None
         return stat[0] not in "ZX" and start_ticks(self.pid) == self.ticks
@@ -149,7 +116,7 @@ def claim(place: Place, *, takeover: bool) -> Claim:
             generation=generation,
             host=host_name(),
             pid=os.getpid(),
-            started=process_start(),
+            started=started(),
             boot=boot_id(),
             beat=now,
             namespace=pid_namespace(),

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from headwater.process import host_name, started
 from headwater.state import versions
 from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, check_bounds, prefix_end
 from headwater.state.epochs import check_epoch, check_pin_name, wait_until
@@ -29,7 +30,6 @@ from headwater.state.errors import (
     WriterFenced,
 )
 from headwater.state.handle import Handle, SnapshotBase
-from headwater.state.ownership import host_name, process_start
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
 
@@ -278,7 +278,7 @@ def open_memory_writer(name: str, *, takeover: bool = False) -> MemoryStore:
         if old is not None and shared.owner_alive and not takeover:
             raise StoreOwned(f"memory://{name}", old.host, old.pid, old.started)
         generation = old.generation + 1 if old else 1
-        shared.owner = Owner(generation, host_name(), os.getpid(), process_start())
+        shared.owner = Owner(generation, host_name(), os.getpid(), started())
         shared.owner_alive = True
         return MemoryStore(name, shared, shared.owner)
 
