@@ -1,0 +1,168 @@
+"""From format 1 to format 2 while the log is written and read.
+
+======================  =====================================================================  ==============
+state                   what a step does                                                        goes to
+======================  =====================================================================  ==============
+old                     registers format 2; writers take it up at their next barrier            rewriting
+rewriting               rewrites the oldest sealed epochs of format 1, a few at a time          rewriting, new
+new                     nothing
+======================  =====================================================================  ==============
+
+A step writes into the seal that the writer makes anyway. Each epoch's rows and its barrier, which names the format,
+change in one seal, so a reader sees every epoch in exactly one format, and ``kill -9`` leaves whole epochs of either
+kind: the next step goes on with those that are still old. Rows keep their epoch, vnode and seq, and come in the same
+order within a vnode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby, islice
+from operator import itemgetter
+
+from headwater import failpoints
+from headwater.log_store import chunk_codec, layout, row_codec
+from headwater.log_store.barrier_record import BarrierRecord
+from headwater.log_store.chunk_codec import Compression
+from headwater.log_store.factory import KvLogStoreFactory
+from headwater.log_store.log_view import Formats, LogView
+from headwater.log_store.rewrite import rewrite_epoch
+from headwater.log_store.sealer import STAGE_BYTES
+from headwater.log_store.writer import WriterState
+from headwater.stream import Epoch
+
+BEFORE_SWITCH = failpoints.register("log_store.migrate_before_switch")
+BEFORE_EPOCH = failpoints.register("log_store.migrate_before_epoch")
+AFTER_EPOCH = failpoints.register("log_store.migrate_after_epoch")
+BEFORE_END = failpoints.register("log_store.migrate_before_end")
+
+EPOCHS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class MigrationProgress:
+    """How far a migration is, for progress bars."""
+
+    epochs: int
+    rows: int
+    bytes_before: int
+    bytes: int
+    epochs_left: int
+
+
+class Migration:
+    """The migration of one log to format 2, in the process that writes the store.
+
+    Call :meth:`step` at barriers, between the end of one epoch and the first rows of the next; what it did is durable
+    with the next seal.
+    """
+
+    def __init__(
+        self,
+        factory: KvLogStoreFactory,
+        log: str,
+        *,
+        compression: Compression = Compression.NONE,
+        stage_bytes: int = STAGE_BYTES,
+    ) -> None:
+        self._factory = factory
+        self._name = factory.existing(log).name
+        self._compression = compression
+        self._stage_bytes = stage_bytes
+        self._after = Epoch(0)
+        self._first_new: Epoch | None = None
+        self._done = MigrationProgress(0, 0, 0, 0, 0)
+
+    @property
+    def progress(self) -> MigrationProgress:
+        return self._done
+
+    def step(self, max_epochs: int = EPOCHS_AT_ONCE) -> bool:
+        """Rewrite up to *max_epochs* epochs in the next seal; whether the log is whole in format 2 with it."""
+        if self._is_new():
+            return True
+        self._switch()
+        left = self._rewrite(max_epochs)
+        if left or not self._writers_are_new():
+            return False
+        failpoints.hit(BEFORE_END)
+        self._end()
+        return True
+
+    def _is_new(self) -> bool:
+        log = self._factory.existing(self._name)
+        live = self._factory.live_writers(self._name)
+        return not log.may_hold_rows and all(not writer.store_state.log.may_hold_rows for writer in live)
+
+    def _switch(self) -> None:
+        log = self._factory.existing(self._name)
+        if log.format != chunk_codec.FORMAT:
+            failpoints.hit(BEFORE_SWITCH)
+            self._factory.registry.update(self._factory.sealer.batch, log.in_format(chunk_codec.FORMAT))
+        for writer in self._factory.live_writers(self._name):
+            state = writer.store_state
+            if state.log.format == chunk_codec.FORMAT:
+                continue
+            if writer.state is WriterState.NEW:
+                state.log = state.log.in_format(chunk_codec.FORMAT)
+            else:
+                state.next_format = chunk_codec.FORMAT  # an epoch has one format: it changes with the next barrier
+
+    def _rewrite(self, max_epochs: int) -> bool:
+        """Whether sealed epochs of format 1 are left."""
+        log = self._factory.existing(self._name)
+        # What was truncated since the last seal is still in the snapshot; written again it would come back to life.
+        after = max(self._after, self._factory.consumers.gone(self._name))
+        with self._factory.store.snapshot() as view:
+            shown = LogView(view, log)
+            old = _old(shown, after)
+            for epoch, group in islice(groupby(old, key=itemgetter(0)), max_epochs):
+                failpoints.hit(BEFORE_EPOCH)
+                for _, writer, record in group:
+                    batches = shown.batches(epoch, Formats.of([(writer, record)]), record.vnodes)
+                    made = rewrite_epoch(
+                        self._factory.sealer,
+                        log,
+                        epoch,
+                        writer,
+                        record,
+                        batches,
+                        chunk_codec.FORMAT,
+                        compression=self._compression,
+                        stage_bytes=self._stage_bytes,
+                    )
+                    self._count(made.rows, made.bytes_before, made.bytes)
+                self._after = epoch
+                self._done = replace(self._done, epochs=self._done.epochs + 1)
+                failpoints.hit(AFTER_EPOCH)
+            left = sum(1 for _ in groupby(_old(shown, max(after, self._after)), key=itemgetter(0)))
+        self._done = replace(self._done, epochs_left=left)
+        return left > 0
+
+    def _count(self, rows: int, before: int, after: int) -> None:
+        done = self._done
+        self._done = replace(
+            done, rows=done.rows + rows, bytes_before=done.bytes_before + before, bytes=done.bytes + after
+        )
+
+    def _writers_are_new(self) -> bool:
+        """Whether no epoch of format 1 can come any more: all writers switched, what they wrote before is sealed."""
+        live = self._factory.live_writers(self._name)
+        if any(writer.store_state.log.format != chunk_codec.FORMAT for writer in live):
+            return False
+        if self._first_new is None:
+            self._first_new = max((writer.epoch for writer in live), default=Epoch(0))
+        return self._factory.store.committed_epoch() >= self._first_new
+
+    def _end(self) -> None:
+        log = replace(self._factory.existing(self._name), rows_held=False)
+        self._factory.registry.update(self._factory.sealer.batch, log)
+        for writer in self._factory.live_writers(self._name):
+            writer.store_state.log = replace(writer.store_state.log, rows_held=False)
+        batch = self._factory.sealer.batch  # what a writer that died had staged in format 1 goes, too
+        batch.delete_range(layout.rows_from(log.number, 0), layout.space_end(log.number, layout.ROWS))
+
+
+def _old(shown: LogView, after: Epoch) -> Iterator[tuple[Epoch, int, BarrierRecord]]:
+    return (found for found in shown.records(after) if found[2].format == row_codec.FORMAT)

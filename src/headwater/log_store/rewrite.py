@@ -1,0 +1,86 @@
+"""Rewrites what a sealed epoch holds, inside a seal: its rows and its barrier change together, or not at all.
+
+For migrations and compactions. The epoch is read from a snapshot; what is new goes into the sealer's batch. Chunks of
+a large epoch are staged ahead: until the barrier names their format nobody reads them, and a rewrite that starts
+again after a crash removes what the one before had staged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from headwater import failpoints
+from headwater.log_store import layout, row_codec
+from headwater.log_store.barrier_record import BarrierRecord
+from headwater.log_store.chunk_codec import Compression
+from headwater.log_store.log import Log
+from headwater.log_store.sealer import STAGE_BYTES, Sealer
+from headwater.log_store.serde import LogStoreRowSerde
+from headwater.state import WriteBatch
+from headwater.stream import Epoch
+
+STAGED = failpoints.register("log_store.migrate_staged")
+
+
+@dataclass(frozen=True, slots=True)
+class Rewritten:
+    """What came of one barrier's rows."""
+
+    epoch: Epoch
+    rows_before: int
+    rows: int
+    bytes_before: int
+    bytes: int
+
+
+def rewrite_epoch(
+    sealer: Sealer,
+    log: Log,
+    epoch: Epoch,
+    writer: int,
+    record: BarrierRecord,
+    batches: Iterable[pa.RecordBatch],
+    log_format: int,
+    *,
+    compacted: bool = False,
+    compression: Compression = Compression.NONE,
+    stage_bytes: int = STAGE_BYTES,
+) -> Rewritten:
+    """Put *batches* in the place of what *writer* wrote in *epoch*, in *log_format*.
+
+    Only a change of format may be staged: while the barrier says the old format, the new one is not looked at.
+    """
+    serde = LogStoreRowSerde(log, log_format, compression)
+    ahead = WriteBatch()
+    _forget(ahead, log, epoch, writer, record, log_format)
+    rows = size = chunks = waiting = 0
+    for batch in batches:
+        items = serde.encode_batch(epoch, writer, batch, record.schema_version)
+        ahead.put_many(items)
+        added = sum(len(value) for _, value in items)
+        rows, size, chunks, waiting = rows + batch.num_rows, size + added, chunks + len(items), waiting + added
+        if waiting > stage_bytes and log_format != record.format:
+            sealer.store.stage(ahead)
+            failpoints.hit(STAGED)
+            ahead, waiting = WriteBatch(), 0
+    if log_format != record.format:
+        _forget(ahead, log, epoch, writer, record, record.format)
+    new = replace(
+        record, rows=rows, size=size, chunks=chunks, format=log_format, compacted=record.compacted or compacted
+    )
+    ahead.put(layout.barrier_key(log.number, epoch, writer), new.to_bytes())
+    sealer.batch.extend(ahead)
+    return Rewritten(epoch, record.rows, rows, record.size, size)
+
+
+def _forget(batch: WriteBatch, log: Log, epoch: Epoch, writer: int, record: BarrierRecord, log_format: int) -> None:
+    number = log.number
+    if log_format == row_codec.FORMAT:
+        for vnode in record.vnodes:
+            batch.delete_range(layout.rows_from(number, vnode, epoch), layout.rows_from(number, vnode, epoch + 1))
+    else:
+        low = layout.chunk_key(number, epoch, writer, 0)
+        batch.delete_range(low, layout.chunk_key(number, epoch, writer, layout.MAX_SEQ) + b"\0")

@@ -1,0 +1,213 @@
+"""From format 1 to format 2 while the log is in use."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.unit.log_store.tools import Table, flat
+
+from headwater import failpoints
+from headwater.log_store import KvLogStoreFactory, LogNotFound, LogStoreRowSerde, UnknownVersion
+from headwater.log_store.item import ChunkItem
+from headwater.log_store.migration import Migration
+from headwater.log_store.remote import LogConsumer
+from headwater.log_store.testing import Instance, epoch, random_chunk, rows_of
+from headwater.state import open_writer
+from headwater.stream import Chunk
+
+
+@pytest.fixture(params=[1, 3], ids=["one_writer", "three_writers"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
+    made = Table(str(tmp_path / "store"), log_format=1, parts=request.param)
+    yield made
+    failpoints.arm("")
+    made.close()
+
+
+def test_old_epochs_are_rewritten_and_every_row_stays_what_it_was(table: Table) -> None:
+    for _ in range(5):
+        table.write()
+    before = table.rows()
+    migration = Migration(table.factory, "orders")
+    steps = 0
+    while not migration.step(2):
+        table.seal()
+        steps += 1
+        assert table.rows() == before
+    table.seal()
+    assert steps >= 3
+    assert set(table.formats().values()) == {(2,)}
+    assert table.rows() == before
+    assert table.raw(0) == 0
+    assert not table.factory.existing("orders").may_hold_rows
+    assert migration.progress.epochs_left == 0
+    assert migration.step()
+
+
+def test_an_epoch_has_one_format_and_the_next_one_is_the_new(table: Table) -> None:
+    table.write()
+    for writer in table.writers:  # in the middle of an epoch
+        writer.write_chunk(random_chunk(table.rng, 20).filter_vnodes(writer.store_state.vnodes))
+    Migration(table.factory, "orders").step(0)
+    middle = table.write()
+    last = table.write()
+    assert table.formats() == {1: (1,), middle: (1,), last: (2,)}
+    assert {row[1] >> 16 for row in table.rows()} == {1, 2, 3}
+
+
+def test_the_order_within_a_vnode_stays(table: Table) -> None:
+    for _ in range(3):
+        table.write(rows=500)
+    migration = Migration(table.factory, "orders")
+    while not migration.step(1):
+        table.seal()
+    table.seal()
+    per_vnode: dict[int, list[tuple[int, int]]] = {}
+    for vnode, at, seq, *_ in table.rows_in_order():
+        per_vnode.setdefault(vnode, []).append((at, seq))
+    assert all(places == sorted(places) for places in per_vnode.values())
+
+
+@pytest.mark.parametrize("after_steps", [0, 1, 2, 3])
+def test_a_writer_that_dies_leaves_whole_epochs_and_the_next_one_goes_on(table: Table, after_steps: int) -> None:
+    for _ in range(4):
+        table.write()
+    before = table.rows()
+    migration = Migration(table.factory, "orders")
+    for _ in range(after_steps):
+        migration.step(1)
+        table.seal()
+    migration.step(1)  # never sealed
+    table.open(takeover=True)
+    assert table.rows() == before
+    migration = Migration(table.factory, "orders")
+    while not migration.step(1):
+        table.seal()
+    table.seal()
+    assert table.rows() == before
+    assert set(table.formats().values()) == {(2,)}
+    assert table.raw(0) == 0
+
+
+def test_what_a_dead_migration_had_staged_is_seen_by_nobody(table: Table) -> None:
+    table.write(rows=3000)
+    table.write(rows=3000)
+    before = table.rows()
+    failpoints.arm("log_store.migrate_staged=raise@2")
+    with pytest.raises(failpoints.FailpointError):
+        Migration(table.factory, "orders", stage_bytes=1).step()
+    failpoints.arm("")
+    table.open(takeover=True)
+    assert table.raw(1) > 0
+    assert table.rows() == before
+    migration = Migration(table.factory, "orders")
+    while not migration.step():
+        table.seal()
+    table.seal()
+    assert table.rows() == before
+
+
+def test_what_is_truncated_in_the_same_seal_does_not_come_back(table: Table) -> None:
+    for _ in range(4):
+        table.write()
+    with LogConsumer.open(table.location, "orders", "sink") as consumer:
+        consumer.commit(epoch(3))
+    table.write(seal=False)
+    migration = Migration(table.factory, "orders")
+    migration.step(100)
+    table.factory.sealer.seal(epoch(table.next - 1))
+    assert min(table.formats()) == 4
+    assert min(row[1] for row in table.rows()) == epoch(4)
+
+
+def test_truncation_while_a_log_is_migrated_leaves_no_rows_behind(table: Table) -> None:
+    for _ in range(4):
+        table.write()
+    Migration(table.factory, "orders").step(1)
+    table.seal()
+    with LogConsumer.open(table.location, "orders", "sink") as consumer:
+        consumer.commit(epoch(4))
+    table.seal()
+    assert min(table.formats()) == 5
+    table.seal()
+    assert table.raw(0) == 0
+
+
+def test_a_consumer_that_reads_meanwhile_gets_every_row_once(table: Table) -> None:
+    for _ in range(6):
+        table.write()
+    before = table.rows()
+    migration = Migration(table.factory, "orders")
+    with LogConsumer.open(table.location, "orders", "sink") as consumer:
+        batches = consumer.read(epoch(0), epoch(6))
+        got = list(flat(iter([next(batches)])))
+        done = False
+        while not done:
+            done = migration.step(2)
+            table.seal()
+        got += flat(batches)
+        assert sorted(got) == before
+        assert sorted(flat(consumer.read(epoch(0), epoch(6)))) == before
+
+
+@pytest.mark.parametrize("max_rows", [0, 15, 1000])
+def test_a_live_reader_reads_on_buffered_and_spilled(tmp_path: Path, max_rows: int) -> None:
+    rng = random.Random(3)
+    with open_writer(tmp_path / "store") as store:
+        instance = Instance.open(store, 1, log_format=1, max_rows=max_rows)
+        written = []
+        migration = Migration(instance.factory, "orders")
+        for number in range(1, 8):
+            written.append(random_chunk(rng))
+            instance.writer.write_chunk(written[-1])
+            instance.flush(number + 1)
+            migration.step(2)
+        got: list[Chunk] = []
+        while len(got) < 7:
+            item = instance.next(1.0)
+            assert item is not None
+            if isinstance(item, ChunkItem):
+                got.append(item.chunk)
+        assert [rows_of(chunk) for chunk in got] == [rows_of(chunk) for chunk in written]
+
+
+def test_a_new_writer_after_the_switch_writes_the_new_format_whatever_it_was_given(table: Table) -> None:
+    table.write()
+    old = table.log
+    Migration(table.factory, "orders").step()
+    assert table.factory.writer(old).store_state.log.format == 2
+
+
+def test_a_log_of_format_2_and_one_that_does_not_exist(tmp_path: Path) -> None:
+    made = Table(str(tmp_path / "store"))
+    made.write()
+    assert Migration(made.factory, "orders").step()
+    with pytest.raises(LogNotFound):
+        Migration(made.factory, "customers")
+    made.close()
+
+
+def test_both_versions_behind_one_serde(tmp_path: Path) -> None:
+    with open_writer("memory://serde") as store:
+        factory = KvLogStoreFactory(store)
+        log = factory.log("orders", random_chunk(random.Random(1)).schema, ("id",))
+    chunk = random_chunk(random.Random(2), 300)
+    one, two = (LogStoreRowSerde(log, version) for version in (1, 2))
+    rows, chunks = one.encode(epoch(1), 0, 5, chunk), two.encode(epoch(1), 0, 5, chunk)
+    assert (len(rows), len(chunks)) == (300, 1)
+    assert {LogStoreRowSerde.version_of(value) for _, value in rows} == {1}
+    assert LogStoreRowSerde.version_of(chunks[0][1]) == 2
+    decoded = [next(one.decode_rows(sorted(rows))).to_pydict()]
+    found = [batch.to_pydict() for batch in two.decode_chunk(chunks[0][1])]
+    decoded.append({name: [value for part in found for value in part[name]] for name in found[0]})
+    assert decoded[0] == decoded[1]
+    assert sorted(decoded[0]["_seq"]) == list(range(5, 305))
+    assert list(one.decode_rows([])) == []
+    for value in (b"\x03rest", b"\x00"):
+        with pytest.raises(UnknownVersion, match="Upgrade"):
+            LogStoreRowSerde.version_of(value)
+    with pytest.raises(UnknownVersion):
+        LogStoreRowSerde(log, 3)
