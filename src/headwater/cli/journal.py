@@ -252,7 +252,7 @@ def _print_verifications(found: list[tuple[str, Verification]]) -> None:
         damage = "[green]none[/]"
         if seen.damages:
             first = seen.damages[0]
-            more = f" and {len(seen.damages) - 1} more" if len(seen.damages) > 1 else ""
+            more = f" and {seen.damage_count - 1:,} more" if seen.damage_count > 1 else ""
             damage = f"[red]line {first.line} (byte {first.offset}): {escape(first.reason)}{more}[/]"
         table.add_row(name, f"{seen.head.seq:,}", f"{seen.size:,}", f"{seen.torn_bytes:,}", damage)
     out.print(table)
@@ -276,7 +276,7 @@ def repair_(
         rescued: dict[str, Any] | None = None
         if rescue_rest:
             branch, seen = rescue(store, *ids)
-            rescued = {"segment": branch.segment, "entries": len(seen.entries), "unverified": seen.unverified}
+            rescued = {"segment": branch.segment, "entries": seen.entries, "unverified": seen.unverified}
         done = repair(store, *ids)
     if as_json:
         plain = {"segment": ids[1], "head": str(done.head), "quarantined": done.quarantined, "bytes": done.bytes}

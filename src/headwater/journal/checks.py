@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from headwater.errors import InputError
 from headwater.journal import scan
@@ -19,12 +19,23 @@ from headwater.journal.errors import (
 def as_batch(entry: Entry | Sequence[Entry]) -> Sequence[Entry]:
     """What `append` was given, as a sequence.
 
-    :raises InvalidEntryError: it is empty.
+    :raises InvalidEntryError: it is empty, or holds something else than entries.
     """
-    batch = [entry] if isinstance(entry, Entry) else list(entry)
+    given: object = entry
+    batch = [entry] if isinstance(entry, Entry) else list(entry) if isinstance(given, Iterable) else None
+    if batch is None:
+        raise InvalidEntryError(f"Received an entry of type {type(given).__name__}; valid is Entry.")
+    check_entries(batch)
     if not batch:
         raise InvalidEntryError("Received an empty batch; an append needs at least one entry.")
     return batch
+
+
+def check_entries(entries: Iterable[object]) -> None:
+    """:raises InvalidEntryError: one of *entries* is something else."""
+    for entry in entries:
+        if not isinstance(entry, Entry):
+            raise InvalidEntryError(f"Received an entry of type {type(entry).__name__}; valid is Entry.")
 
 
 def changed_meanwhile(segment: str) -> BusyError:
@@ -52,8 +63,11 @@ def check_batch_boundary(last: Entry | None, n: int) -> None:
         )
 
 
-def check_new_header(session: str, segment: str, entries: Sequence[Entry]) -> None:
-    """:raises InvalidEntryError: the first entry is a `segment_start` of other ids."""
+def check_new_header(session: str, segment: str, entries: Iterable[Entry]) -> None:
+    """:raises InvalidEntryError: the first entry of a sequence is a `segment_start` of other ids."""
+    if not isinstance(entries, Sequence):
+        return
+    check_entries(entries)
     if entries and entries[0].kind == SEGMENT_START:
         for name, value in (("session_id", session), ("segment_id", segment)):
             stated = entries[0].fields.get(name, value)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from json import JSONDecodeError, JSONDecoder, JSONEncoder
 from typing import Any, NoReturn
 from zlib import crc32
@@ -29,13 +29,14 @@ VERSION = 1
 MAX_DEPTH = 128
 _CARRIED_DEPTH = 4  # a fork carries the fields of its parent's entries so much deeper, inside its first entry
 BROKEN_BATCH = "a batch before it is incomplete, or its own begin is missing"
+_SHAPE = "not an entry: v, seq, ts, kind, batch, key or crc is missing or of another type"
 CRC_TAIL = len(',"crc":"00000000"}')
 _MAX_KIND = 200
 _SCALARS = frozenset({str, int, float, bool, type(None)})
 _TEXT = frozenset({str})
 _CRC_TAIL_PATTERN = re.compile(rb',"crc":"([0-9a-f]{8})"\}$')
-_SEQ_PATTERN = re.compile(rb'\{"v":\d+,"seq":(\d+),')
-_VERSION_PATTERN = re.compile(rb'\{"v":(\d+)[,}]')
+_SEQ_PATTERN = re.compile(rb'\{"v":\d{1,9},"seq":(\d{1,20}),')
+_VERSION_PATTERN = re.compile(rb'\{"v":(\d{1,9})[,}]')
 
 
 class DamagedLineError(Exception):
@@ -92,6 +93,12 @@ def _check_nested(value: object, depth: int) -> None:
                 _check_nested(item, depth + 1)
 
 
+def _as_dict(fields: object) -> dict[str, Any]:
+    if not isinstance(fields, Mapping):
+        raise InvalidEntryError(f"Received fields of type {type(fields).__name__}; valid is a mapping.")
+    return dict(fields)
+
+
 @functools.lru_cache(maxsize=512)
 def _kind_bytes(kind: str) -> bytes:
     if not kind or len(kind) > _MAX_KIND:
@@ -106,7 +113,7 @@ def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
     :raises SerialisationError: not JSON: NaN, lone surrogates, foreign types, too deep.
     :raises EntryTooLargeError: above `limits.entry_bytes`.
     """
-    fields = entry.fields if isinstance(entry.fields, dict) else dict(entry.fields)
+    fields = entry.fields if isinstance(entry.fields, dict) else _as_dict(entry.fields)
     if not RESERVED.isdisjoint(fields):
         names = ", ".join(sorted(RESERVED & fields.keys()))
         raise InvalidEntryError(
@@ -198,21 +205,39 @@ def lines(items: Sequence[Prepared], after: Head, now: int) -> tuple[list[bytes]
     return done, Head(after.seq + count, crc)
 
 
-def whole_segment(entries: Sequence[Entry], limits: Limits, now: int) -> tuple[list[bytes], Head]:
-    """Lines of a new segment, with the keys that entries carry.
+class WholeSegment:
+    """Lines of a new segment, with the keys that entries carry; `head` is right when all were taken.
 
     Created in one step, it needs no batch marks. Those of a segment's prefix are kept; those of entries
-    picked from anywhere, which would make no sense, are left out.
+    picked from anywhere, which would make no sense, are left out. A sequence is encoded at once, so that nothing is
+    written when an entry cannot be; an iterator, which may be longer than memory, as its lines are taken.
     """
-    done: list[bytes] = []
-    head = EMPTY
-    marked = batch_break(entries, None) is None and complete(entries) == len(entries)
-    for entry in entries:
-        mark = b',"batch":[%d,%d]' % entry.batch if marked and entry.batch else b""
-        data, crc = line(prepare(entry, limits, entry.key), head.seq + 1, now, head.crc, mark)
-        head = Head(head.seq + 1, crc)
-        done.append(data)
-    return done, head
+
+    def __init__(self, entries: Iterable[Entry], limits: Limits, now: int) -> None:
+        self.head = EMPTY
+        self._limits = limits
+        self._now = now
+        self._pairs: Iterable[tuple[bytes, str | None]]
+        if isinstance(entries, Sequence):
+            marked = batch_break(entries, None) is None and complete(entries) == len(entries)
+            self._pairs = list(self._encode(entries, marked))
+        else:
+            self._pairs = self._encode(entries, False)
+
+    def _encode(self, entries: Iterable[Entry], marked: bool) -> Iterator[tuple[bytes, str | None]]:
+        for entry in entries:
+            mark = b',"batch":[%d,%d]' % entry.batch if marked and entry.batch else b""
+            item = prepare(entry, self._limits, entry.key)
+            data, crc = line(item, self.head.seq + 1, self._now, self.head.crc, mark)
+            self.head = Head(self.head.seq + 1, crc)
+            yield data, entry.key
+
+    def with_keys(self) -> Iterator[tuple[bytes, str | None]]:
+        """(line, idempotency key)."""
+        return iter(self._pairs)
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (data for data, _ in self._pairs)
 
 
 def _no_constant(name: str) -> NoReturn:
@@ -236,6 +261,19 @@ _set_kind, _set_fields, _set_ts, _set_seq, _set_crc, _set_key, _set_batch = (
 )
 
 
+def _key(key: object) -> str:
+    if type(key) is not str:
+        raise DamagedLineError(_SHAPE)
+    return key
+
+
+def _batch(mark: object) -> tuple[int, int]:
+    match mark:
+        case [int(place), int(count)] if 1 <= place <= count:
+            return place, count
+    raise DamagedLineError(_SHAPE)
+
+
 def _entry(data: bytes, seq: int, crc: int) -> Entry:
     """The entry of a line whose checksum was found right."""
     try:
@@ -253,20 +291,22 @@ def _entry(data: bytes, seq: int, crc: int) -> Entry:
     except RecursionError:
         raise DamagedLineError("nested too deep") from None
     except (AttributeError, TypeError, KeyError):
-        raise DamagedLineError("not an entry: v, seq, ts, kind or crc is missing") from None
+        raise DamagedLineError(_SHAPE) from None
     except ValueError as error:
         reason = error.msg if isinstance(error, JSONDecodeError) else str(error)
         raise DamagedLineError(f"not JSON: {reason}") from None
     if found != seq:
-        raise DamagedLineError(f"holds seq {found}, {seq} belongs here")
+        raise DamagedLineError("holds another seq than the one that belongs here")
+    if type(kind) is not str or type(ts) is not int:
+        raise DamagedLineError(_SHAPE)
     entry: Entry = _new(Entry)
     _set_kind(entry, kind)
     _set_fields(entry, fields)
     _set_ts(entry, ts)
     _set_seq(entry, seq)
     _set_crc(entry, crc)
-    _set_key(entry, fields.pop("key") if "key" in fields else None)
-    _set_batch(entry, tuple(fields.pop("batch")) if "batch" in fields else None)
+    _set_key(entry, _key(fields.pop("key")) if "key" in fields else None)
+    _set_batch(entry, _batch(fields.pop("batch")) if "batch" in fields else None)
     return entry
 
 

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -244,15 +244,15 @@ class FsStore(Store):
         return head
 
     def create_segment(
-        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+        self, session: str, segment: str, entries: Iterable[Entry] = (), *, replacing: Head | None = None
     ) -> Head:
         path = self._layout.log(session, segment)
         check_new_header(session, segment, entries)
-        lines, head = codec.whole_segment(entries, self.limits, self._clock())
+        lines = codec.WholeSegment(entries, self.limits, self._clock())
         if self._closed:
             raise StoreClosedError("The store is closed.", next_step="Open it again.")
         if replacing is not None:
-            return self._replace(session, segment, path, lines, head, replacing)
+            return self._replace(session, segment, path, lines, replacing)
         files.make_directory(path.parent)
         with self._layout.session_lock(session, segment):
             try:
@@ -262,9 +262,9 @@ class FsStore(Store):
                     f"Session {session} has a segment {segment} already.",
                     next_step="Append to it, or create one with a new id.",
                 ) from None
-        return head
+        return lines.head
 
-    def _replace(self, session: str, segment: str, path: Path, lines: list[bytes], head: Head, replacing: Head) -> Head:
+    def _replace(self, session: str, segment: str, path: Path, lines: codec.WholeSegment, replacing: Head) -> Head:
         with self._locked(session, segment) as log:
             log.settle()
             if log.head != replacing:
@@ -283,7 +283,7 @@ class FsStore(Store):
             files.sync_directory(path.parent)
             failpoints.hit(REPLACE_SYNCED)
         self._drop(session, segment, log)
-        return head
+        return lines.head
 
     def truncate(
         self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -113,7 +113,7 @@ class Layout:
         finally:
             os.close(fd)
 
-    def create(self, path: Path, lines: Sequence[bytes]) -> None:
+    def create(self, path: Path, lines: Iterable[bytes]) -> None:
         """A durable log at *path* with *lines*: there whole, or not there.
 
         :raises FileExistsError: the name is taken.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -114,11 +114,11 @@ class MemoryStore(Store):
             return head
 
     def create_segment(
-        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+        self, session: str, segment: str, entries: Iterable[Entry] = (), *, replacing: Head | None = None
     ) -> Head:
         key = (check_id(session, "session"), check_id(segment, "segment"))
         check_new_header(session, segment, entries)
-        lines, head = codec.whole_segment(entries, self.limits, self._clock())
+        lines = codec.WholeSegment(entries, self.limits, self._clock())
         with self._lock:
             if replacing is not None:
                 current = self.head(session, segment)
@@ -133,7 +133,7 @@ class MemoryStore(Store):
                 )
             self.data[key] = bytearray(b"".join(lines))
             self._touch(session, segment)
-        return head
+        return lines.head
 
     def truncate(
         self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True

@@ -21,8 +21,9 @@ from headwater.journal.entry import EMPTY, Entry, Head, Limits
 from headwater.journal.errors import CorruptError, JournalError, UnsupportedVersionError
 
 CHUNK = 1 << 20
+TOO_LONG = "the line is longer than the format allows"
 _SMALL = 1 << 12
-_LINE_LIMIT = Limits().line_bytes + 4096
+LINE_LIMIT = Limits().line_bytes + 4096
 
 
 class Source(Protocol):
@@ -128,7 +129,7 @@ class Forward:
             cut = chunk.rfind(b"\n")
             if cut < 0:
                 pending_size += len(chunk)
-                if pending_size > _LINE_LIMIT:
+                if pending_size > LINE_LIMIT:
                     self._skip_endless(scan, at + len(chunk))
                     return
                 pending.append(chunk)
@@ -199,7 +200,7 @@ class Forward:
         while at < self._end:
             chunk = self._source.read(at, min(CHUNK, self._end - at))
             if b"\n" in chunk:
-                raise DamageError(place, DamagedLineError("the line is longer than the format allows"))
+                raise DamageError(place, DamagedLineError(TOO_LONG))
             if not chunk:
                 return
             at += len(chunk)
@@ -259,9 +260,14 @@ def crc_before(source: Source, offset: int) -> int:
 
 
 def lines_backward(source: Source, end: int) -> Iterator[tuple[int, bytes]]:
-    """(offset, line) of the lines that are not blank before *end*, newest first."""
+    """(offset, line) of the lines that are not blank before *end*, newest first.
+
+    :raises DamageError: one is longer than any line.
+    """
     while end > 0:
         start = line_start(source, end)
+        if end - start > LINE_LIMIT:
+            raise DamageError(Place(start, EMPTY), DamagedLineError(TOO_LONG))
         data = source.read(start, end - start).rstrip(b"\r\n")
         if data.strip():
             yield start, data
@@ -273,12 +279,17 @@ def entry_at(source: Source, offset: int, data: bytes) -> Entry:
 
     :raises DamageError: it does not fit.
     """
+    return entry_and_crc_before(source, offset, data)[0]
+
+
+def entry_and_crc_before(source: Source, offset: int, data: bytes) -> tuple[Entry, int]:
+    """The same, and the checksum of the line before that it was checked against."""
     seq = codec.stated_seq(data)
     crc = crc_before(source, offset)
     try:
         if seq is None:
             raise DamagedLineError("does not begin like an entry")
-        return codec.decode(data, seq, crc)
+        return codec.decode(data, seq, crc), crc
     except DamagedLineError as reason:
         raise DamageError(Place(offset, Head((seq or 1) - 1, crc)), reason) from None
 
@@ -299,7 +310,7 @@ def end_of(source: Source, size: int | None = None) -> Place:
             place = Place(end, entry.head)
             break
         end = offset  # part of a torn batch
-    if codec.CRC_TAIL < size - committed <= _LINE_LIMIT:
+    if codec.CRC_TAIL < size - committed <= LINE_LIMIT:
         check_torn(source.read(committed, size - committed), Place(committed, newest))
     return place
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,12 +181,12 @@ class SqliteStore(Store):
                 raise HeadConflictError(segment, expected_head, end.head)
             self._delete_from(connection, number, end.offset)
             lines, head = codec.lines(items, end.head, self._clock())
-            self._insert(connection, number, end.offset, lines, [item.key for item in items])
+            self._insert(connection, number, end.offset, zip(lines, (item.key for item in items), strict=True))
         return head
 
     @staticmethod
     def _head_of_key(connection: sqlite3.Connection, number: int, key: str) -> Head | None:
-        query = "SELECT line FROM lines WHERE segment_id=? AND key=?"
+        query = "SELECT line FROM lines WHERE segment_id=? AND key=? ORDER BY start LIMIT 1"
         row = connection.execute(query, (number, key)).fetchone()
         if row is None:
             return None
@@ -198,14 +198,15 @@ class SqliteStore(Store):
         connection: sqlite3.Connection,
         number: int,
         offset: int,
-        lines: Sequence[bytes],
-        keys: Sequence[str | None],
+        lines: Iterable[tuple[bytes, str | None]],
     ) -> None:
-        rows = []
-        for line, key in zip(lines, keys, strict=True):
-            rows.append((number, offset, line, key))
-            offset += len(line)
-        connection.executemany("INSERT INTO lines(segment_id, start, line, key) VALUES (?,?,?,?)", rows)
+        def rows() -> Iterator[tuple[int, int, bytes, str | None]]:
+            start = offset
+            for line, key in lines:
+                yield number, start, line, key
+                start += len(line)
+
+        connection.executemany("INSERT INTO lines(segment_id, start, line, key) VALUES (?,?,?,?)", rows())
         self._touch(connection, number)
 
     def _touch(self, connection: sqlite3.Connection, number: int) -> None:
@@ -222,13 +223,12 @@ class SqliteStore(Store):
         )
 
     def create_segment(
-        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+        self, session: str, segment: str, entries: Iterable[Entry] = (), *, replacing: Head | None = None
     ) -> Head:
         check_id(session, "session")
         check_id(segment, "segment")
         check_new_header(session, segment, entries)
-        lines, head = codec.whole_segment(entries, self.limits, self._clock())
-        keys = [entry.key for entry in entries]
+        lines = codec.WholeSegment(entries, self.limits, self._clock())
         if replacing is not None:
             with self._writing("replace") as connection:
                 number = self._id(connection, session, segment)
@@ -236,8 +236,8 @@ class SqliteStore(Store):
                 if current != replacing:
                     raise HeadConflictError(segment, replacing, current)
                 self._delete_from(connection, number, 0)
-                self._insert(connection, number, 0, lines, keys)
-            return head
+                self._insert(connection, number, 0, lines.with_keys())
+            return lines.head
         with self._writing("create") as connection:
             row = connection.execute(
                 "SELECT deleted_at FROM segments WHERE session=? AND segment=?", (session, segment)
@@ -252,10 +252,10 @@ class SqliteStore(Store):
             cursor = connection.execute(
                 "INSERT INTO segments(session, segment, modified_at) VALUES (?,?,?)", (session, segment, self._clock())
             )
-            self._insert(connection, int(cursor.lastrowid or 0), 0, lines, keys)
+            self._insert(connection, int(cursor.lastrowid or 0), 0, lines.with_keys())
         if self._durability is not Durability.FSYNC:
             self._checkpoint()
-        return head
+        return lines.head
 
     def truncate(
         self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True

@@ -14,13 +14,14 @@ import itertools
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol, Self
 
 from headwater.errors import InputError
 from headwater.journal import scan
 from headwater.journal.checks import check_batch_boundary, check_cut, check_header
+from headwater.journal.codec import DamagedLineError
 from headwater.journal.entry import EMPTY, Entry, Head, Limits, Rewound, Truncation
 from headwater.journal.errors import (
     BoundaryNotFoundError,
@@ -58,10 +59,11 @@ class Store(ABC):
 
     @abstractmethod
     def create_segment(
-        self, session: str, segment: str, entries: Sequence[Entry] = (), *, replacing: Head | None = None
+        self, session: str, segment: str, entries: Iterable[Entry] = (), *, replacing: Head | None = None
     ) -> Head:
         """Make a segment with *entries*, all or nothing, durable on return at every durability level.
 
+        :param entries: a sequence, or an iterator, which is written as it comes and may be longer than memory.
         :param replacing: put the new content in place of an existing segment that has this head.
         :raises AlreadyExistsError: the segment exists (and *replacing* is None).
         :raises SegmentDeletedError: it was deleted before.
@@ -359,16 +361,16 @@ class Store(ABC):
                 if following is None:
                     raise BoundaryNotFoundError(segment, from_seq, end.head)
                 end = scan.Place(following, Head(from_seq, 0))
-            expected: Entry | None = None
+            expected: Head | None = None  # what the entry given last continues: others may cut and append meanwhile
             try:
                 for offset, data in scan.lines_backward(source, end.offset):
-                    entry = scan.entry_at(source, offset, data)
-                    if expected is not None and entry.seq != expected.seq - 1:
-                        raise SegmentCutError(segment, entry.seq)
+                    entry, before = scan.entry_and_crc_before(source, offset, data)
+                    if expected is not None and entry.head != expected:
+                        raise scan.DamageError(scan.Place(offset, expected), DamagedLineError("of another history"))
                     if entry.seq == 1:
                         check_header(source, session, segment, [entry])
                     yield entry
-                    expected = entry
+                    expected = Head(entry.seq - 1, before)
             except scan.DamageError:
                 with self.still(session, segment) as settled:
                     scan.check(settled)
@@ -417,7 +419,10 @@ class Store(ABC):
         """The newest of *given* that still stands; forgets the others."""
         while given:
             head = given[-1]
-            entry = next(self.iter(session, segment, from_seq=head.seq, limit=1), None) if head.seq else None
+            try:
+                entry = next(self.iter(session, segment, from_seq=head.seq, limit=1), None) if head.seq else None
+            except SegmentCutError:
+                continue  # cut again
             if head == EMPTY or (entry is not None and entry.head == head):
                 return head
             given.pop()

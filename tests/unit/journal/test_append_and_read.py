@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import threading
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.unit.journal.backends import Backend
@@ -407,3 +409,31 @@ def test_the_bytes_are_the_same_in_every_store(backend: Backend) -> None:
     store.create_segment(session, segment, [Entry("segment_start", {"session_id": session})])
     store.append(session, segment, [Entry("a", {"n": 1}), Entry("b")], idempotency_key="k")
     assert str(store.append(session, segment, Entry("c"))) == "4-3c050304"
+
+
+@pytest.mark.parametrize("given", ["text", None, 5, [Entry("x"), "y"], {"kind": "x"}])
+def test_what_is_no_entry_is_refused(store: Store, ids: tuple[str, str], given: Any) -> None:
+    with pytest.raises(InvalidEntryError):
+        store.append(*ids, given)
+    with pytest.raises(InvalidEntryError):
+        store.create_segment(new_id(), new_id(), [given])
+    assert store.read_entry_count(*ids) == 0
+
+
+@pytest.mark.parametrize("fields", [None, ["ab"], 5, "ab"])
+def test_fields_that_are_no_mapping_are_refused(store: Store, ids: tuple[str, str], fields: Any) -> None:
+    with pytest.raises(InvalidEntryError):
+        store.append(*ids, Entry("x", fields))
+
+
+def test_an_iterator_that_fails_creates_nothing(store: Store) -> None:
+    session, segment = new_id(), new_id()
+
+    def broken() -> Iterator[Entry]:
+        yield Entry("x")
+        yield Entry("x", {"bad": float("nan")})
+
+    with pytest.raises(SerialisationError):
+        store.create_segment(session, segment, broken())
+    assert not store.exists(session, segment)
+    assert store.create_segment(session, segment, iter([Entry("x")])).seq == 1

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from zlib import crc32
+
 import pytest
 from tests.unit.journal.backends import Backend
 
+from headwater import failpoints
 from headwater.errors import CorruptionError
 from headwater.journal import (
     EMPTY,
@@ -13,14 +20,16 @@ from headwater.journal import (
     Limits,
     Store,
     codec,
+    damage,
     new_id,
     origin_of,
     repair,
     rescue,
     salvage,
+    scan,
     verify,
 )
-from headwater.journal.errors import CorruptError, UnsupportedVersionError
+from headwater.journal.errors import BusyError, CorruptError, UnsupportedVersionError
 
 Ids = tuple[str, str]
 
@@ -312,3 +321,109 @@ def test_a_line_of_a_newer_format_asks_for_an_upgrade(backend: Backend, ids: Ids
             call(*ids)
     with pytest.raises(UnsupportedVersionError):
         repair(backend.store, *ids)
+
+
+CRAFTED = [
+    b'{"v":1,"seq":1,"ts":1,"kind":"x","batch":5',
+    b'{"v":1,"seq":1,"ts":1,"kind":"x","batch":[1]',
+    b'{"v":1,"seq":1,"ts":1,"kind":"x","batch":[2,1]',
+    b'{"v":1,"seq":1,"ts":1,"kind":5',
+    b'{"v":1,"seq":1,"ts":"z","kind":"x"',
+    b'{"v":1,"seq":1,"ts":1,"kind":"x","key":[1]',
+    b'{"v":1,"seq":' + b"9" * 5000,
+    b'{"v":' + b"9" * 5000,
+    b'{"v":1,"seq":1,"ts":1,"kind":"x","a":' + b"[" * 100_000,
+    b"[1",
+]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("body", CRAFTED, ids=lambda body: body[:45].decode())
+def test_a_line_of_another_shape_is_damage_even_when_its_checksum_is_right(
+    backend: Backend, ids: Ids, body: bytes, checked: bool
+) -> None:
+    """And every call says so in our own words."""
+    store = backend.store
+    backend.put_bytes(*ids, body + (b',"crc":"%08x"}\n' % crc32(body) if checked else b",\n"))
+    calls: list[Callable[[], object]] = [
+        lambda: store.read_all(*ids),
+        lambda: store.head(*ids),
+        lambda: store.tail(*ids, 1),
+        lambda: store.append(*ids, Entry("y")),
+    ]
+    for call in calls:
+        with pytest.raises(CorruptError):
+            call()
+    assert not verify(store, *ids).ok
+    assert salvage(store, *ids).entries == ()
+    assert repair(store, *ids).head == EMPTY
+
+
+def test_a_salvage_loses_nothing_before_a_batch_without_begin_and_end(backend: Backend, ids: Ids) -> None:
+    store = backend.store
+    store.append(*ids, Entry("before"))
+    store.append(*ids, [Entry("batch", {"n": n}) for n in (1, 2, 3)])
+    lines = backend.bytes_of(*ids).splitlines(keepends=True)
+    backend.put_bytes(*ids, lines[0] + b"damage\n" + lines[2])
+    assert [entry.kind for entry in salvage(store, *ids).entries] == ["before"]
+
+
+def test_damage_without_end_is_counted_and_not_kept(fs: Backend) -> None:
+    ids = new_id(), new_id()
+    fs.store.create_segment(*ids, [Entry("good")])
+    good = fs.bytes_of(*ids)
+    fs.put_bytes(*ids, good + b"x\n" * 5000)
+    seen = verify(fs.store, *ids)
+    assert (seen.damage_count, len(seen.damages), seen.ok) == (5000, damage.MOST_DAMAGES, False)
+
+
+@pytest.mark.parametrize("ending", [b"", b"\n"])
+def test_bytes_without_a_newline_are_passed_in_bounded_memory(
+    fs: Backend, monkeypatch: pytest.MonkeyPatch, ending: bytes
+) -> None:
+    """Longer than any line: torn at the end, damage before a newline; never held as a whole."""
+    monkeypatch.setattr(scan, "LINE_LIMIT", 1 << 20)
+    ids = new_id(), new_id()
+    fs.store.create_segment(*ids, [Entry("good")])
+    with Path(fs.store.location(*ids)).open("ab") as file:
+        begin = file.tell()
+        file.truncate(begin + (40 << 20))
+        file.seek(0, os.SEEK_END)
+        file.write(ending)
+    tracemalloc.start()
+    seen = verify(fs.store, *ids)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20
+    assert seen.ok is not bool(ending)
+    assert seen.head.seq == 1
+    if ending:
+        assert (seen.damages[0].offset, seen.damages[0].length) == (begin, 40 << 20)
+        with pytest.raises(CorruptError):
+            fs.store.head(*ids)
+    else:
+        assert seen.torn_bytes == 40 << 20
+
+
+def test_a_rescue_does_not_hold_the_segment_in_memory(fs: Backend) -> None:
+    ids = new_id(), new_id()
+    fs.store.create_segment(*ids, (Entry("x", {"pad": "p" * 50_000}) for _ in range(400)))
+    tracemalloc.start()
+    branch, found = rescue(fs.store, *ids)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found.entries == 400
+    assert branch.head.seq == 401
+    assert peak < 12 << 20
+
+
+def test_a_rescue_of_a_segment_that_is_cut_meanwhile_makes_nothing(
+    backend: Backend, ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = backend.store
+    fill(store, ids, 5)
+    monkeypatch.setattr(failpoints, "hit", lambda _: backend.put_bytes(*ids, b""))
+    with pytest.raises(BusyError):
+        rescue(store, *ids)
+    monkeypatch.undo()
+    assert store.list_segments(ids[0]) == [ids[1]]

@@ -66,8 +66,8 @@ def test_what_a_restart_needs_is_kept_however_old_it_is() -> None:
 
 @pytest.mark.usefixtures("short")
 def test_the_fold_gives_the_same_state_wherever_it_was_cut_short() -> None:
-    entries = [Entry(kind, {"epoch": n, "sink": "a"}, seq=n) for n in range(1, 300) for kind in ("commit_started",)]
-    entries += [Entry("commit_finished", {"epoch": n, "sink": "a"}) for n in range(1, 250)]
+    entries = [Entry(kind, {"epoch": n, "sink": "a"}, seq=n) for n in range(1, 150) for kind in ("commit_started",)]
+    entries += [Entry("commit_finished", {"epoch": n, "sink": "a"}) for n in range(1, 100)]
     fold = Fold()
     for entry in entries:
         fold.add(entry)
