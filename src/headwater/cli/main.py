@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from headwater import __version__
-from headwater.cli import journal, state
+from headwater.cli import journal, log, state
 from headwater.cli.demo import demo
 from headwater.cli.terminal import fail
 from headwater.errors import HeadwaterError, InputError
@@ -28,6 +28,7 @@ app = typer.Typer(
 
 app.command(rich_help_panel="Start here")(demo)
 app.add_typer(state.app, name="state", rich_help_panel="Look inside")
+app.add_typer(log.app, name="log", rich_help_panel="Look inside")
 app.add_typer(journal.app, name="journal", rich_help_panel="Look inside")
 
 
