@@ -111,24 +111,19 @@ def _print_status(log: LogStatus) -> None:
     if not log.consumers:
         out.print("  No consumers: this log forgets nothing.\n", style="dim")
         return
-    lags = Table(title="Consumers", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("consumer", "delivered epoch", "epochs", "rows", "bytes", "seconds", ""):
-        lags.add_column(column, justify="left" if column in ("consumer", "") else "right")
+    lags = Table(title="Consumers, and what they have not delivered", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("consumer", "delivered epoch", "epochs", "rows", "bytes", "seconds"):
+        lags.add_column(column, justify="left" if column == "consumer" else "right", no_wrap=column != "consumer")
     for one in log.consumers:
-        note = "[bold yellow]holds the log back[/]" if one.holds_back else ""
-        if one.missed:
-            note = "[bold red]missed epochs that retention dropped[/]"
         name = escape(one.name) + (" [dim](remote)[/]" if one.is_remote else "")
-        lags.add_row(
-            name,
-            str(int(one.delivered)),
-            f"{one.lag_epochs:,}",
-            f"{one.lag_rows:,}",
-            amount(one.lag_bytes),
-            f"{one.lag_seconds:,.1f}",
-            note,
-        )
+        lag = (f"{one.lag_epochs:,}", f"{one.lag_rows:,}", amount(one.lag_bytes), f"{one.lag_seconds:,.1f}")
+        lags.add_row(name, str(int(one.delivered)), *lag)
     out.print(lags)
+    for one in log.consumers:
+        if one.missed:
+            out.print(f"  [bold red]{escape(one.name)}[/] missed epochs that retention dropped.\n")
+        elif one.holds_back:
+            out.print(f"  [bold yellow]{escape(one.name)}[/] holds the log back.\n")
 
 
 def _when(epoch: Epoch | None) -> str:
@@ -353,7 +348,7 @@ def migrate(
     at_once: Annotated[int, typer.Option(min=1, help="Epochs that are rewritten in one seal.")] = EPOCHS_AT_ONCE,
     as_json: Json = False,
 ) -> None:
-    """Rewrite a log of format 1 in format 2. Its writer must not be running (a running one migrates by itself)."""
+    """Rewrite a log of format 1 in format 2. Its writer must not be running."""
     with _next_step(location, log), _stopped(location, f"headwater log migrate {location} {log}") as factory:
         migration = Migration(factory, log)
         bar = Progress(
