@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from headwater.cli.terminal import err, out
+from headwater.cli.terminal import err, fail, out
 from headwater.errors import InputError
 from headwater.journal import (
     Entry,
@@ -40,7 +41,7 @@ from headwater.journal import fork as fork_whole
 from headwater.journal.damage import Verification
 from headwater.journal.entry import SEGMENT_START
 from headwater.journal.errors import JournalError, SegmentNotFoundError
-from headwater.journal.export import SECRET_NAMES
+from headwater.journal.export import SECRET_NAMES, when
 from headwater.journal.ids import is_id
 from headwater.journal.location import VARIABLE, default_location
 
@@ -53,6 +54,7 @@ Root = Annotated[
     ),
 ]
 Segment = Annotated[str, typer.Argument(help="Id of the segment, or its beginning or end if that is unique.")]
+_NARROW = 70  # columns; below it tables would cut what has to be read
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
 
@@ -78,9 +80,7 @@ def _resolve(store: Store, text: str) -> tuple[str, str]:
 
 
 def _when(ms: int | None) -> str:
-    if ms is None:
-        return ""
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return "" if ms is None else when(ms).replace("T", " ").removesuffix("+00:00")
 
 
 def _plain(value: Any) -> str:
@@ -91,12 +91,29 @@ def _as_json(entry: Entry) -> str:
     fields = {"seq": entry.seq, "ts": entry.ts, "kind": entry.kind, "fields": dict(entry.fields)}
     if entry.key is not None:
         fields["key"] = entry.key
-    return json.dumps(fields, ensure_ascii=False)
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(fields, ensure_ascii=not unicode)
 
 
-def _short(entry: Entry) -> Text:
+def _printable(text: str) -> str:
+    """*text* without characters that steer a terminal: a journal holds what others wrote."""
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def _short(entry: Entry) -> str:
     text = json.dumps(dict(entry.fields), ensure_ascii=False, separators=(", ", ": "))[1:-1]
-    return Text(text if len(text) <= 300 else text[:299] + "…")
+    return _printable(text if len(text) <= 300 else text[:299] + "…")
+
+
+def _line(entry: Entry) -> str:
+    return f"{entry.seq:>7}  {_when(entry.ts)}  {_printable(entry.kind)}  {_short(entry)}"
+
+
+@app.callback()
+def prepare() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a letter gets its number
+            stream.reconfigure(errors="backslashreplace")
 
 
 @app.command("list")
@@ -114,7 +131,9 @@ def list_(
         sessions = [session] if session else store.list_sessions(limit=limit, order_by=order)
         for name in sessions:
             for segment in store.list_segments(name, order_by=order):
-                rows.append(_row(store, name, segment))
+                row = _row(store, name, segment)
+                if row is not None:
+                    rows.append(row)
     if as_json:
         typer.echo(json.dumps(rows))
         return
@@ -127,7 +146,7 @@ def list_(
 
 def _print_session(session: str, rows: list[dict[str, Any]]) -> None:
     pipeline = next((row["pipeline"] for row in rows if row["pipeline"]), None)
-    title = f"Session {session}" + (f", pipeline {escape(pipeline)}" if pipeline else "")
+    title = f"Session {session}" + (f", pipeline {escape(_printable(str(pipeline)))}" if pipeline else "")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column, width in (("segment", 36), ("entries", 7), ("bytes", 5), ("changed (UTC)", 16)):
         # Never cut short: an id has to be copied.
@@ -141,13 +160,15 @@ def _print_session(session: str, rows: list[dict[str, Any]]) -> None:
     out.print(table)
 
 
-def _row(store: Store, session: str, segment: str) -> dict[str, Any]:
+def _row(store: Store, session: str, segment: str) -> dict[str, Any] | None:
+    """What `list` shows of a segment; None when it was deleted meanwhile."""
     row: dict[str, Any] = {"session": session, "segment": segment, "pipeline": None, "origin": None}
-    row["entries"] = row["head"] = None
-    with store.source(session, segment) as source:
-        row["bytes"] = source.size()
-    row["modified_at"] = store.modified_at(session, segment)
+    row["entries"] = row["head"] = row["modified_at"] = None
+    row["bytes"] = 0
     try:
+        with store.source(session, segment) as source:
+            row["bytes"] = source.size()
+        row["modified_at"] = store.modified_at(session, segment)
         head = store.head(session, segment)
         row["entries"], row["head"] = head.seq, str(head)
         first = next(store.iter(session, segment, limit=1), None)
@@ -156,6 +177,8 @@ def _row(store: Store, session: str, segment: str) -> dict[str, Any]:
         origin = origin_of(store, session, segment)
         if origin is not None:
             row["origin"] = {"relation": origin.relation, "segment": origin.segment, "head": str(origin.head)}
+    except SegmentNotFoundError:
+        return None
     except JournalError as error:
         row["error"] = error.message
     return row
@@ -189,11 +212,14 @@ def show(
             typer.echo(_as_json(entry))
         return
     title = f"Segment {ids[1]}, head {head}\nsession {ids[0]}"
+    if out.width < _NARROW:
+        typer.echo("\n".join((title, *map(_line, picked))))
+        return
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("seq", "time (UTC)", "kind", "fields"):
         table.add_column(column, justify="right" if column == "seq" else "left", no_wrap=column != "fields")
     for entry in picked:
-        table.add_row(str(entry.seq), _when(entry.ts), Text(entry.kind), _short(entry))
+        table.add_row(str(entry.seq), _when(entry.ts), Text(_printable(entry.kind)), Text(_short(entry)))
     out.print(table)
 
 
@@ -215,7 +241,7 @@ def follow(
             elif as_json:
                 line = _as_json(news)
             else:
-                line = f"{news.seq:>7}  {_when(news.ts)}  {news.kind}  {_short(news)}"
+                line = _line(news)
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
 
@@ -228,26 +254,36 @@ def verify_(
 ) -> None:
     """Check every byte. Exit code 1 when something is damaged."""
     found: list[tuple[str, Verification]] = []
+    failed: list[tuple[str, JournalError]] = []
     with open_existing(root) as store:
         if segment is not None:
-            chosen = [_resolve(store, segment)]
-        else:
-            chosen = [(s, g) for s in store.list_sessions() for g in store.list_segments(s)]
-        for ids in chosen:
+            ids = _resolve(store, segment)
             found.append((ids[1], verify(store, *ids)))
+        else:
+            for ids in [(s, g) for s in store.list_sessions() for g in store.list_segments(s)]:
+                try:
+                    found.append((ids[1], verify(store, *ids)))
+                except SegmentNotFoundError:  # deleted meanwhile
+                    continue
+                except JournalError as error:  # one that cannot be read does not hide the others
+                    failed.append((ids[1], error))
     if as_json:
         plain = [{"segment": name, "ok": seen.ok, **asdict(seen), "head": str(seen.head)} for name, seen in found]
+        plain += [{"segment": name, "ok": False, "error": reason.message} for name, reason in failed]
         typer.echo(json.dumps(plain, default=_plain))
     else:
         _print_verifications(found)
-    if any(not seen.ok for _, seen in found):
+        for _, reason in failed:
+            fail(reason)
+    if failed or any(not seen.ok for _, seen in found):
         raise typer.Exit(1)
 
 
 def _print_verifications(found: list[tuple[str, Verification]]) -> None:
     table = Table(title="Verified", title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("segment", "good entries", "bytes", "torn", "damage"):
-        table.add_column(column, no_wrap=column == "segment", justify="left" if column[0] in "sd" else "right")
+        width = 36 if column == "segment" else None  # never cut short: an id has to be copied
+        table.add_column(column, no_wrap=bool(width), min_width=width, justify="left" if column[0] in "sd" else "right")
     for name, seen in found:
         damage = "[green]none[/]"
         if seen.damages:
@@ -329,23 +365,34 @@ def export_(
     with open_existing(root) as store:
         lines = export(store, *_resolve(store, segment), redact=redact)
         if output is None:
+            if isinstance(sys.stdout, io.TextIOWrapper):
+                sys.stdout.reconfigure(encoding="utf-8")
             for line in lines:
                 sys.stdout.write(line)
             return
-        try:
-            with output.open("x", encoding="utf-8") as file:
-                output.chmod(0o600)
+        _write(output, lines)
+
+
+def _write(output: Path, lines: Iterable[str]) -> None:
+    """A new private file, whole or not at all."""
+    try:
+        with os.fdopen(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            try:
                 file.writelines(lines)
-        except FileExistsError:
-            raise InputError(f"{output} exists already.", next_step="Name another file.") from None
-        except OSError as error:
-            raise InputError(f"Cannot write {output}: {error.strerror}.", next_step="Name another file.") from None
+                file.flush()
+            except BaseException:
+                output.unlink(missing_ok=True)
+                raise
+    except FileExistsError:
+        raise InputError(f"{output} exists already.", next_step="Name another file.") from None
+    except OSError as error:
+        raise InputError(f"Cannot write {output}: {error.strerror}.", next_step="Name another file.") from None
 
 
 @app.command("prune")
 def prune_(
     root: Root,
-    days: Annotated[float, typer.Option("--older-than", min=0, help="Days without a change.")],
+    days: Annotated[float, typer.Option("--older-than", min=0, max=1e6, help="Days without a change.")],
     keep: Annotated[int, typer.Option(min=0, help="The most recently active sessions that stay in any case.")] = 0,
     delete: Annotated[bool, typer.Option("--delete", help="Really delete; without it this only looks.")] = False,
     as_json: Json = False,
@@ -357,9 +404,10 @@ def prune_(
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in judged]))
         return
-    table = Table(title="Pruned" if delete else "Would be pruned: add --delete", title_justify="left")
-    for column in ("session", "last change (UTC)", "verdict"):
-        table.add_column(column, no_wrap=True)
+    title = "Pruned" if delete else "Would be pruned: add --delete"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
+    for column, width in (("session", 36), ("last change (UTC)", 16), ("verdict", 8)):
+        table.add_column(column, no_wrap=True, min_width=width)
     for one in judged:
-        table.add_row(one.session, _when(one.modified_at), one.verdict)
+        table.add_row(one.session, _when(one.modified_at)[:16], one.verdict)
     out.print(table)

@@ -17,13 +17,18 @@ Redact = Callable[[Entry], Entry | None]
 
 SECRET_NAMES = ("password", "passwd", "secret", "token", "api_key", "apikey", "credential", "private_key")
 HIDDEN = "[hidden]"
-_USERINFO = re.compile(r"(?<=://)[^/@\s]+@")
+_USERINFO = re.compile(r"(?<=://)[^/\s]+@")
 
 
 def hide(names: Iterable[str] = SECRET_NAMES) -> Redact:
     """A hook that hides the values of all fields, at any depth, whose name contains one of *names*,
-    and user names and passwords inside URLs."""
+    user names and passwords inside URLs, and `name=value` with such a name inside texts."""
     wanted = tuple(name.lower() for name in names)
+    pairs = re.compile(rf"(\w*(?:{'|'.join(map(re.escape, wanted))})\w*\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s&;,]+)", re.I)
+
+    def clean_text(text: str) -> str:
+        text = _USERINFO.sub(f"{HIDDEN}@", text)
+        return pairs.sub(rf"\1{HIDDEN}", text) if wanted else text
 
     def clean(value: Any) -> Any:
         if isinstance(value, dict):
@@ -33,9 +38,17 @@ def hide(names: Iterable[str] = SECRET_NAMES) -> Redact:
             }
         if isinstance(value, list):
             return [clean(item) for item in value]
-        return _USERINFO.sub(f"{HIDDEN}@", value) if isinstance(value, str) else value
+        return clean_text(value) if isinstance(value, str) else value
 
     return lambda entry: replace(entry, fields=clean(dict(entry.fields)))
+
+
+def when(ms: int | None) -> str:
+    """A time of an entry for people: it may be any number, also one that no calendar has."""
+    try:
+        return datetime.fromtimestamp((ms or 0) / 1000, UTC).isoformat(timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return f"{ms} ms"
 
 
 def _visible(store: Store, session: str, segment: str, redact: Redact | None) -> Iterator[Entry]:
@@ -56,8 +69,7 @@ def export_markdown(store: Store, session: str, segment: str, *, redact: Redact 
     """A page for people: one heading per entry, its fields as a JSON block."""
     yield f"# Segment {segment}\n\nSession {session}\n"
     for entry in _visible(store, session, segment, redact):
-        when = datetime.fromtimestamp((entry.ts or 0) / 1000, UTC).isoformat(timespec="milliseconds")
-        yield f"\n## {entry.seq} · {entry.kind}\n\n{when}\n"
+        yield f"\n## {entry.seq} · {entry.kind}\n\n{when(entry.ts)}\n"
         if entry.fields:
             body = json.dumps(dict(entry.fields), ensure_ascii=False, indent=2)
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", body)), default=0))

@@ -25,6 +25,7 @@ from headwater.journal.checks import as_batch, changed_meanwhile, check_cut, che
 from headwater.journal.entry import Durability, Entry, Head, Limits, Truncation
 from headwater.journal.errors import (
     AlreadyExistsError,
+    BusyError,
     HeadConflictError,
     SegmentDeletedError,
     SegmentNotFoundError,
@@ -70,13 +71,13 @@ class SqliteStore(Store):
         self._traces = TraceFiles(self._beside / "trace", max_bytes=trace_bytes)
         self._lock = threading.Lock()
         self._local = threading.local()
-        self._connections: list[sqlite3.Connection] = []
+        self._connections: list[tuple[threading.Thread, sqlite3.Connection]] = []
         self._closed = False
         forking.register(self)
 
     def after_fork(self) -> None:
         """In a forked child: leave the parent's connections as they are."""
-        _inherited.extend(self._connections)
+        _inherited.extend(connection for _, connection in self._connections)
         self._connections = []
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -109,7 +110,12 @@ class SqliteStore(Store):
                 raise
         self._local.connection = connection
         with self._lock:
-            self._connections.append(connection)
+            ended = [known for thread, known in self._connections if not thread.is_alive()]
+            self._connections = [pair for pair in self._connections if pair[0].is_alive()]
+            self._connections.append((threading.current_thread(), connection))
+        with translated(self.path):
+            for known in ended:
+                known.close()
         return connection
 
     @contextmanager
@@ -238,7 +244,7 @@ class SqliteStore(Store):
                 self._delete_from(connection, number, 0)
                 self._insert(connection, number, 0, lines.with_keys())
             return lines.head
-        with self._writing("create") as connection:
+        with self._synced(), self._writing("create") as connection:
             row = connection.execute(
                 "SELECT deleted_at FROM segments WHERE session=? AND segment=?", (session, segment)
             ).fetchone()
@@ -253,8 +259,6 @@ class SqliteStore(Store):
                 "INSERT INTO segments(session, segment, modified_at) VALUES (?,?,?)", (session, segment, self._clock())
             )
             self._insert(connection, int(cursor.lastrowid or 0), 0, lines.with_keys())
-        if self._durability is not Durability.FSYNC:
-            self._checkpoint()
         return lines.head
 
     def truncate(
@@ -308,15 +312,26 @@ class SqliteStore(Store):
     def sync(self, session: str, segment: str) -> None:
         with self._reading() as connection:
             self._id(connection, session, segment)
-        if self._durability is not Durability.FSYNC:
-            self._checkpoint()
+        if self._durability is Durability.FSYNC:
+            return
+        with self._synced(), self._reading() as connection:
+            # Earlier checkpoints may have written pages without a sync, and one with nothing to do syncs nothing: a
+            # commit (of a page that is as before) gives it something. It syncs the log, the checkpoint the database.
+            connection.execute("BEGIN IMMEDIATE")
+            for step in (1, -1):
+                connection.execute("UPDATE segments SET modified_at=modified_at+? WHERE session=?", (step, session))
+            connection.execute("COMMIT")
+            busy = connection.execute("PRAGMA wal_checkpoint(FULL)").fetchone()[0]
+        if busy:
+            raise BusyError(f"{self.path} is in use: not all of it could be synced.", next_step="Call again.")
 
-    def _checkpoint(self) -> None:
-        """Write and sync everything committed, whatever the level."""
+    @contextmanager
+    def _synced(self) -> Iterator[None]:
+        """What is committed in here is on disk at the commit, whatever the level."""
         with self._reading() as connection:
             connection.execute("PRAGMA synchronous=FULL")
             try:
-                connection.execute("PRAGMA wal_checkpoint(FULL)").fetchall()
+                yield
             finally:
                 connection.execute(f"PRAGMA synchronous={_SYNCHRONOUS[self._durability]}")
 
@@ -382,7 +397,7 @@ class SqliteStore(Store):
             self._closed = True
             connections, self._connections = self._connections, []
         with translated(self.path):
-            for connection in connections:
+            for _, connection in connections:
                 connection.close()
 
     # ---- what exists, reading ------------------------------------------------------------------

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.unit.journal.backends import Backend
 from typer.testing import CliRunner, Result
 
 from headwater.cli.main import app
 from headwater.errors import HeadwaterError, InputError, NotFoundError
-from headwater.journal import RunLog, new_id, open_journal
+from headwater.journal import Entry, RunLog, new_id, open_journal
 
 
 @pytest.fixture(params=["journal", "journal.db"])
@@ -161,3 +164,72 @@ def test_prune_looks_before_it_deletes(root: Path, log: RunLog) -> None:
     assert log.session in good(root, "list")
     assert "deleted" in good(root, "prune", "--older-than", "0", "--delete")
     assert json.loads(good(root, "list", "--json")) == []
+
+
+@pytest.fixture
+def odd(root: Path) -> dict[str, str]:
+    """Segments that others made: odd headers, times and letters, damage, a later version."""
+    made = {name: new_id() for name in ("header", "time", "damaged", "later")}
+    session = new_id()
+    with open_journal(root, durability="none") as store:
+        start = Entry("segment_start", {"pipeline": 5, "forked_from": "nobody"})
+        store.create_segment(session, made["header"], [start])
+        kind = "\x1b[2Jevil"
+        store.create_segment(session, made["time"], [Entry(kind, {"é": "\x9b2J"}, ts=(1 << 63) - 1)])
+        for name, line in (("damaged", b"damage\n"), ("later", b'{"v":2,"seq":1}\n')):
+            store.create_segment(session, made[name])
+            Backend.put_bytes(SimpleNamespace(store=store), session, made[name], line)  # type: ignore[arg-type]
+    return made
+
+
+def test_no_segment_can_break_the_commands_for_the_others(root: Path, log: RunLog, odd: dict[str, str]) -> None:
+    text = good(root, "list")
+    assert all(name in text for name in (*odd.values(), log.segment))
+    rows = {row["segment"]: row for row in json.loads(good(root, "list", "--json"))}
+    assert rows[odd["header"]]["origin"] is None
+    assert "error" in rows[odd["damaged"]]
+    result = call(root, "verify")
+    assert result.exit_code == 1
+    assert log.segment in result.stdout
+    found = {row["segment"]: row for row in json.loads(call(root, "verify", "--json").stdout)}
+    assert {name: found[odd[name]]["ok"] for name in odd} == {
+        "header": True,
+        "time": True,
+        "damaged": False,
+        "later": False,
+    }
+    assert len(json.loads(good(root, "fork", log.segment, "--json"))) == 4
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_what_others_wrote_does_not_steer_the_terminal(
+    root: Path, odd: dict[str, str], columns: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for arguments in (("show", odd["time"]), ("list",), ("show", odd["time"], "--tail")):
+        text = good(root, *arguments)
+        assert "\x1b" not in text
+        assert "\x9b" not in text
+    assert "9223372036854775807 ms" in good(root, "show", odd["time"]).replace("\n", "")
+
+
+@pytest.mark.parametrize("columns", ["40", "60", "80"])
+def test_ids_are_never_cut_short(root: Path, log: RunLog, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert log.segment in good(root, "verify")
+    assert log.segment in good(root, "show", log.segment)
+    assert log.session in good(root, "prune", "--older-than", "0")
+
+
+def test_an_export_that_fails_leaves_no_file(root: Path, odd: dict[str, str], tmp_path: Path) -> None:
+    target = tmp_path / "out.jsonl"
+    refused(root, "export", odd["damaged"], "-o", str(target))
+    assert not target.exists()
+    good(root, "export", odd["time"], "-o", str(target))
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("days", ["inf", "nan", "-1"])
+def test_impossible_ages_are_refused(root: Path, log: RunLog, days: str) -> None:
+    assert log.segment
+    assert call(root, "prune", "--older-than", days).exit_code == 2

@@ -91,3 +91,25 @@ def test_secrets_do_not_leave_through_the_hook(backend: Backend, ids: tuple[str,
     left_out = "".join(export(backend.store, *ids, redact=lambda e: None if e.kind == "config_changed" else e))
     assert "config_changed" not in left_out
     assert "notice" in left_out
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgres://app:hu@hush@db/shop",
+        "host=db password=hush dbname=shop",
+        "host=db PASSWORD = 'hush hush' dbname=shop",
+        "https://db/shop?sslmode=on&api_key=hush&x=1",
+    ],
+)
+def test_secrets_inside_texts_are_hidden_too(text: str) -> None:
+    shown = hide()(Entry("x", {"dsn": text}))
+    assert shown is not None
+    assert "hush" not in shown.fields["dsn"]
+    assert "shop" in shown.fields["dsn"]
+
+
+def test_a_time_that_no_calendar_has_can_be_exported(backend: Backend) -> None:
+    made = new_id(), new_id()
+    backend.store.create_segment(*made, [Entry("x", ts=(1 << 63) - 1)])
+    assert f"{(1 << 63) - 1} ms" in "".join(export_markdown(backend.store, *made))
