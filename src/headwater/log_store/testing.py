@@ -46,6 +46,13 @@ def random_chunk(
     return chunk if vnodes is None else chunk.filter_vnodes(vnodes)
 
 
+def numbered_chunk(first: int, rows: int, vnode_count: int = 256) -> Chunk:
+    """Inserts of the keys from *first* on."""
+    ids = pa.array(range(first, first + rows), pa.int64())
+    batch = pa.RecordBatch.from_arrays([ids, pa.array([f"name {number}" for number in ids])], schema=SCHEMA)
+    return Chunk.inserts(batch, KEY, vnode_count)
+
+
 def rows_of(chunks: Chunk | Sequence[Chunk]) -> list[tuple[int, int, str]]:
     """Rows as sorted tuples (op, id, name): what was delivered, whatever the order between vnodes."""
     found: list[tuple[int, int, str]] = []

@@ -1,0 +1,126 @@
+"""A kill at every durable step of the log store leaves the old or the new state, whole; then work goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import headwater.log_store.remote
+import headwater.log_store.sealer
+import headwater.log_store.state  # noqa: F401  (they register their failpoints)
+from headwater import failpoints
+from headwater.log_store.factory import KvLogStoreFactory
+from headwater.log_store.log_view import LogView
+from headwater.log_store.remote import LogConsumer
+from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
+from headwater.state import open_reader, open_writer
+from headwater.stream import Epoch, EpochPair
+
+PRELUDE = """
+import sys
+from headwater.log_store.factory import KvLogStoreFactory
+from headwater.log_store.remote import LogConsumer
+from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
+from headwater.state import open_writer
+from headwater.stream import EpochPair
+location, log_format = sys.argv[1], int(sys.argv[2])
+def writer(stage_bytes=1 << 20):
+    factory = KvLogStoreFactory(open_writer(location), stage_bytes=stage_bytes)
+    made = factory.writer(factory.log("t", SCHEMA, KEY, log_format))
+    made.init(EpochPair(epoch(3), epoch(2)))
+    return factory, made
+"""
+SEAL = """
+factory, made = writer()
+made.write_chunk(numbered_chunk(300, 50))
+made.flush_current_epoch(epoch(4)).finish()
+factory.sealer.seal(epoch(3))
+"""
+STAGE = """
+factory, made = writer(stage_bytes=500)
+for place in range(6):
+    made.write_chunk(numbered_chunk(9000 + 50 * place, 50))
+"""
+COMMIT = """
+consumer = LogConsumer.open(location, "t", "mirror")
+consumer.commit(epoch(2))
+"""
+STEPS = {
+    # failpoint: (what is done, epochs that may be sealed after the kill, epochs that the consumer may have delivered)
+    "log_store.before_stage": (STAGE, {2}, {1}),
+    "log_store.after_stage": (STAGE, {2}, {1}),
+    "log_store.before_discard": (SEAL, {2}, {1}),
+    "log_store.before_seal": (SEAL, {2}, {1}),
+    "log_store.after_seal": (SEAL, {3}, {1}),
+    "log_store.consumer_before_commit": (COMMIT, {2}, {1}),
+    "log_store.consumer_after_commit": (COMMIT, {2}, {2}),
+}
+
+
+def test_every_durable_step_of_the_log_store_has_a_crash_test() -> None:
+    tests = "".join(path.read_text() for path in Path(__file__).parents[1].glob("log_store*/test_*.py"))
+    names = {name for name in failpoints.registered() if name.startswith("log_store.")}
+    assert names >= set(STEPS)
+    assert [name for name in sorted(names) if f'"{name}"' not in tests] == []
+
+
+def ids(location: str) -> tuple[int, dict[int, list[int]]]:
+    """The newest epoch, and the rows of all that are held."""
+    with open_reader(location) as store, store.snapshot() as view:
+        shown = LogView.open(view, "t")
+        found: dict[int, list[int]] = {end.epoch.ms: [] for end in shown.epochs()}
+        for batch in shown.read_range(shown.bounds().gone, view.epoch):
+            for number, key in zip(batch.column("_epoch").to_pylist(), batch.column("id").to_pylist(), strict=True):
+                found[Epoch(number).ms].append(key)
+        return view.epoch.ms, {number: sorted(keys) for number, keys in found.items()}
+
+
+@pytest.mark.parametrize("log_format", [1, 2], ids=["v1", "v2"])
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new_state(step: str, log_format: int, tmp_path: Path) -> None:
+    location = str(tmp_path / "store")
+    with open_writer(location) as store:
+        factory = KvLogStoreFactory(store)
+        writer = factory.writer(factory.log("t", SCHEMA, KEY, log_format))
+        writer.init(EpochPair(epoch(1), Epoch(0)))
+        for number in (1, 2):
+            writer.write_chunk(numbered_chunk(100 * number, 50))
+            writer.flush_current_epoch(epoch(number + 1)).finish()
+            factory.sealer.seal(epoch(number))
+        factory.close()
+    with LogConsumer.open(location, "t", "mirror") as consumer:
+        consumer.commit(epoch(1))
+    script, sealed, delivered = STEPS[step]
+    process = subprocess.run(
+        [sys.executable, "-c", PRELUDE + textwrap.dedent(script), location, str(log_format)],
+        env=os.environ | {failpoints.VARIABLE: f"{step}=kill"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    number, found = ids(location)
+    assert number in sealed
+    expected = {number: list(range(100 * number, 100 * number + 50)) for number in range(1, number + 1)}
+    if number == 3:
+        del expected[1]  # delivered by the only consumer: forgotten in the same seal
+    assert found == expected
+    with LogConsumer.open(location, "t", "mirror") as consumer:
+        assert consumer.delivered().ms in delivered
+        done = consumer.delivered().ms
+    with open_writer(location) as store:  # the next writer goes on, with other rows where nothing was sealed
+        factory = KvLogStoreFactory(store)
+        writer = factory.writer(factory.existing("t"))
+        writer.init(EpochPair(epoch(number + 1), epoch(number)))
+        writer.write_chunk(numbered_chunk(7000, 20))
+        writer.flush_current_epoch(epoch(number + 2)).finish()
+        factory.sealer.seal(epoch(number + 1))
+        factory.close()
+    expected[number + 1] = list(range(7000, 7020))
+    assert ids(location) == (number + 1, {number: keys for number, keys in expected.items() if number > done})
