@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 
-from headwater.log_store.errors import LogCorrupt
+from headwater.log_store.errors import LogCorrupt, UnknownVersion
 from headwater.stream import VnodeBitmap
 
 
@@ -47,11 +47,15 @@ class BarrierRecord:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BarrierRecord:
-        """:raises LogCorrupt: not a barrier record of a version that this release reads."""
+        """:raises UnknownVersion: of a later release. :raises LogCorrupt: not a barrier record."""
         try:
             fields = json.loads(data)
-            if fields["v"] != 1:
-                raise ValueError("version")
+            version = fields["v"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise LogCorrupt("A barrier record cannot be read.") from error
+        if version != 1:
+            raise UnknownVersion(f"A barrier record has version {version}.", next_step="Upgrade headwater.")
+        try:
             return cls(
                 fields["checkpoint"],
                 fields["rows"],
