@@ -34,7 +34,7 @@ class Sealer:
         self.begun: set[int] = set()
         """The numbers of the logs that a writer of this process writes."""
         self.ended = Epoch(0)
-        """The newest epoch that ended: it can be read once it, or a later one, is sealed."""
+        """The newest epoch that ended, with or without rows: it can be read once it, or a later one, is sealed."""
         self._stage_bytes = stage_bytes
         self._chunks: dict[bytes, bytes] = {}
         self._flying: dict[bytes, bytes] = {}
@@ -55,11 +55,6 @@ class Sealer:
         with self._lock:
             self._chunks.update(items)
             self._bytes += size
-
-    def put_barrier(self, epoch: Epoch, key: bytes, value: bytes) -> None:
-        """The end of an epoch of a log."""
-        self.batch.put(key, value)
-        self.ended = max(self.ended, epoch)
 
     def pending(self, key: bytes) -> bytes | None:
         """A value that waits in memory, for its seal or in one that is under way."""

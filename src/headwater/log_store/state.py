@@ -123,7 +123,7 @@ class LogStoreState:
             is_stop,
         )
         key = layout.barrier_key(self.log.number, epoch, self._writer)
-        self._sealer.put_barrier(epoch, key, record.to_bytes())
+        self._sealer.batch.put(key, record.to_bytes())
         if self.next_format is not None:
             self.log, self.next_format = self.log.in_format(self.next_format), None
 

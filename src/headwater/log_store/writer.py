@@ -153,6 +153,7 @@ class KvLogStoreWriter:
             self._buffer.add_barrier(
                 BarrierItem(ended, chosen.is_checkpoint, chosen.is_stop, chosen.schema_change, chosen.new_vnode_bitmap)
             )
+        self._sealer.ended = max(self._sealer.ended, ended)
         self._epoch, self._next_seq = next_epoch, 0
         self._rows = self._bytes = self._chunks = 0
         self._was_paused = paused

@@ -82,7 +82,8 @@ class LogMachine(RuleBasedStateMachine):
     def start(self, number: int, max_rows: int, stage: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="headwater-log-"))
         self.location = f"memory://{uuid.uuid4()}" if self.engine == "memory" else str(self.folder / "store")
-        self.max_rows, self.stage = max_rows, stage
+        # A snapshot of the memory engine does not see what was staged while an older one is open.
+        self.max_rows, self.stage = max_rows, stage if self.engine == "embedded" else 1 << 20
         self.stores: list[StateStore] = []
         self.factory: KvLogStoreFactory | None = None
         self.sides: list[Side] = []
@@ -178,7 +179,7 @@ class LogMachine(RuleBasedStateMachine):
             flush = side.writer.flush_current_epoch(epoch(following), FlushOptions(checkpoint, **more))
             if not side.paused or side.epoch_rows:
                 self.stored.add(ended)
-                self.newest_end = ended
+            self.newest_end = ended
             side.epoch_rows = 0
             self._hand_over(side, ended)
             flush.finish()
