@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.log_store.tools import Table, flat
+from tests.unit.log_store.tools import Table, final_state, flat
 
 from headwater import failpoints
-from headwater.log_store import KvLogStoreFactory, LogNotFound, LogStoreRowSerde, UnknownVersion
+from headwater.log_store import KvLogStoreFactory, LogNotFound, LogStoreRowSerde, UnknownVersion, read_range
+from headwater.log_store.compaction import Compaction
 from headwater.log_store.item import ChunkItem
 from headwater.log_store.migration import Migration
 from headwater.log_store.remote import LogConsumer
@@ -20,8 +22,8 @@ from headwater.stream import Chunk
 
 
 @pytest.fixture(params=[1, 3], ids=["one_writer", "three_writers"])
-def table(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Table]:
-    made = Table(str(tmp_path / "store"), log_format=1, parts=request.param)
+def table(request: pytest.FixtureRequest) -> Iterator[Table]:
+    made = Table(f"memory://{uuid.uuid4()}", log_format=1, parts=request.param)
     yield made
     failpoints.arm("")
     made.close()
@@ -211,3 +213,25 @@ def test_both_versions_behind_one_serde(tmp_path: Path) -> None:
             LogStoreRowSerde.version_of(value)
     with pytest.raises(UnknownVersion):
         LogStoreRowSerde(log, 3)
+
+
+def test_on_an_object_store_too(tmp_path: Path) -> None:
+    location = f"slatedb+file://{tmp_path}/store"
+    made = Table(location, log_format=1)
+    for _ in range(3):
+        made.write()
+    before = made.rows()
+    migration = Migration(made.factory, "orders")
+    while not migration.step(1):
+        made.seal()
+    made.seal()
+    assert made.rows() == before
+    assert set(made.formats().values()) == {(2,)}
+    compaction = Compaction(made.factory, "orders")
+    assert compaction.step()
+    made.seal()
+    after = made.rows()
+    assert final_state(after) == final_state(before)
+    made.close()
+    got = sorted(flat(read_range(location, "orders", 0, epoch(made.next - 1))))
+    assert got == after

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from tests.unit.log_store.tools import Table
@@ -15,8 +15,8 @@ from headwater.log_store.testing import epoch
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Iterator[Table]:
-    made = Table(str(tmp_path / "store"))
+def table() -> Iterator[Table]:
+    made = Table(f"memory://{uuid.uuid4()}")
     for _ in range(5):
         made.write()
     yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +19,8 @@ from headwater.stream import VnodeBitmap
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Iterator[Table]:
-    made = Table(str(tmp_path / "store"))
+def table() -> Iterator[Table]:
+    made = Table(f"memory://{uuid.uuid4()}")
     for _ in range(4):
         made.write()
     yield made
