@@ -107,11 +107,21 @@ class KvLogStoreReader:
         if after is not None:
             if after >= self._first_write_epoch and after > self._buffer.last_barrier:
                 raise InvalidOffset(f"Epoch {after} has not ended: it cannot have been delivered.")
-            places = self._delivered()
-            behind = [v for v in self._vnodes if (place := places.place_of(v)) is None or place < StoragePlace(after)]
-            self._link.add_done([Done(after, VnodeBitmap.of(behind, self._vnodes.count), None)])
+            self._link.add_done(self._steps_to(after))
         self._buffer.rewind(Epoch(0) if after is None else after)
         self._state = ReaderState.HISTORY
+
+    def _steps_to(self, after: Epoch) -> list[Done]:
+        """What takes the vnodes that are behind to the end of epoch *after*: out of the epochs they are in first."""
+        places, count = self._delivered(), self._vnodes.count
+        found = {vnode: place for vnode, place in places.places() if vnode in self._vnodes}
+        behind = [v for v in self._vnodes if v not in found or found[v] < StoragePlace(after)]
+        inside = {v: found[v].epoch for v in behind if v in found and found[v].seq is not None}
+        left = [
+            Done(epoch, VnodeBitmap.of([v for v, at in inside.items() if at == epoch], count), None)
+            for epoch in sorted(set(inside.values()))
+        ]
+        return [*left, Done(after, VnodeBitmap.of(behind, count), None)]
 
     def _delivered(self) -> LogStoreVnodeProgress:
         """How far each vnode is done: the durable places, what was truncated since, and what was handed out."""

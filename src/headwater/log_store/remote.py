@@ -53,6 +53,8 @@ PROGRESS = TableSchema(
     value=(Field("progress", FieldType.JSON), Field("started", FieldType.UINT)),
 )
 _FOLDER = "consumers"
+_KEPT_OPEN = 32
+"""Stores of consumers that stay open. Each maps a terabyte of addresses, and a process has 128 of them."""
 
 
 class LogConsumer:
@@ -225,13 +227,7 @@ class RemoteConsumers:
 
     def _read(self, log: str, name: str) -> Consumer | None:
         try:
-            reader = self._readers.get((log, name))
-            if reader is None:
-                reader = self._readers[log, name] = open_reader(beside(self._location, _FOLDER, log, name))
-            with reader.snapshot() as view:
-                catalog = Catalog.load(view)
-                known = PROGRESS.name in catalog.names()
-                row: Any = catalog.open(PROGRESS).get(view, 0, (name,)) if known else None
+            row = self._row(log, name)
         except StoreNotFound:
             return None  # being made this instant: it starts at what the log holds then
         except StateError:
@@ -243,6 +239,19 @@ class RemoteConsumers:
         consumer = Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
         self._seen[log, name] = consumer
         return consumer
+
+    def _row(self, log: str, name: str) -> Any:
+        reader = self._readers.get((log, name)) or open_reader(beside(self._location, _FOLDER, log, name))
+        try:
+            with reader.snapshot() as view:
+                catalog = Catalog.load(view)
+                known = PROGRESS.name in catalog.names()
+                return catalog.open(PROGRESS).get(view, 0, (name,)) if known else None
+        finally:
+            if len(self._readers) < _KEPT_OPEN:
+                self._readers[log, name] = reader
+            elif (log, name) not in self._readers:
+                reader.close()
 
     def close(self) -> None:
         for reader in self._readers.values():

@@ -107,9 +107,11 @@ class LogMachine(RuleBasedStateMachine):
     # -- helpers -----------------------------------------------------------------------------------------------
 
     def _open(self, bitmaps: tuple[VnodeBitmap, ...], at: int) -> None:
-        self.stores.append(open_writer(self.location, takeover=bool(self.stores)))
+        dead, self.stores = self.stores, [open_writer(self.location, takeover=bool(self.stores))]
         if self.factory is not None:
             self.factory.close()
+        for store in dead:
+            store.close()
         self.factory = KvLogStoreFactory(self.stores[-1], stage_bytes=self.stage)
         self.sides = [self._side(vnodes, at) for vnodes in bitmaps]
         self.now = at
@@ -309,9 +311,11 @@ class LogMachine(RuleBasedStateMachine):
     @rule(restart=st.booleans(), commit=st.sampled_from(["no", "all", "even"]))
     def read_elsewhere(self, restart: bool, commit: str) -> None:
         if self.remote is None or restart:
-            known = self.remote is not None
-            self.remote = LogConsumer.open(self.location, "t", "mirror", takeover=known)
-            if not known:
+            dead = self.remote
+            self.remote = LogConsumer.open(self.location, "t", "mirror", takeover=dead is not None)
+            if dead is not None:
+                dead.close()
+            else:
                 begun = self.remote.delivered().ms
                 self.remote_rows = {vnode: self._end(vnode, begun) for vnode in range(VNODES)}
         after, upto = self.remote.wait(0.0)
