@@ -19,7 +19,7 @@ from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.bounds import BOUNDS, Bounds
 from headwater.log_store.columns import SEQ, read_schema, stored_schema, with_epoch
-from headwater.log_store.errors import EpochGone, InvalidOffset, UnknownVersion
+from headwater.log_store.errors import EpochGone, InvalidOffset, RetentionMiss, UnknownVersion
 from headwater.log_store.log import FORMATS, Log, LogRegistry
 from headwater.log_store.serde import LogStoreRowSerde
 from headwater.state import Catalog, Snapshot, open_reader
@@ -165,6 +165,17 @@ class LogView:
             found.append(pa.Table.from_batches([batch.filter(pa.array((first_seq <= seqs) & (seqs <= last_seq)))]))
         whole = pa.concat_tables(found).combine_chunks()
         return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=whole.schema)
+
+    def check_not_dropped(self, after: int, consumer: str | None = None) -> None:
+        """:raises RetentionMiss: retention dropped epochs after *after*."""
+        bounds = self.bounds()
+        if after < bounds.dropped:
+            who = "this reader" if consumer is None else f"consumer {consumer!r}"
+            raise RetentionMiss(
+                f"Retention dropped epochs of log {self.log.name!r} up to {bounds.dropped}, unread by {who}.",
+                bounds.gone,
+                next_step=f"Drop the consumer and start it again at epoch {bounds.gone} or with a new snapshot.",
+            )
 
     def check_range(self, after: int, upto: int) -> None:
         """:raises EpochGone: the log no longer holds it. :raises InvalidOffset: not sealed yet, or backwards."""

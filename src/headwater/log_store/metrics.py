@@ -1,7 +1,7 @@
 """Figures of the logs of a store at this moment, with their metric names; no registry, no thread, no state of its own.
 
-From any process (a location): what the store holds and how far each consumer is. In the process that writes (a factory)
-also the live buffers. Names are those of the glossary of metrics in the documentation; units are in the names.
+From any process (a location): what the store holds and how far each consumer is. In the process that writes (a
+factory) also what its writers and readers did since they were opened, and their live buffers. Units are in the names.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def log_metrics(
             return [metric for log in log_status(store, clock=clock) for metric in _of_log(log, vnodes)]
     found = [metric for log in log_status(source.store, clock=clock) for metric in _of_log(log, vnodes)]
     for name in source.registry.names():
-        found += _of_buffers(source, name)
+        found += _of_writers(source, name)
     return found
 
 
@@ -70,11 +70,21 @@ def _of_consumer(log: LogStatus, consumer: ConsumerStatus, vnodes: bool) -> Iter
             yield Metric("log_store_vnode_epoch", (*labels, ("vnode", str(vnode))), float(place.epoch))
 
 
-def _of_buffers(factory: KvLogStoreFactory, log: str) -> Iterator[Metric]:
+def _of_writers(factory: KvLogStoreFactory, log: str) -> Iterator[Metric]:
     for writer in factory.live_writers(log):
+        labels = (("log", log), ("first_vnode", str(next(iter(writer.store_state.vnodes)))))
+        counters = writer.store_state.counters
+        yield Metric("log_store_write_rows", labels, counters.write_rows)
+        yield Metric("kv_log_store_storage_write_count", labels, counters.storage_write_count)
+        yield Metric("kv_log_store_storage_write_size", labels, counters.storage_write_size)
+        yield Metric("log_store_drain_count", labels, counters.drain_count)
+        yield Metric("log_store_drain_seconds", labels, counters.drain_seconds)
         if writer.buffer is None:
             continue
-        labels = (("log", log), ("first_vnode", str(next(iter(writer.store_state.vnodes)))))
+        yield Metric("log_store_read_rows", labels, counters.read_rows)
+        yield Metric("kv_log_store_spilled_read_rows", labels, counters.spilled_read_rows)
+        yield Metric("kv_log_store_rewind_count", labels, counters.rewind_count)
+        yield Metric("kv_log_store_rewind_seconds", labels, counters.rewind_seconds)
         figures = writer.buffer.statistics()
         yield Metric("log_store_first_unsealed_epoch", labels, float(writer.epoch))
         yield Metric("kv_log_store_buffer_unconsumed_item_count", labels, figures.unconsumed_items)

@@ -179,6 +179,7 @@ class KvLogStoreReader:
             chunk = self._store_state.read_spilled(
                 taken.epoch, taken.first_seq, taken.last_seq, taken.log, taken.vnodes
             )
+            self._store_state.counters.spilled_read_rows += chunk.num_rows
         seqs = np.arange(taken.first_seq, taken.first_seq + chunk.num_rows, dtype=np.uint32)
         done = Done(taken.epoch, self._vnodes, last_seqs(chunk.vnodes.to_numpy(), seqs))
         return ChunkItem(taken.epoch, taken.chunk_id, chunk), done
@@ -188,6 +189,8 @@ class KvLogStoreReader:
             self._latest.check_next_epoch(item.epoch)
         self._latest = item.offset
         self._yielded.append((item.offset, done))
+        if isinstance(item, ChunkItem):
+            self._store_state.counters.read_rows += item.chunk.num_rows
         return item
 
     def truncate(self, offset: LogOffset) -> None:
@@ -214,6 +217,7 @@ class KvLogStoreReader:
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
         delay = self._delays.next(self._truncated)
         self._sleep(delay)
+        self._store_state.counters.rewound(delay)
         self._latest = None
         self._reset()
         return delay
@@ -237,6 +241,7 @@ class KvLogStoreReader:
             with self._store.snapshot() as view:
                 until = time.monotonic() + HISTORY_VIEW_SECONDS
                 log = LogView(view, self._store_state.log)
+                log.check_not_dropped(after, self._consumer.name)
                 for end in log.epochs(after, last):
                     yield from self._read_epoch(log, end, epochs, seqs)
                     after = end.epoch

@@ -13,6 +13,7 @@ from headwater.log_store import layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression, decode_blocks, decode_header, encode_chunk
 from headwater.log_store.columns import chunk_of, stored_schema
+from headwater.log_store.counters import LogCounters
 from headwater.log_store.errors import ForeignSchema, ForeignVnode, LogCorrupt, WrongCall
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import LogView
@@ -45,6 +46,7 @@ class LogStoreState:
         self._compression = compression
         self._clock = clock
         self.log = log
+        self.counters = LogCounters()
         self.next_format: int | None = None  # of the epochs after the one that is being written
         self.own(vnodes)
 
@@ -90,10 +92,10 @@ class LogStoreState:
         if self.log.format == row_codec.FORMAT:
             items = self._row_items(epoch, first_seq, chunk)
             self._sealer.put_many(items)
-            return sum(len(value) for _, value in items)
+            return self.counters.stored(chunk.num_rows, sum(len(value) for _, value in items))
         data = encode_chunk(chunk, first_seq, self.log.schema_version, self.log.vnode_count, self._compression)
         self._sealer.put(layout.chunk_key(number, epoch, self._writer, first_seq), data)
-        return len(data)
+        return self.counters.stored(chunk.num_rows, len(data))
 
     def _row_items(self, epoch: Epoch, first_seq: int, chunk: Chunk) -> list[tuple[bytes, bytes]]:
         count = chunk.num_rows
@@ -139,6 +141,7 @@ class LogStoreState:
         if batch is None or batch.num_rows != last_seq - first_seq + 1:
             with self._sealer.store.snapshot() as view:  # an epoch that was migrated since is as its barrier says
                 shown = LogView(view, self.log)
+                shown.check_not_dropped(epoch.prev())
                 batch = shown.rewritten(epoch, _writer_of(vnodes), log.format, first_seq, last_seq, vnodes)
         if batch is None or batch.num_rows != last_seq - first_seq + 1:
             raise LogCorrupt(f"A spilled chunk of epoch {epoch} is not whole.")

@@ -15,6 +15,7 @@ The writer never waits for a reader, but for a drain that was asked for, and the
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from enum import Enum
 
@@ -126,6 +127,7 @@ class KvLogStoreWriter:
             self._buffer.add_spilled(self._epoch, first, first + chunk.num_rows - 1, state.log, state.vnodes)
         self._next_seq += chunk.num_rows
         self._rows += chunk.num_rows
+        state.counters.write_rows += chunk.num_rows
 
     def flush_current_epoch(self, next_epoch: Epoch, options: FlushOptions | None = None) -> Flush:
         """End the current epoch. After the barrier was passed on, call :meth:`Flush.finish`.
@@ -165,7 +167,10 @@ class KvLogStoreWriter:
         return flush
 
     def _drain(self, ended: Epoch, seconds: float) -> None:
-        if self._buffer is None or not self._buffer.wait_until_truncated(ended, seconds):
+        begun = time.monotonic()
+        drained = self._buffer is not None and self._buffer.wait_until_truncated(ended, seconds)
+        self._store_state.counters.drained(time.monotonic() - begun)
+        if not drained:
             self._state = WriterState.PAUSED if self._was_paused else WriterState.RUNNING
             raise DrainTimeout(
                 f"The reader of log {self._store_state.log.name!r} did not deliver epoch {ended} in {seconds:g} s.",

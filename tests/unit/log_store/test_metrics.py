@@ -5,8 +5,10 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+import pytest
 from tests.unit.log_store.tools import Table
 
+from headwater.log_store import DrainTimeout, FlushOptions
 from headwater.log_store.metrics import Metric, log_metrics
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import Instance, epoch, random_chunk
@@ -50,3 +52,24 @@ def test_the_live_buffer_in_the_writers_process(tmp_path: Path) -> None:
         assert figures["kv_log_store_buffer_memory_bytes"] > 0
         assert figures["kv_log_store_buffer_unconsumed_min_epoch"] == epoch(1)
         assert figures["log_store_first_unsealed_epoch"] == epoch(2)
+
+
+def test_what_writers_and_readers_did(tmp_path: Path) -> None:
+    with open_writer(tmp_path / "store") as store:
+        instance = Instance.open(store, 1, max_rows=0)
+        instance.writer.write_chunk(random_chunk(random.Random(1), 30))
+        instance.flush(2)
+        instance.next_chunk()
+        instance.reader.rewind()
+        instance.reader.start_from()
+        instance.next_chunk()
+        with pytest.raises(DrainTimeout):
+            instance.writer.flush_current_epoch(epoch(3), FlushOptions(drain_seconds=0.01))
+        figures = by_name(log_metrics(instance.factory))
+        assert figures["log_store_write_rows"] == 30
+        assert figures["kv_log_store_storage_write_count"] == 30
+        assert figures["kv_log_store_storage_write_size"] > 0
+        assert figures["log_store_read_rows"] == figures["kv_log_store_spilled_read_rows"] == 60
+        assert figures["kv_log_store_rewind_count"] == 1
+        assert figures["log_store_drain_count"] == 1
+        assert figures["log_store_drain_seconds"] > 0

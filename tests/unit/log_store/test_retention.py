@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.unit.log_store.tools import Table
@@ -11,7 +13,8 @@ from tests.unit.log_store.tools import Table
 from headwater.log_store import LogNotFound, RetentionMiss, RetentionRefused
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.retention import Retention, apply_retention, plan_retention
-from headwater.log_store.testing import epoch
+from headwater.log_store.testing import Instance, epoch, random_chunk
+from headwater.state import open_writer
 
 
 @pytest.fixture
@@ -80,3 +83,20 @@ def test_a_local_consumer_is_told_when_it_comes_back(table: Table) -> None:
     table.seal()
     with pytest.raises(RetentionMiss):
         table.factory.pair(table.log, "sink")
+
+
+@pytest.mark.parametrize("max_rows", [0, 1000])
+def test_a_live_reader_is_told_in_history_and_for_spilled_rows(tmp_path: Path, max_rows: int) -> None:
+    with open_writer(tmp_path / "store") as store:
+        instance = Instance.open(store, 1, max_rows=max_rows)
+        for number in range(1, 4):
+            instance.writer.write_chunk(random_chunk(random.Random(number)))
+            instance.flush(number + 1)
+        if max_rows:  # what it read is history for the next instance
+            instance.flush(5, is_stop=True)
+            instance = Instance.open(store, 5)
+        apply_retention(instance.factory, "orders", Retention(max_bytes=0), force=True)
+        instance.flush(6)
+        with pytest.raises(RetentionMiss) as caught:
+            instance.next(1.0)
+        assert caught.value.oldest == epoch(3)

@@ -1,0 +1,39 @@
+"""What one instance of a log has done since it was opened, for metrics. Each figure has one thread that adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class LogCounters:
+    """Figures that only grow.
+
+    :ivar storage_write_count: rows (with *storage_write_size* bytes) that were encoded for the store.
+    :ivar drain_seconds: time that the writer was blocked by drains.
+    :ivar rewind_seconds: time that the reader waited before it tried again.
+    """
+
+    write_rows: int = 0
+    storage_write_count: int = 0
+    storage_write_size: int = 0
+    read_rows: int = 0
+    spilled_read_rows: int = 0
+    rewind_count: int = 0
+    rewind_seconds: float = 0.0
+    drain_count: int = 0
+    drain_seconds: float = 0.0
+
+    def stored(self, rows: int, size: int) -> int:
+        """Rows were written; returns *size*."""
+        self.storage_write_count += rows
+        self.storage_write_size += size
+        return size
+
+    def rewound(self, seconds: float) -> None:
+        self.rewind_count += 1
+        self.rewind_seconds += seconds
+
+    def drained(self, seconds: float) -> None:
+        self.drain_count += 1
+        self.drain_seconds += seconds
