@@ -103,6 +103,22 @@ def test_rewind_of_a_remote_and_of_a_local_consumer(tmp_path: Path) -> None:
     assert delivered == {"mirror": epoch(1), "sink": epoch(2)}
 
 
+def test_drop_of_a_remote_and_of_a_local_consumer(tmp_path: Path) -> None:
+    table = Table(str(tmp_path / "store"))
+    table.factory.consumers.register(table.log, "sink")
+    table.write()
+    table.close()
+    consume(table.location, "mirror", 1)
+    asked = runner.invoke(app, ["log", "drop", table.location, "orders", "sink"], input="n\n")
+    assert asked.exit_code == 1
+    assert len(lines("status", table.location)[0][0]["consumers"]) == 2
+    for name in ("sink", "mirror"):
+        assert "any more" in invoke("drop", table.location, "orders", name, "--yes")
+    assert lines("status", table.location)[0][0]["consumers"] == []
+    consume(table.location, "mirror", 1)  # the name is free again
+    assert [one["name"] for one in lines("status", table.location)[0][0]["consumers"]] == ["mirror"]
+
+
 def test_errors_end_with_the_next_command(location: str) -> None:
     consume(location, "mirror", 3)
     table = Table(location)
@@ -131,7 +147,7 @@ def test_errors_end_with_the_next_command(location: str) -> None:
 def test_migrate_and_compact_say_what_they_did(tmp_path: Path) -> None:
     location = made(tmp_path, log_format=1)
     before = lines("show", location, "orders", "--values", "--limit", "100")
-    done = lines("migrate", location, "orders", "--at-once", "1")[0]
+    done = lines("migrate", location, "orders", "--at-once", "1", "--compression", "lz4")[0]
     assert (done["epochs"], done["rows"], done["epochs_left"]) == (4, 8, 0)
     assert [end["formats"] for end in lines("show", location, "orders")] == [[2]] * 4
     key = lambda row: (row["epoch"], row["seq"])  # noqa: E731

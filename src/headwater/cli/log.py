@@ -1,4 +1,4 @@
-"""``headwater log``: look into the logs of a store and at their consumers; rewind, migrate, compact."""
+"""``headwater log``: look into the logs of a store; rewind or drop a consumer; migrate, compact."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich import box
@@ -19,7 +19,16 @@ from rich.text import Text
 
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import InputError
-from headwater.log_store import EpochEnd, EpochGone, InvalidOffset, KvLogStoreFactory, LogConsumer, LogNotFound, LogView
+from headwater.log_store import (
+    Compression,
+    EpochEnd,
+    EpochGone,
+    InvalidOffset,
+    KvLogStoreFactory,
+    LogConsumer,
+    LogNotFound,
+    LogView,
+)
 from headwater.log_store.columns import RESERVED
 from headwater.log_store.compaction import RUN_ROWS, Compaction
 from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration
@@ -29,12 +38,14 @@ from headwater.state.errors import StoreOwned
 from headwater.stream import Epoch, EpochClock, Op, VnodeBitmap
 
 app = typer.Typer(
-    help="Look inside the logs of a store: epochs, rows, consumers; rewind, migrate, compact.", no_args_is_help=True
+    help="Look inside the logs of a store: epochs, rows, consumers; rewind, drop, migrate, compact.",
+    no_args_is_help=True,
 )
 
 Location = Annotated[str, typer.Argument(help="Directory or URL of the store (slatedb+s3://bucket/prefix).")]
 Name = Annotated[str, typer.Argument(metavar="LOG", help="Name of the log, such as public.orders.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+Packing = Literal["none", "lz4", "zstd"]
 Values = Annotated[bool, typer.Option("--values", help="Show the values of the rows, which may be private.")]
 
 _COMMAND = "headwater log"
@@ -279,7 +290,27 @@ def _follow(
         yield from ends
 
 
-# -- rewind ----------------------------------------------------------------------------------------------------------
+# -- consumers -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _free(command: str) -> Iterator[None]:
+    """Who is refused because a process has the store is told what to do."""
+    try:
+        yield
+    except StoreOwned as error:
+        error.next_step = f"Stop that process, then: {command}"
+        raise
+
+
+def _known(location: str, log: str, consumer: str) -> ConsumerStatus:
+    with open_reader(location) as store:
+        (found,) = log_status(store, log)
+    for one in found.consumers:
+        if one.name == consumer:
+            return one
+    names = ", ".join(one.name for one in found.consumers) or "none"
+    raise LogNotFound(f"Log {log!r} has no consumer {consumer!r}; there are: {names}.")
 
 
 @app.command()
@@ -292,15 +323,10 @@ def rewind(
 ) -> None:
     """Send a consumer back: it gets again what came after an epoch. It must not be running."""
     target = Epoch(to_epoch)
-    with _next_step(location, log):
-        with open_reader(location) as store:
-            (found,) = log_status(store, log)
-        known = {one.name: one for one in found.consumers}
-        if consumer not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise LogNotFound(f"Log {log!r} has no consumer {consumer!r}; there are: {names}.")
+    command = f"headwater log rewind {location} {log} {consumer} --to-epoch"
+    with _next_step(location, log), _free(f"{command} {to_epoch}"):
         try:
-            if known[consumer].is_remote:
+            if _known(location, log, consumer).is_remote:
                 with LogConsumer.open(location, log, consumer) as remote:
                     remote.rewind(target)
             else:
@@ -309,17 +335,38 @@ def rewind(
                     factory.consumers.write(factory.sealer.batch, [], [])
                     _seal(factory)
         except EpochGone as error:
-            error.next_step = f"headwater log rewind {location} {log} {consumer} --to-epoch {error.oldest}"
-            raise
-        except StoreOwned as error:
-            error.next_step = (
-                f"Stop that process, then: headwater log rewind {location} {log} {consumer} --to-epoch {to_epoch}"
-            )
+            error.next_step = f"{command} {error.oldest}"
             raise
     if as_json:
         typer.echo(json.dumps({"log": log, "consumer": consumer, "epoch": to_epoch}))
         return
     out.print(f"Consumer [bold]{escape(consumer)}[/] of {escape(log)} gets again what came after epoch {to_epoch}.")
+
+
+@app.command()
+def drop(
+    location: Location,
+    log: Name,
+    consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Forget a consumer: the log waits for it no longer. It must not be running."""
+    with _next_step(location, log), _free(f"headwater log drop {location} {log} {consumer}"):
+        known = _known(location, log, consumer)
+        if not yes:
+            typer.confirm(f"{known.lag_rows:,} rows are not delivered to {consumer}. Forget it?", abort=True, err=True)
+        if known.is_remote:
+            with LogConsumer.open(location, log, consumer) as remote:
+                remote.drop()
+        else:
+            with _owned(location) as factory:
+                factory.consumers.drop(factory.sealer.batch, log, consumer)
+                _seal(factory)
+    if as_json:
+        typer.echo(json.dumps({"log": log, "consumer": consumer, "rows_not_delivered": known.lag_rows}))
+        return
+    out.print(f"Log {escape(log)} has no consumer [bold]{escape(consumer)}[/] any more.")
 
 
 # -- migrate and compact ---------------------------------------------------------------------------------------------
@@ -346,11 +393,12 @@ def migrate(
     location: Location,
     log: Name,
     at_once: Annotated[int, typer.Option(min=1, help="Epochs that are rewritten in one seal.")] = EPOCHS_AT_ONCE,
+    compression: Annotated[Packing, typer.Option(help="Of the rewritten chunks.")] = "none",
     as_json: Json = False,
 ) -> None:
     """Rewrite a log of format 1 in format 2. Its writer must not be running."""
-    with _next_step(location, log), _stopped(location, f"headwater log migrate {location} {log}") as factory:
-        migration = Migration(factory, log)
+    with _next_step(location, log), _free(f"headwater log migrate {location} {log}"), _owned(location) as factory:
+        migration = Migration(factory, log, compression=Compression[compression.upper()])
         bar = Progress(
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err, disable=as_json
         )
@@ -375,16 +423,6 @@ def migrate(
     )
 
 
-@contextmanager
-def _stopped(location: str, command: str) -> Iterator[KvLogStoreFactory]:
-    try:
-        with _owned(location) as factory:
-            yield factory
-    except StoreOwned as error:
-        error.next_step = f"Stop that process, then: {command}"
-        raise
-
-
 @app.command()
 def compact(
     location: Location,
@@ -393,7 +431,7 @@ def compact(
     as_json: Json = False,
 ) -> None:
     """Keep only the newest row of each key in the backlog. Its writer must not be running."""
-    with _next_step(location, log), _stopped(location, f"headwater log compact {location} {log}") as factory:
+    with _next_step(location, log), _free(f"headwater log compact {location} {log}"), _owned(location) as factory:
         compaction = Compaction(factory, log)
         done = False
         while not done:

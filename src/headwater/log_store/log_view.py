@@ -174,7 +174,7 @@ class LogView:
             raise RetentionMiss(
                 f"Retention dropped epochs of log {self.log.name!r} up to {bounds.dropped}, unread by {who}.",
                 bounds.gone,
-                next_step=f"Drop the consumer and start it again at epoch {bounds.gone} or with a new snapshot.",
+                next_step="Drop the consumer (headwater log drop), then start it with a new snapshot of the table.",
             )
 
     def check_range(self, after: int, upto: int) -> None:

@@ -170,6 +170,12 @@ class LogConsumer:
         full = VnodeBitmap.full(self.vnode_count)
         self._write(LogStoreVnodeProgress.aligned(full, StoragePlace(epoch)), WriteBatch())
 
+    def drop(self) -> None:
+        """Forget this consumer: the log waits for it no longer. Close it then."""
+        batch = WriteBatch()
+        self._table.delete(batch, 0, (self.name,))
+        self._own.seal(self._clock.next(), batch)
+
     def _begin(self) -> LogStoreVnodeProgress:
         """The progress of a consumer that has read nothing yet."""
         if not self._started:
