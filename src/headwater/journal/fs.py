@@ -20,7 +20,7 @@ import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from headwater.journal.errors import (
     AlreadyExistsError,
     HeadConflictError,
     JournalError,
+    NoRoomError,
     SegmentDeletedError,
     SegmentNotFoundError,
     StoreClosedError,
@@ -60,6 +61,8 @@ SESSION_EMPTIED = failpoints.register("journal.fs.delete_session.after_segments"
 DELETE_MARKED = failpoints.register("journal.fs.delete.after_tombstone")
 DELETE_UNLINKED = failpoints.register("journal.fs.delete.after_unlink")
 DELETE_SYNCED = failpoints.register("journal.fs.delete.after_directory_sync")
+
+_HELD = 128  # logs that the deletion of a session holds locked at once: the newest, which somebody may be writing
 
 
 def _finish(flusher: Flusher, logs: OrderedDict[tuple[str, str], LogFile]) -> None:
@@ -354,17 +357,7 @@ class FsStore(Store):
                     log.settle()
                     if log.head != expected_head:
                         raise HeadConflictError(segment, expected_head, log.head)
-                self._layout.mark_deleted(session, segment)
-                failpoints.hit(DELETE_MARKED)
-                # A temporary name left by a crashed creation would keep the link count up, and other processes
-                # would not notice the deletion.
-                self._layout.sweep(path.parent, segment, min_age=0)
-                log.retire()
-                path.unlink()
-                failpoints.hit(DELETE_UNLINKED)
-                self._layout.remove_sides(path)
-                files.sync_directory(path.parent)
-                failpoints.hit(DELETE_SYNCED)
+                self._unname(log, session, segment)
         except SegmentNotFoundError:
             return False
         except OSError as error:
@@ -373,17 +366,49 @@ class FsStore(Store):
         self._traces.remove(session, segment)
         return True
 
-    def delete_session(self, session: str) -> bool:
+    def _unname(self, log: LogFile, session: str, segment: str) -> None:
+        """Take the name from a locked log, and everything beside it."""
+        self._layout.mark_deleted(session, segment)
+        failpoints.hit(DELETE_MARKED)
+        # A temporary name left by a crashed creation holds the same bytes.
+        self._layout.sweep(log.path.parent, segment, min_age=0)
+        try:
+            log.retire()
+        except NoRoomError:  # as long as a file may be; its bytes are not needed any more
+            os.ftruncate(log.fd, 0)
+        log.path.unlink()
+        failpoints.hit(DELETE_UNLINKED)
+        self._layout.remove_sides(log.path)
+        files.sync_directory(log.path.parent)
+        failpoints.hit(DELETE_SYNCED)
+
+    def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
         check_id(session, "session")
         existed = bool(self.segment_ids(session))
         if not existed and not self._layout.is_half_deleted(session):
             return False
-        self._layout.mark_session_deleted(session)
-        failpoints.hit(SESSION_MARKED)
-        with self._layout.emptying(session):  # no creation is under way, and none can begin
-            for segment in self.segment_ids(session):
-                self.delete_segment(session, segment)
+        if modified_at is None:
+            self._layout.mark_session_deleted(session)  # first, or creations might keep it waiting
+            failpoints.hit(SESSION_MARKED)
+        elif self.session_modified_at(session) != modified_at:
+            return False
+        logs: dict[str, LogFile] = {}
+        with self._layout.emptying(session), ExitStack() as held:  # no creation is under way, and none can begin
+            segments = sorted(self.segment_ids(session))
+            for segment in segments[-_HELD:]:  # nobody writes between the look and the deletion
+                with suppress(SegmentNotFoundError):
+                    logs[segment] = held.enter_context(self._locked(session, segment))
+            if modified_at is not None and self.session_modified_at(session) != modified_at:
+                return False
+            self._layout.mark_session_deleted(session)
+            for segment in segments:
+                if segment in logs:
+                    self._unname(logs[segment], session, segment)
+                else:
+                    self.delete_segment(session, segment)
             failpoints.hit(SESSION_EMPTIED)
+        for segment, log in logs.items():
+            self._drop(session, segment, log)
         forget_lock(self.root / "owners" / f"{session}.lock")
         self._traces.remove_session(session)
         return existed

@@ -201,7 +201,7 @@ class Layout:
 
     @contextmanager
     def emptying(self, session: str) -> Iterator[None]:
-        """Keep creations away from a session while its logs are deleted; remove its directory afterwards."""
+        """Keep creations away from a session while its logs are deleted; with a tombstone, remove what is left."""
         directory = self._root / session
         try:
             fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -213,7 +213,7 @@ class Layout:
         try:
             locks.take(fd, locks.EXCLUSIVE, directory, self._timeout)
             yield
-            if files.present(directory):
+            if self.is_half_deleted(session):
                 shutil.rmtree(directory)
                 files.sync_directory(self._root)
         except OSError as error:

@@ -195,8 +195,10 @@ class MemoryStore(Store):
             self._traces.pop((session, segment), None)
         return True
 
-    def delete_session(self, session: str) -> bool:
+    def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
         with self._lock:
+            if modified_at is not None and self.session_modified_at(session) != modified_at:
+                return False
             segments = self.segment_ids(session)
             for segment in segments:
                 self.delete_segment(session, segment)

@@ -65,10 +65,7 @@ def _delete(store: Store, session: str, modified: int, dry_run: bool) -> Verdict
         return "expired" if store.owner(session) is None else "owned"
     try:
         with store.own(session):
-            if store.session_modified_at(session) != modified:
-                return "recent"
             failpoints.hit(BETWEEN)
-            store.delete_session(session)
-            return "deleted"
+            return "deleted" if store.delete_session(session, modified_at=modified) else "recent"
     except OwnedElsewhereError:
         return "owned"

@@ -357,9 +357,11 @@ class SqliteStore(Store):
         connection.execute("DELETE FROM lines WHERE segment_id=?", (number,))
         connection.execute("UPDATE segments SET deleted_at=? WHERE id=?", (self._clock(), number))
 
-    def delete_session(self, session: str) -> bool:
+    def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
         check_id(session, "session")
         with self._writing("delete") as connection:
+            if modified_at is not None and self.session_modified_at(session) != modified_at:
+                return False
             query = "SELECT id FROM segments WHERE session=? AND deleted_at IS NULL"
             numbers = [int(row[0]) for row in connection.execute(query, (session,))]
             if not numbers:

@@ -42,7 +42,12 @@ def prepare(connection: sqlite3.Connection, path: Path) -> None:
     :raises UnsupportedVersionError: a later version wrote it.
     :raises CorruptError: it is the database of another program.
     """
-    if _state(connection, path):
+    connection.execute("BEGIN")  # one view for all questions: another process may be making the tables right now
+    try:
+        ready = _state(connection, path)
+    finally:
+        connection.execute("ROLLBACK")
+    if ready:
         return
     connection.execute("BEGIN IMMEDIATE")
     if not _state(connection, path):  # two processes may open a new journal at once

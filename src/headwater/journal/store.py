@@ -142,8 +142,11 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def delete_session(self, session: str) -> bool:
-        """Delete all segments, traces and saved bytes of a session, with a tombstone. False when there was none."""
+    def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
+        """Delete all segments, traces and saved bytes of a session, with a tombstone. False when there was none.
+
+        :param modified_at: delete only when this is still its :meth:`session_modified_at`; else False.
+        """
 
     @abstractmethod
     def own(self, session: str) -> Ownership:

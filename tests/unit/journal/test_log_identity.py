@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import threading
 from pathlib import Path
@@ -120,3 +121,18 @@ def test_what_was_appended_while_the_store_closed_is_synced_too(
     store.close()
     assert heads[0].seq == 1
     assert synced == [(tmp_path / "j" / ids[0] / f"{ids[1]}.jsonl").stat().st_size]
+
+
+def test_a_log_as_long_as_a_file_may_be_can_be_deleted(log: Log) -> None:
+    """It cannot be made a byte longer; other writers notice the deletion all the same."""
+    store, ids, path = log
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with FsStore(store.root, durability="none") as other:
+        other.append(*ids, Entry("third"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
+        try:
+            assert store.delete_segment(*ids)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with pytest.raises(SegmentDeletedError):
+            other.append(*ids, Entry("late"))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from tests.unit.journal.backends import Backend
 
+from headwater import failpoints
 from headwater.errors import InputError
 from headwater.journal import Entry, Limits, export_jsonl, export_markdown, hide, new_id, prune
+from headwater.journal import fs as journal_fs
 from headwater.journal.export import HIDDEN
+from headwater.journal.retention import BETWEEN
 
 DAY = 86_400_000
 
@@ -44,6 +48,37 @@ def test_prune_keeps_what_is_referenced_newest_or_owned(backend: Backend, sessio
         found = verdicts(backend, older_than_ms=0, keep_newest=1, referenced={sessions[0]}, dry_run=False)
     assert found == ["referenced", "owned", "deleted", "among the newest"]
     assert sorted(backend.store.list_sessions()) == sorted([sessions[0], sessions[1], sessions[3]])
+
+
+def test_prune_never_takes_an_entry_that_came_after_its_look(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The writer appends between judgement and deletion; its session stays, whole."""
+    times = iter(range(1, 1000))
+    store = backend.limited(Limits(), lambda: next(times))
+    session, segments = new_id(), [new_id() for _ in range(3)]
+    for segment in segments:
+        store.create_segment(session, segment, [Entry("x")])
+        if backend.name == "fs":
+            os.utime(store.location(session, segment), (1, 1))
+    monkeypatch.setattr(
+        failpoints, "hit", lambda name: name == BETWEEN and store.append(session, segments[1], Entry("y"))
+    )
+    now = 10**15
+    assert [judged.verdict for judged in prune(store, older_than_ms=0, now=now, dry_run=False)] == ["recent"]
+    monkeypatch.undo()
+    assert [store.read_entry_count(session, segment) for segment in segments] == [1, 2, 1]
+    store.create_segment(session, new_id())
+    assert [judged.verdict for judged in prune(store, older_than_ms=0, now=now, dry_run=False)] == ["deleted"]
+    assert store.list_sessions() == []
+
+
+def test_a_session_of_many_segments_can_be_deleted(fs: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_fs, "_HELD", 2)
+    session = new_id()
+    for _ in range(5):
+        fs.store.create_segment(session, new_id(), [Entry("x")])
+    assert fs.store.delete_session(session)
+    assert fs.store.list_segments(session) == []
+    assert not fs.store.delete_session(session)
 
 
 def test_prune_refuses_negative_bounds(backend: Backend) -> None:

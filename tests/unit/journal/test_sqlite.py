@@ -13,6 +13,7 @@ import pytest
 from headwater.errors import CorruptionError, TransientError
 from headwater.journal import Entry, SqliteStore, new_id, verify
 from headwater.journal.errors import AccessDeniedError, BusyError, CorruptError, UnsupportedVersionError
+from headwater.journal.sqlite_schema import prepare
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "journal"
 
@@ -157,3 +158,23 @@ def test_a_sync_syncs_although_nothing_is_left_to_checkpoint(tmp_path: Path) -> 
         store._connection().execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         store.sync(*ids)
         assert (tmp_path / "journal.db-wal").stat().st_size > 0, "it committed something that had to be synced"
+
+
+def test_a_database_that_another_process_is_just_making_is_not_taken_for_a_foreign_one(tmp_path: Path) -> None:
+    """The other one commits its tables between our questions."""
+    path = tmp_path / "journal.db"
+    ours, theirs = (sqlite3.connect(path, isolation_level=None) for _ in range(2))
+    ours.execute("PRAGMA journal_mode=WAL")
+
+    class Interrupted:
+        def execute(self, statement: str) -> sqlite3.Cursor:
+            cursor = ours.execute(statement)
+            if statement == "PRAGMA application_id":
+                prepare(theirs, path)
+            return cursor
+
+    prepare(Interrupted(), path)  # type: ignore[arg-type]
+    ours.close()
+    theirs.close()
+    with SqliteStore(path) as store:
+        assert store.list_sessions() == []
