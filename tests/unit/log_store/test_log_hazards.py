@@ -23,7 +23,8 @@ from headwater.log_store.state import LogStoreState
 from headwater.log_store.testing import KEY, SCHEMA, Instance, epoch, numbered_chunk, rows_of
 from headwater.state import StateStore, open_writer, stores_beside
 from headwater.state.errors import StoreFull, StoreUnavailable
-from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
+from headwater.stream import Chunk, Epoch, EpochPair, Op, VnodeBitmap
+from headwater.stream.errors import ChunkError
 
 FULL = VnodeBitmap.full(256)
 EVEN = VnodeBitmap.of(range(0, 256, 2), 256)
@@ -391,6 +392,52 @@ def test_a_start_epoch_counts_as_delivered_and_only_one_that_ended_is_taken(reop
         assert LogView.open(view, "orders").bounds().gone == epoch(4)
 
 
+def test_m5_17_m25_update_pairs_stay_whole_in_history_of_small_chunks(reopen: Reopen, log_format: int) -> None:
+    ids = pa.array([key for key in range(20) for _ in range(2)], pa.int64())
+    names = pa.array([f"{place:02d}" for place in range(40)])
+    rows = pa.RecordBatch.from_arrays([ids, names], schema=SCHEMA)
+    written = Chunk.build(rows, [Op.UPDATE_DELETE, Op.UPDATE_INSERT] * 20, KEY)
+    instance = Instance.open(reopen(), 1, log_format=log_format)
+    instance.writer.write_chunk(written)
+    instance.flush(2)
+    delivered: list[Chunk] = []
+    for number in range(2, 100):  # one chunk, a barrier between, and a crash: again and again
+        instance = Instance.open(reopen(), number, log_format=log_format)
+        instance.reader._history_rows = 3
+        item = instance.next(1)
+        if not isinstance(item, ChunkItem):
+            break
+        assert item.chunk.num_rows <= 4
+        assert item.chunk.ops.to_pylist() == [Op.UPDATE_DELETE, Op.UPDATE_INSERT] * (item.chunk.num_rows // 2)
+        delivered.append(item.chunk)
+        instance.reader.truncate(item.offset)
+        instance.flush(number + 1)
+    assert rows_of(delivered) == rows_of(written)
+    with pytest.raises(ChunkError):
+        Chunk.build(rows.slice(0, 1), [Op.UPDATE_DELETE], KEY)
+
+
+def test_18_a_log_without_epochs_has_no_history(reopen: Reopen, log_format: int) -> None:
+    instance = Instance.open(reopen(), 1, log_format=log_format)
+    assert instance.next() is None
+    with pytest.raises(WrongCall):
+        instance.reader.start_from()
+
+
+def test_25_26_barriers_that_a_sink_passes_over_are_truncated_with_what_comes_after(reopen: Reopen) -> None:
+    instance = Instance.open(reopen(), 1)
+    for number in (1, 2):
+        instance.writer.write_chunk(numbered_chunk(100 * number, 10))
+        instance.flush(number + 1)
+    instance.until_barrier()
+    instance.reader.truncate(instance.next_chunk().offset)
+    instance.flush(4)
+    assert instance.factory.consumers.of("orders")[0].delivered() == epoch(1)
+    again = Instance.open(reopen(), 4)
+    chunks, barrier = again.until_barrier()
+    assert (chunks, barrier.epoch) == ([], epoch(2)), "barrier 1 and the chunk are done, barrier 2 is not"
+
+
 # -- moved vnodes, pauses, threads ----------------------------------------------------------------------------------
 
 
@@ -456,7 +503,7 @@ def test_a_writer_and_a_reader_in_two_threads_at_full_speed(
     factory = KvLogStoreFactory(reopen(), stage_bytes=20_000)
     instance = Instance.open(None, 1, log_format=log_format, factory=factory, max_rows=max_rows)  # type: ignore[arg-type]
     rng = random.Random(3)
-    epochs = 60
+    epochs = 25
     failures: list[BaseException] = []
 
     def write() -> None:
@@ -467,7 +514,7 @@ def test_a_writer_and_a_reader_in_two_threads_at_full_speed(
                     rows = rng.randrange(1, 120)
                     instance.writer.write_chunk(numbered_chunk(first, rows))
                     first += rows
-                if number % 10 == 5:
+                if number % 5 == 2:
                     instance.writer.pause()
                     instance.writer.resume()
                 instance.flush(number + 1, seal=False)
