@@ -76,6 +76,7 @@ class LogConsumer:
             if row is not None:
                 self._progress = LogStoreVnodeProgress.from_json(row[0])
                 self._started = Epoch(row[1])
+                self._is_new = self._progress.kind == "none"
                 return
             gone = shown.bounds().gone
             _check_start(log, name, start, gone, seen.epoch)
@@ -177,8 +178,8 @@ class LogConsumer:
         self._own.seal(self._clock.next(), batch)
 
     def _begin(self) -> LogStoreVnodeProgress:
-        """The progress of a consumer that has read nothing yet."""
-        if not self._started:
+        """The progress of a consumer that has read nothing yet: no place, unless it was told where to start."""
+        if self._is_new:
             return LogStoreVnodeProgress(self.vnode_count)
         return LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(self._started))
 

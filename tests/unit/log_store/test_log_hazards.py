@@ -607,7 +607,8 @@ def test_a_consumer_that_comes_between_the_look_and_the_seal_starts_at_what_is_h
         instance.flush(number + 1)
     instance.reader.truncate(instance.until_barrier()[1].offset)
     instance.flush(4, seal=False)  # the writer looks for consumers here
-    with LogConsumer.open(location, "orders", "mirror") as mirror:
+    LogConsumer.open(location, "orders", "mirror").close()
+    with LogConsumer.open(location, "orders", "mirror") as mirror:  # also when it was started again meanwhile
         instance.factory.sealer.seal(epoch(3))
         after, upto = mirror.wait(1)
         assert (after, upto) == (epoch(1), epoch(3))
