@@ -67,7 +67,13 @@ def test_every_durable_step_of_the_log_store_has_a_crash_test() -> None:
     tests = "".join(path.read_text() for path in Path(__file__).parents[1].glob("log_store*/test_*.py"))
     names = {name for name in failpoints.registered() if name.startswith("log_store.")}
     assert names >= set(STEPS)
-    assert [name for name in sorted(names) if f'"{name}"' not in tests] == []
+    spelled = {name: [f'"{name}"'] for name in names}
+    for path, module in list(sys.modules.items()):
+        if path.startswith("headwater.log_store."):
+            for constant, value in vars(module).items():
+                if isinstance(value, str) and value in names:
+                    spelled[value].append(f"{path.rpartition('.')[2]}.{constant}")
+    assert [name for name in sorted(names) if not any(spelling in tests for spelling in spelled[name])] == []
 
 
 def ids(location: str) -> tuple[int, dict[int, list[int]]]:
