@@ -25,5 +25,5 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         folder = item.path.relative_to(_HERE).parts[0]
-        if folder in ("unit", "property", "crash", "db", "spark"):
+        if folder in ("unit", "store", "property", "crash", "db", "spark"):
             item.add_marker(folder)

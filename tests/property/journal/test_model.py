@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from tests.unit.journal.backends import NAMES, Backend
+from tests.store.journal.backends import NAMES, Backend
 
 from headwater.journal import EMPTY, Entry, Head, new_id, verify
 from headwater.journal.errors import BoundaryNotFoundError, HeadConflictError, InvalidEntryError

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.log_store.tools import Table
+from tests.store.log_store.tools import Table
 
 from headwater.log_store import LogNotFound, RetentionMiss, RetentionRefused
 from headwater.log_store.remote import LogConsumer

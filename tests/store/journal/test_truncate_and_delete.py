@@ -7,7 +7,7 @@ import time
 from itertools import islice
 
 import pytest
-from tests.unit.journal.backends import Backend
+from tests.store.journal.backends import Backend
 
 from headwater.errors import FencedError, InputError
 from headwater.journal import EMPTY, Entry, Rewound, Store, new_id

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.log_store.tools import Table, chunk
+from tests.store.log_store.tools import Table, chunk
 from typer.testing import CliRunner
 
 from headwater.cli.main import app

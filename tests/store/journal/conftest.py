@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.journal.backends import NAMES, Backend
+from tests.store.journal.backends import NAMES, Backend
 
 from headwater.journal import Store, new_id
 

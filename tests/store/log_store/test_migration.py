@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.unit.log_store.tools import Table, final_state, flat
+from tests.store.log_store.tools import Table, final_state, flat
 
 from headwater import failpoints
 from headwater.log_store import KvLogStoreFactory, LogNotFound, LogStoreRowSerde, UnknownVersion, read_range

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.log_store.tools import Row, Table, chunk, final_state
+from tests.store.log_store.tools import Row, Table, chunk, final_state
 
 from headwater.log_store import ForeignSchema, KvLogStoreFactory, LogView, WrongCall
 from headwater.log_store.compaction import Compaction

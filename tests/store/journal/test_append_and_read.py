@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.unit.journal.backends import Backend
+from tests.store.journal.backends import Backend
 
 from headwater.errors import CapacityError, ConflictError, InputError, NotFoundError
 from headwater.journal import EMPTY, Entry, Head, Limits, Store, new_id

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.unit.journal.backends import Backend
+from tests.store.journal.backends import Backend
 
 from headwater.errors import ClosedError, InputError
 from headwater.journal import Entry, FsStore, new_id, replay, verify

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.journal.backends import Backend
+from tests.store.journal.backends import Backend
 
 from headwater.journal import Entry, FsStore, Head, log_file, new_id
 from headwater.journal.errors import SegmentDeletedError, SegmentNotFoundError

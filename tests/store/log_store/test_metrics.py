@@ -6,7 +6,7 @@ import random
 from pathlib import Path
 
 import pytest
-from tests.unit.log_store.tools import Table
+from tests.store.log_store.tools import Table
 
 from headwater.log_store import DrainTimeout, FlushOptions
 from headwater.log_store.metrics import Metric, log_metrics

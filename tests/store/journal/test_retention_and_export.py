@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from tests.unit.journal.backends import Backend
+from tests.store.journal.backends import Backend
 
 from headwater import failpoints
 from headwater.errors import InputError
