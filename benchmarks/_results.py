@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-RUNS = 3
+RUNS = int(os.environ.get("HEADWATER_BENCH_RUNS", "3"))
 
 
 def machine() -> str:
@@ -53,7 +53,7 @@ def main() -> None:
         "# Benchmark results",
         "",
         "Ratios against a bound that the same run measures; absolute numbers belong to the machine below.",
-        f"Each figure is the median of {RUNS} runs.",
+        "One run each." if RUNS == 1 else f"Each figure is the median of {RUNS} runs.",
         "",
         f"- Date: {datetime.now(UTC):%Y-%m-%d}",
         f"- Machine: {machine()}",

@@ -52,6 +52,9 @@ PROGRESS = TableSchema(
     key=(Field("consumer", FieldType.TEXT),),
     value=(Field("progress", FieldType.JSON), Field("started", FieldType.UINT)),
 )
+SETTLE_SECONDS = 0.25
+"""How long a new consumer waits for two seals before it begins: after them the writer has seen it."""
+
 _FOLDER = "consumers"
 _KEPT_OPEN = 32
 """Stores of consumers that stay open. Each maps a terabyte of addresses, and a process has 128 of them."""
@@ -83,6 +86,27 @@ class LogConsumer:
         self._is_new = start is None
         self._started = gone if start is None else start
         self._write(self._begin(), batch)
+        if self._is_new:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Begin at what is held once the writer knows of this consumer.
+
+        The writer looks for consumers at a barrier and forgets with the seal that follows: a seal that was under way
+        when this one came may still forget what it saw as the oldest. So let that pass before anything is delivered.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS
+        sealed = self._source.committed_epoch()
+        for _ in range(2):
+            found = self._source.wait_for_epoch(sealed, max(0.0, deadline - time.monotonic()))
+            if found is None:
+                break
+            sealed = found
+        with self._source.snapshot() as view:
+            gone = LogView.open(view, self.log).bounds().gone
+        if gone > self._started:
+            self._started = gone
+            self._write(self._begin(), WriteBatch())
 
     @classmethod
     def open(
