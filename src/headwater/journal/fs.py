@@ -146,14 +146,15 @@ class FsStore(Store):
                 raise self._missing(session, segment) from None
             self._logs[key] = log
             if len(self._logs) > self._max_open:
-                self._evict()
+                self._evict(key)
             return log
 
-    def _evict(self) -> None:
+    def _evict(self, opened: tuple[str, str]) -> None:
+        """Close what is idle, but for *opened*: more logs than may stay open can be held locked at once."""
         for key, log in list(self._logs.items()):
             if len(self._logs) <= self._max_open:
                 return
-            if log.close_if_idle():
+            if key != opened and log.close_if_idle():
                 if log.failed is not None:
                     self._failed[key] = log.failed
                 del self._logs[key]

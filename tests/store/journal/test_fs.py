@@ -447,3 +447,13 @@ def test_a_store_reads_and_lists_without_making_its_directory(tmp_path: Path) ->
         assert store.list_segments(new_id()) == []
         assert not store.exists(new_id(), new_id())
     assert not (tmp_path / "none").exists()
+
+
+def test_a_session_of_more_segments_than_stay_open_is_deleted(tmp_path: Path) -> None:
+    """The deletion holds more logs than may stay open: the one just opened must not be the one that is closed."""
+    with FsStore(tmp_path, durability="none", max_open=4) as store:
+        session = new_id()
+        for _ in range(20):
+            store.create_segment(session, new_id(), [Entry("note", {})])
+        assert store.delete_session(session)
+        assert store.list_segments(session) == []
