@@ -57,7 +57,8 @@ def main() -> None:
         "",
         f"- Date: {datetime.now(UTC):%Y-%m-%d}",
         f"- Machine: {machine()}",
-        f"- Command: `HEADWATER_BENCH_RUNS={RUNS} make results`; one alone: `.venv/bin/python benchmarks/NAME.py [--quick] [--json]`",
+        f"- Command: `HEADWATER_BENCH_RUNS={RUNS} make results`; one alone: "
+        "`.venv/bin/python benchmarks/NAME.py [--quick] [--json]`",
     ]
     for path in sorted(HERE.glob("[a-z]*.py")):
         print(f"measuring {path.stem} …", file=sys.stderr)
