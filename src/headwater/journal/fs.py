@@ -19,10 +19,9 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from headwater import failpoints
 from headwater.journal import codec, files, forking, locks, scan
@@ -43,8 +42,7 @@ from headwater.journal.flusher import Flusher
 from headwater.journal.fs_layout import Layout
 from headwater.journal.ids import check_id
 from headwater.journal.log_file import FileSource, LogFile
-from headwater.journal.owner import Owner, OwnerLock, current_owner, forget_lock
-from headwater.journal.store import Store
+from headwater.journal.side_files import StoreWithSideFiles
 from headwater.journal.trace import TraceFiles
 
 APPEND_BEFORE_WRITE = failpoints.register("journal.fs.append.before_write")
@@ -76,7 +74,7 @@ def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-class FsStore(Store):
+class FsStore(StoreWithSideFiles):
     """A store in a directory of a local file system.
 
     :param durability: what `append` promises, see :class:`~headwater.journal.entry.Durability`.
@@ -97,7 +95,7 @@ class FsStore(Store):
         trace_bytes: int = 8 << 20,
         clock: Callable[[], int] = now_ms,
     ) -> None:
-        self.root = Path(root)
+        self.root = self._beside = Path(root)
         self.limits = limits or Limits()
         self._durability = Durability(durability)
         self._layout = Layout(self.root, lock_timeout)
@@ -410,28 +408,8 @@ class FsStore(Store):
             failpoints.hit(SESSION_EMPTIED)
         for segment, log in logs.items():
             self._drop(session, segment, log)
-        forget_lock(self.root / "owners" / f"{session}.lock")
-        self._traces.remove_session(session)
+        self._forget_side_files(session)
         return existed
-
-    def own(self, session: str) -> OwnerLock:
-        check_id(session, "session")
-        directory = self.root / "owners"
-        files.make_directory(directory)
-        return OwnerLock(directory / f"{session}.lock", f"Session {session}")
-
-    def owner(self, session: str) -> Owner | None:
-        return current_owner(self.root / "owners" / f"{check_id(session, 'session')}.lock")
-
-    def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
-        check_id(session, "session")
-        check_id(segment, "segment")
-        return self._traces.append(session, segment, record)
-
-    def iter_trace(self, session: str, segment: str) -> Iterator[dict[str, Any]]:
-        check_id(session, "session")
-        check_id(segment, "segment")
-        return self._traces.iter(session, segment)
 
     def close(self) -> None:
         if self._closed:

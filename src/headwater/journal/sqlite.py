@@ -14,10 +14,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from headwater import failpoints
 from headwater.journal import codec, files, forking, scan
@@ -33,9 +32,8 @@ from headwater.journal.errors import (
 )
 from headwater.journal.fs import now_ms
 from headwater.journal.ids import check_id
-from headwater.journal.owner import Owner, OwnerLock, current_owner, forget_lock
+from headwater.journal.side_files import StoreWithSideFiles
 from headwater.journal.sqlite_schema import SqliteSource, prepare, translated
-from headwater.journal.store import Store
 from headwater.journal.trace import TraceFiles
 
 _STEPS = ("append", "create", "replace", "cut", "save", "delete")
@@ -46,7 +44,7 @@ _SYNCHRONOUS = {Durability.NONE: "OFF", Durability.FLUSH: "NORMAL", Durability.F
 _inherited: list[sqlite3.Connection] = []
 
 
-class SqliteStore(Store):
+class SqliteStore(StoreWithSideFiles):
     """A store in one database file.
 
     :param busy_timeout: seconds to wait for another writer.
@@ -369,28 +367,8 @@ class SqliteStore(Store):
             connection.execute("INSERT OR IGNORE INTO deleted_sessions VALUES (?,?)", (session, self._clock()))
             for number in numbers:
                 self._remove(connection, number)
-        forget_lock(self._beside / "owners" / f"{session}.lock")
-        self._traces.remove_session(session)
+        self._forget_side_files(session)
         return True
-
-    def own(self, session: str) -> OwnerLock:
-        check_id(session, "session")
-        directory = self._beside / "owners"
-        files.make_directory(directory)
-        return OwnerLock(directory / f"{session}.lock", f"Session {session}")
-
-    def owner(self, session: str) -> Owner | None:
-        return current_owner(self._beside / "owners" / f"{check_id(session, 'session')}.lock")
-
-    def append_trace(self, session: str, segment: str, record: Mapping[str, Any]) -> bool:
-        check_id(session, "session")
-        check_id(segment, "segment")
-        return self._traces.append(session, segment, record)
-
-    def iter_trace(self, session: str, segment: str) -> Iterator[dict[str, Any]]:
-        check_id(session, "session")
-        check_id(segment, "segment")
-        return self._traces.iter(session, segment)
 
     def close(self) -> None:
         with self._lock:
