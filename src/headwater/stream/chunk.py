@@ -43,8 +43,8 @@ class Chunk:
     :ivar rows: the columns of the table.
     :ivar ops: int8, one :class:`Op` code per row, no nulls.
     :ivar vnodes: uint16, one vnode per row, no nulls.
-    :raises ChunkError: types or lengths do not fit, an op is unknown, a half of an update pair stands alone or has
-        another vnode than its other half; ``row`` is the index of the first such row.
+    :raises ChunkError: types or lengths do not fit, an op is unknown, an update_delete has no update_insert after it or
+        one of another vnode; ``row`` is the index of the first such row.
     """
 
     rows: pa.RecordBatch
@@ -161,7 +161,7 @@ class Chunk:
             )
         codes = self.ops.to_numpy()
         for border in (offset, stop):
-            if 0 < border < self.num_rows and offset < stop and codes[border] == Op.UPDATE_INSERT:
+            if 0 < border < self.num_rows and offset < stop and codes[border - 1] == Op.UPDATE_DELETE:
                 raise ChunkError(
                     f"Received a slice from {offset} to {stop}, which parts the update pair at row {border - 1}.",
                     row=border - 1,
@@ -190,7 +190,7 @@ class Chunk:
                 used = int(ends[start - 1]) if start else 0
                 stop = min(stop, int(np.searchsorted(ends, used + max_bytes, side="right")))
             stop = max(stop, start + 1)
-            if stop < self.num_rows and codes[stop] == Op.UPDATE_INSERT:
+            if stop < self.num_rows and codes[stop - 1] == Op.UPDATE_DELETE:
                 stop += 1
             pieces.append(self._slice(start, stop))
             start = stop

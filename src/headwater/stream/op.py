@@ -5,13 +5,13 @@ op                 code  ``_change_type``        meaning
 =================  ====  ======================  ==============================================
 ``INSERT``         1     ``insert``              the row is new
 ``DELETE``         2     ``delete``              the row is gone; its columns are the old ones
-``UPDATE_INSERT``  3     ``update_postimage``    second half of an update pair: the new row
-``UPDATE_DELETE``  4     ``update_preimage``     first half of an update pair: the old row
+``UPDATE_INSERT``  3     ``update_postimage``    the new row of an update
+``UPDATE_DELETE``  4     ``update_preimage``     the old row of an update
 =================  ====  ======================  ==============================================
 
 An update pair is an ``UPDATE_DELETE`` immediately followed by its ``UPDATE_INSERT``: same key, same vnode,
-same epoch. The codes are durable (int8 in a chunk). The delete half comes first although its code is the
-larger one.
+same epoch. Where the source tells no old rows, an ``UPDATE_INSERT`` stands alone. The codes are durable (int8 in a
+chunk). The delete half comes first although its code is the larger one.
 """
 
 from __future__ import annotations

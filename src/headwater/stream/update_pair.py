@@ -1,7 +1,8 @@
 """Update pairs in arrays of ops: checks and cuts, for all rows at once.
 
 An update pair is an ``UPDATE_DELETE`` immediately followed by an ``UPDATE_INSERT`` of the same key, hence of the same
-vnode. Neither half ever stands alone.
+vnode. An ``UPDATE_DELETE`` never stands alone. An ``UPDATE_INSERT`` does where the source told the new row only, as a
+Postgres table does that logs no old rows.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _first(mask: NDArray[np.bool_]) -> int | None:
 
 
 def check_ops(codes: NDArray[np.int8]) -> None:
-    """Check the codes and that every half of an update pair has its other half next to it.
+    """Check the codes and that every ``UPDATE_DELETE`` has its ``UPDATE_INSERT`` next to it.
 
     :raises ChunkError: ``row`` is the index of the first row that is wrong.
     """
@@ -45,17 +46,13 @@ def check_ops(codes: NDArray[np.int8]) -> None:
     if codes.max(initial=0) < _UPDATE_INSERT:
         return
     opens = codes == _UPDATE_DELETE
-    closes = codes == _UPDATE_INSERT
-    row = _first((opens & ~np.append(closes[1:], False)) | (closes & ~np.append(False, opens[:-1])))
-    if row is None:
-        return
-    if opens[row]:
-        message = f"Row {row} is an update_delete that no update_insert follows."
-    else:
-        message = f"Row {row} is an update_insert that follows no update_delete."
-    raise ChunkError(
-        message, row=row, next_step="Keep both halves of an update together, or send delete and insert instead."
-    )
+    row = _first(opens & ~np.append(codes[1:] == _UPDATE_INSERT, False))
+    if row is not None:
+        raise ChunkError(
+            f"Row {row} is an update_delete that no update_insert follows.",
+            row=row,
+            next_step="Keep both halves of an update together, or send delete and insert instead.",
+        )
 
 
 def check_vnodes_of_pairs(codes: NDArray[np.int8], vnodes: NDArray[np.uint16]) -> None:
