@@ -1,0 +1,174 @@
+"""Errors of the sources: what happened, under what the caller must do (:mod:`headwater.errors`).
+
+No error here holds a row value or a password. An error about a table names it; an error about a column names the
+column, its type in the source and the option that decides about it.
+"""
+
+from __future__ import annotations
+
+from headwater.errors import (
+    CapacityError,
+    ClosedError,
+    ConflictError,
+    CorruptionError,
+    HeadwaterError,
+    InputError,
+    NotFoundError,
+    TransientError,
+)
+
+
+class SourceError(HeadwaterError):
+    """Any error of :mod:`headwater.sources`."""
+
+
+class SourceUnreachable(SourceError, TransientError):
+    """The server did not answer, is starting or stopping, or ended the connection: try again."""
+
+
+class SourceBusy(SourceError, TransientError):
+    """The server has no room now: too many connections, or something that we need is locked or in use."""
+
+
+class SlotBusy(SourceBusy):
+    """Another connection reads the replication slot.
+
+    :ivar slot: its name.
+    :ivar pid: the server process that holds it, where it is known.
+    """
+
+    def __init__(self, slot: str, pid: int | None = None) -> None:
+        self.slot, self.pid = slot, pid
+        holder = "another connection" if pid is None else f"the server process {pid}"
+        super().__init__(
+            f"The replication slot {slot!r} is read by {holder}.",
+            next_step="Stop the other capture process, or wait until the server ends its connection.",
+        )
+
+
+class SnapshotExpired(SourceError, TransientError):
+    """An exported snapshot is gone because its transaction ended: take a new one."""
+
+
+class AccessDenied(SourceError, InputError):
+    """The server refused the user: a wrong password, no right to connect, to replicate or to read a table."""
+
+
+class SourceMisconfigured(SourceError, InputError):
+    """A setting of the server, the slot or the publication does not allow the capture."""
+
+
+class InvalidDsn(SourceError, InputError):
+    """The connection string cannot be used. Its text is never shown."""
+
+
+class SourceNotFound(SourceError, NotFoundError):
+    """The source has no database, table, publication or slot of this name."""
+
+
+class UnsupportedTable(SourceError, InputError):
+    """A table that cannot be captured as it is.
+
+    :ivar table: its name.
+    """
+
+    def __init__(self, table: str, reason: str, *, next_step: str | None = None) -> None:
+        self.table, self.reason = table, reason
+        super().__init__(f"Table {table} cannot be captured: {reason}", next_step=next_step)
+
+
+class SchemaStopped(SourceError, ConflictError):
+    """A table changed in a way that does not go on by itself. Nothing after the change was taken.
+
+    :ivar table: its name.
+    :ivar change: what changed.
+    """
+
+    def __init__(self, table: str, change: str, *, next_step: str | None = None) -> None:
+        self.table, self.change = table, change
+        super().__init__(f"Table {table} changed and the capture of it stopped: {change}", next_step=next_step)
+
+
+class SlotLost(SourceError, ConflictError):
+    """The replication slot is gone: changes since our position can no longer be had from it."""
+
+
+class SlotInvalidated(SourceError, ConflictError):
+    """The server keeps the replication slot but no longer what it needs.
+
+    :ivar slot: its name.
+    :ivar reason: the server's word for it.
+    """
+
+    def __init__(self, slot: str, reason: str, *, next_step: str | None = None) -> None:
+        self.slot, self.reason = slot, reason
+        super().__init__(f"The server invalidated the replication slot {slot!r}: {reason}.", next_step=next_step)
+
+
+class SlotMoved(SourceError, ConflictError):
+    """Somebody else moved the slot past what we hold: the changes between are lost to us."""
+
+
+class ServerReplaced(SourceError, ConflictError):
+    """Behind the same address is another server than the one whose positions we hold."""
+
+
+class SourceWentBack(SourceError, ConflictError):
+    """The server's log ends before our position: it was restored, or a standby was promoted that had not all of it."""
+
+
+class SourceProtocolError(SourceError, CorruptionError):
+    """Bytes that are not a message of the protocol, or one that cannot come here."""
+
+
+class UndecodableValue(SourceError, CorruptionError):
+    """A text that is no value of the column's type.
+
+    :ivar table: name of the table.
+    :ivar column: name of the column.
+    """
+
+    def __init__(self, table: str, column: str, source_type: str, reason: str) -> None:
+        self.table, self.column, self.source_type = table, column, source_type
+        super().__init__(
+            f"Table {table}, column {column!r} ({source_type}): {reason}",
+            next_step="Compare the table's definition with the captured one; another type needs a new snapshot.",
+        )
+
+
+class InvalidKey(UndecodableValue):
+    """A key column is null or cannot be decoded; a row without its key cannot be placed."""
+
+
+class SpecialValue(SourceError, InputError):
+    """A value that is legal in the source and has no equal in the column's type.
+
+    :ivar table: name of the table.
+    :ivar column: name of the column.
+    :ivar values: what kind of value, for example ``infinity``.
+    :ivar option: the option that decides about it.
+    """
+
+    def __init__(self, table: str, column: str, source_type: str, values: str) -> None:
+        self.table, self.column, self.source_type, self.values = table, column, source_type, values
+        self.option = f"special_values.{column}"
+        super().__init__(
+            f"Table {table}, column {column!r} ({source_type}) holds {values}, which its Arrow type does not have.",
+            next_step=f'Set {self.option} to "text" (the column becomes exact text) or "null" (such values are null).',
+        )
+
+
+class InvalidOffset(SourceError, InputError):
+    """A text or value that is no position of a source."""
+
+
+class ForeignOffset(SourceError, InputError):
+    """Two positions of different kinds of source, or without a common order, were compared."""
+
+
+class SpillFull(SourceError, CapacityError):
+    """No room on disk for the transactions that the server streams before their commit."""
+
+
+class SourceClosed(SourceError, ClosedError):
+    """The connection or stream was closed."""
