@@ -1,13 +1,12 @@
 """Compaction: what the changes of a chunk, or of the chunks of one epoch, come to for each key.
 
-===============================  ======================================================
-the first and last row of a key  what stays
-===============================  ======================================================
-adds … adds                      an insert of the last row
-adds … removes                   nothing (a delete, if vanished keys are kept)
-removes … removes                a delete of the first row
-removes … adds                   an update pair of the first and the last row
-===============================  ======================================================
+=================================  ===================================  ============================================
+the first row of a key             the last row adds                    the last row removes
+=================================  ===================================  ============================================
+an insert                          an insert of the last row            nothing (a delete, if vanished keys are kept)
+an update that tells no old row    such an update with the last row     a delete of the last row
+one that removes                   an update pair of first and last     a delete of the first row
+=================================  ===================================  ============================================
 
 A row removes if its op is a delete or the old half of an update, and adds otherwise. So insert and update are an
 insert, delete and insert are an update, and an update that changes the key is a delete of one key and an insert of
@@ -58,33 +57,34 @@ def compact(
     chunk = chunks if isinstance(chunks, Chunk) else Chunk.concat(chunks)
     ids, count = _key_ids(chunk.rows, key_columns)
     codes = chunk.ops.to_numpy()
-    adds = _adds(codes)
+    adds, lone = _adds(codes), lone_updates(codes)
     if count == chunk.num_rows and codes.max(initial=0) <= Op.DELETE and not (deletes_first and not adds.all()):
         return chunk
     rows = np.arange(chunk.num_rows)
     first, last = np.full(count, chunk.num_rows), np.zeros(count, np.int64)
     np.minimum.at(first, ids, rows)
     np.maximum.at(last, ids, rows)
-    was_there, is_there = ~adds[first], adds[last]
-    is_pair = was_there & is_there
-    kept = was_there | is_there | keep_vanished
+    was_told, is_there = ~adds[first], adds[last]
+    kept = was_told | lone[first] | is_there | keep_vanished
     if not keep_unchanged:
-        pairs = np.flatnonzero(is_pair)
+        pairs = np.flatnonzero(was_told & is_there)
         kept[pairs[_unchanged(chunk.rows, first[pairs], last[pairs])]] = False
     order = last - np.where(is_there, 0, chunk.num_rows) if deletes_first else last
     keys = np.flatnonzero(kept)
     keys = keys[np.argsort(order[keys])]
-    return _net(chunk, first[keys], last[keys], was_there[keys], is_there[keys])
+    added = np.where(lone[first], np.int8(Op.UPDATE_INSERT), np.int8(Op.INSERT))
+    return _net(chunk, first[keys], last[keys], was_told[keys], np.where(is_there, added, Op.DELETE)[keys])
 
 
 def deletes_before_inserts(chunk: Chunk) -> Chunk:
-    """Everything that removes, then everything that adds, each in the order of *chunk*; updates become both."""
-    adds = _adds(chunk.ops.to_numpy())
+    """Everything that removes, then everything that adds, each in the order of *chunk*; an update pair becomes both."""
     if chunk.is_inserts_only:
         return chunk
+    codes = chunk.ops.to_numpy()
+    adds, lone = _adds(codes), lone_updates(codes)
+    ops = np.where(lone, np.int8(Op.UPDATE_INSERT), np.where(adds, np.int8(Op.INSERT), np.int8(Op.DELETE)))
     order = np.argsort(adds, kind="stable")
-    ops = np.where(adds[order], np.int8(Op.INSERT), np.int8(Op.DELETE))
-    return _with_ops(chunk._take(order), ops)
+    return _with_ops(chunk._take(order), ops[order])
 
 
 def force_append_only(chunk: Chunk) -> Chunk:
@@ -95,19 +95,27 @@ def force_append_only(chunk: Chunk) -> Chunk:
     return _with_ops(chunk._take(places), np.full(places.size, Op.INSERT, np.int8))
 
 
-def _net(chunk: Chunk, first: I64, last: I64, was_there: Mask, is_there: Mask) -> Chunk:
-    """One change for each key, in the order in which they are given."""
-    is_pair = was_there & is_there
+def lone_updates(codes: NDArray[np.int8]) -> Mask:
+    """Where the ops of a chunk have the new row of an update without its old row."""
+    found: Mask = codes == Op.UPDATE_INSERT
+    found[1:] &= codes[:-1] != Op.UPDATE_DELETE
+    return found
+
+
+def _net(chunk: Chunk, first: I64, last: I64, was_told: Mask, ops: NDArray[np.int8]) -> Chunk:
+    """One change for each key, in the order in which they are given; *ops* of a pair is that of an insert."""
+    is_there = ops != Op.DELETE
+    is_pair = was_told & is_there
     ends = np.cumsum(np.where(is_pair, 2, 1))
     places = np.empty(int(ends[-1]) if ends.size else 0, np.int64)
-    ops = np.empty(places.size, np.int8)
-    places[ends - 1] = np.where(was_there & ~is_there, first, last)
-    ops[ends - 1] = np.where(is_pair, Op.UPDATE_INSERT, np.where(is_there, Op.INSERT, Op.DELETE))
+    codes = np.empty(places.size, np.int8)
+    places[ends - 1] = np.where(was_told & ~is_there, first, last)
+    codes[ends - 1] = np.where(is_pair, np.int8(Op.UPDATE_INSERT), ops)
     places[ends[is_pair] - 2] = first[is_pair]
-    ops[ends[is_pair] - 2] = Op.UPDATE_DELETE
+    codes[ends[is_pair] - 2] = Op.UPDATE_DELETE
     vnodes = chunk.vnodes.to_numpy()[places]
     vnodes[ends[is_pair] - 2] = vnodes[ends[is_pair] - 1]
-    return Chunk(chunk._take(places).rows, pa.array(ops, pa.int8()), uint16_array(vnodes))
+    return Chunk(chunk._take(places).rows, pa.array(codes, pa.int8()), uint16_array(vnodes))
 
 
 def _with_ops(chunk: Chunk, codes: NDArray[np.int8]) -> Chunk:

@@ -41,7 +41,8 @@ def chunks(draw: st.DrawFn, consistent: bool = True) -> list[Chunk]:
             if consistent and new[1] in {row[1] for other, row in table.items() if other != key}:
                 continue
             if old is None:
-                rows, ops = [*rows, new], [*ops, Op.INSERT]
+                told = Op.INSERT if consistent or draw(st.booleans()) else Op.UPDATE_INSERT
+                rows, ops = [*rows, new], [*ops, told]
                 table[key] = new
             elif draw(st.booleans()):
                 rows, ops = [*rows, old], [*ops, Op.DELETE]
@@ -55,7 +56,12 @@ def chunks(draw: st.DrawFn, consistent: bool = True) -> list[Chunk]:
 
 def _model(given: list[Change], place: int, keep_unchanged: bool, keep_vanished: bool) -> dict[int, list[Change]]:
     by_key: dict[int, list[Change]] = {}
-    for change in given:
+    lone = set()
+    for at, change in enumerate(given):
+        if change[0] is Op.UPDATE_INSERT and at and given[at - 1][0] is Op.UPDATE_DELETE:
+            change = (Op.INSERT, change[1])
+        elif change[0] is Op.UPDATE_INSERT and change[1][place] not in by_key:
+            lone.add(change[1][place])
         by_key.setdefault(change[1][place], []).append(change)
     net: dict[int, list[Change]] = {}
     for key, found in by_key.items():
@@ -64,10 +70,10 @@ def _model(given: list[Change], place: int, keep_unchanged: bool, keep_vanished:
             if first != last or keep_unchanged:
                 net[key] = [(Op.UPDATE_DELETE, first), (Op.UPDATE_INSERT, last)]
         elif last_op.adds:
-            net[key] = [(Op.INSERT, last)]
+            net[key] = [(Op.UPDATE_INSERT if key in lone else Op.INSERT, last)]
         elif not first_op.adds:
             net[key] = [(Op.DELETE, first)]
-        elif keep_vanished:
+        elif keep_vanished or key in lone:
             net[key] = [(Op.DELETE, last)]
     return net
 

@@ -38,6 +38,12 @@ def changes(found: Chunk) -> list[Change]:
         ([(UD, 1, "a"), (UI, 1, "b"), (D, 1, "b")], [(D, 1, "a")]),
         ([(UD, 1, "a"), (UI, 1, "b"), (UD, 1, "b"), (UI, 1, "a")], []),
         ([(D, 1, "a"), (D, 1, "a")], [(D, 1, "a")]),
+        ([(UI, 1, "a")], [(UI, 1, "a")]),
+        ([(UI, 1, "a"), (UI, 1, "b")], [(UI, 1, "b")]),
+        ([(UI, 1, "a"), (D, 1, "b")], [(D, 1, "b")]),
+        ([(I, 1, "a"), (UI, 1, "b")], [(I, 1, "b")]),
+        ([(I, 1, "a"), (UI, 1, "b"), (D, 1, "b")], []),
+        ([(UD, 2, "a"), (UI, 2, "b"), (UI, 1, "c")], [(UD, 2, "a"), (UI, 2, "b"), (UI, 1, "c")]),
         ([(I, 1, "a"), (I, 2, "b"), (D, 3, "c"), (UD, 1, "a"), (UI, 1, "z")], [(I, 2, "b"), (D, 3, "c"), (I, 1, "z")]),
     ],
 )
@@ -74,6 +80,7 @@ def test_by_another_key_an_update_of_it_is_a_delete_and_an_insert_and_two_rows_a
     ordered = deletes_before_inserts(swapped)
     assert changes(ordered) == [(D, 1, "a"), (D, 2, "b"), (I, 1, "b"), (I, 2, "a")]
     assert changes(compact(ordered, ("v",))) == [(UD, 2, "b"), (UI, 1, "b"), (UD, 1, "a"), (UI, 2, "a")]
+    assert changes(deletes_before_inserts(chunk((UI, 1, "a"), (D, 2, "b")))) == [(D, 2, "b"), (UI, 1, "a")]
     assert changes(compact(chunk((UD, 1, "a"), (UI, 1, "b")), ("v",))) == [(D, 1, "a"), (I, 1, "b")]
 
 
