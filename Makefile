@@ -24,6 +24,7 @@ demo: $(STAMP) ## run the main job on this machine, nothing to set up
 	$(BIN)/headwater demo
 
 test: $(STAMP) ## run all tests (makes its own virtual environment)
+	@sh scripts/install_servers.sh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: lint and format
@@ -48,6 +49,7 @@ results: $(STAMP) ## run all benchmarks three times and write benchmarks/RESULTS
 	$(BIN)/python benchmarks/_results.py
 
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
+	@sh scripts/install_servers.sh
 	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m crash $(PYTEST_ARGS)
 
 lock: ## resolve the dependencies anew into constraints.txt

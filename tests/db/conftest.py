@@ -1,0 +1,51 @@
+"""Real servers for the tests of databases: one per version and test session, a fresh database per test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
+
+StartPostgres = Callable[..., PostgresServer]
+
+
+@pytest.fixture(scope="session")
+def postgres_servers() -> Iterator[Callable[[int], PostgresServer]]:
+    """Gives the session's server of a version, started when it is first asked for."""
+    started: dict[int, PostgresServer] = {}
+
+    def server(major: int) -> PostgresServer:
+        if major not in started:
+            started[major] = PostgresServer(major)
+        return started[major]
+
+    yield server
+    for one in started.values():
+        one.close()
+
+
+@pytest.fixture(params=VERSIONS, ids=[f"pg{version}" for version in VERSIONS])
+def postgres(request: pytest.FixtureRequest, postgres_servers: Callable[[int], PostgresServer]) -> Iterator[Database]:
+    """A fresh database, on each version in turn."""
+    with postgres_servers(request.param).database() as database:
+        yield database
+
+
+@pytest.fixture
+def newest_postgres(postgres_servers: Callable[[int], PostgresServer]) -> Iterator[Database]:
+    """A fresh database on the newest version, for what does not depend on it."""
+    with postgres_servers(NEWEST).database() as database:
+        yield database
+
+
+@pytest.fixture
+def start_postgres() -> Iterator[StartPostgres]:
+    """Starts servers of the test's own, to be killed, restarted or set up as it likes: ``(major, settings)``."""
+    with contextlib.ExitStack() as servers:
+
+        def start(major: int = NEWEST, settings: Mapping[str, str] | None = None) -> PostgresServer:
+            return servers.enter_context(PostgresServer(major, settings))
+
+        yield start

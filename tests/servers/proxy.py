@@ -1,0 +1,103 @@
+"""A TCP proxy for tests: forwards, and on command cuts, refuses or stalls."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from typing import Self
+
+_PIECE = 1 << 16
+
+
+class TcpProxy:
+    """Forwards ``127.0.0.1:port`` to a target until told otherwise; connections are counted in ``accepted``."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._target = (host, port)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        self.accepted = 0
+        self._refusing = False
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._lock = threading.Lock()
+        self._open: set[socket.socket] = set()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def cut(self) -> None:
+        """End all connections at once, by reset; new ones are taken."""
+        with self._lock:
+            ended, self._open = self._open, set()
+        for end in ended:
+            _reset(end)
+
+    def refuse(self, refusing: bool = True) -> None:
+        """End each new connection at once; those that are open stay."""
+        self._refusing = refusing
+
+    def stall(self) -> None:
+        """Forward nothing more, with all connections open, until :meth:`resume`."""
+        self._flowing.clear()
+
+    def resume(self) -> None:
+        """Forward again, and take connections again."""
+        self._refusing = False
+        self._flowing.set()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._flowing.set()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            self.accepted += 1
+            if self._refusing:
+                _reset(client)
+                continue
+            try:
+                server = socket.create_connection(self._target, timeout=10)
+            except OSError:
+                _reset(client)
+                continue
+            server.settimeout(None)
+            with self._lock:
+                self._open |= {client, server}
+            for source, target in ((client, server), (server, client)):
+                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+        try:
+            while piece := source.recv(_PIECE):
+                self._flowing.wait()
+                target.sendall(piece)
+            target.shutdown(socket.SHUT_WR)
+        except (OSError, ValueError):
+            self._end(source, target)
+
+    def _end(self, *ends: socket.socket) -> None:
+        with self._lock:
+            self._open -= set(ends)
+        for end in ends:
+            _reset(end)
+
+
+def _reset(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+        end.shutdown(socket.SHUT_RDWR)
+    with contextlib.suppress(OSError):
+        end.close()
