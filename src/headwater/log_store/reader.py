@@ -7,11 +7,13 @@ new                     ``init``                                              re
 reset                   ``start_from``, ``init``                              history
 history                 ``next_item``, ``truncate``, ``rewind``, ``init``     history, live, reset
 live                    ``next_item``, ``truncate``, ``rewind``, ``init``     live, reset
+closed                  nothing; ``close`` closes a reader in any state
 ======================  ====================================================  ==========================
 
 History is what was sealed before the writer began: epochs in ``(progress, first_write_epoch)``; the live end begins at
 ``first_write_epoch``. An item that was taken is either returned or comes again: a call that is given up (a timeout, an
-exception in the caller's thread) loses nothing.
+exception in the caller's thread) loses nothing. Where historical reads are limited, ``next_item`` waits for a permit
+before the first item of history (:mod:`headwater.log_store.historical_reads`).
 """
 
 from __future__ import annotations
@@ -22,28 +24,26 @@ from collections.abc import Callable, Iterator
 from enum import Enum
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from headwater.log_store.buffer import BufferedChunk, LogStoreBuffer, SpilledRef
-from headwater.log_store.columns import SEQ, VNODE, chunk_of
 from headwater.log_store.consumers import Consumer
 from headwater.log_store.errors import InvalidOffset, WrongCall
+from headwater.log_store.historical_reads import HistoricalReads, Permit
+from headwater.log_store.history import (
+    HISTORY_ROWS,
+    HISTORY_VIEW_SECONDS,
+    history_start,
+    read_history,
+    steps_to_end,
+)
 from headwater.log_store.item import BarrierItem, ChunkItem, Done, LogItem, last_seqs
 from headwater.log_store.link import ReaderLink
-from headwater.log_store.log_view import EpochEnd, LogView
-from headwater.log_store.offset import LogOffset, StoragePlace
+from headwater.log_store.offset import LogOffset
 from headwater.log_store.progress import LogStoreVnodeProgress
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.state import LogStoreState
 from headwater.state import StateReader
-from headwater.stream import Chunk, Epoch, VnodeBitmap
-
-HISTORY_ROWS = 8192
-"""Rows of a chunk that is read from history, at most (one more when an update pair would be split)."""
-
-HISTORY_VIEW_SECONDS = 60.0
-"""After this long history is read on from a new snapshot: an old one holds back the reuse of space."""
+from headwater.stream import Epoch
 
 
 class ReaderState(Enum):
@@ -51,6 +51,7 @@ class ReaderState(Enum):
     RESET = "reset"
     HISTORY = "history"
     LIVE = "live"
+    CLOSED = "closed"
 
 
 class KvLogStoreReader:
@@ -66,6 +67,7 @@ class KvLogStoreReader:
         delays: RewindDelay | None = None,
         sleep: Callable[[float], None] = time.sleep,
         history_rows: int = HISTORY_ROWS,
+        historical_reads: HistoricalReads | None = None,
     ) -> None:
         self._store = store
         self._store_state = state
@@ -75,6 +77,8 @@ class KvLogStoreReader:
         self._delays = delays or RewindDelay()
         self._sleep = sleep
         self._history_rows = history_rows
+        self._historical_reads = historical_reads or HistoricalReads()
+        self._permit: Permit | None = None
         self._state = ReaderState.NEW
         self._first_write_epoch = Epoch(0)
         self._vnodes = state.vnodes
@@ -91,6 +95,7 @@ class KvLogStoreReader:
 
     def init(self, timeout: float | None = None) -> None:
         """Wait until the writer begins, or has taken over other vnodes; then :meth:`start_from`."""
+        self._expect(*(state for state in ReaderState if state is not ReaderState.CLOSED))
         start = self._link.wait_for_start(timeout)
         self._first_write_epoch, self._vnodes, self._after_seal = start.epoch, start.vnodes, start.after_seal
         self._latest = self._truncated = None
@@ -107,21 +112,9 @@ class KvLogStoreReader:
         if after is not None:
             if after >= self._first_write_epoch and after > self._buffer.last_barrier:
                 raise InvalidOffset(f"Epoch {after} has not ended: it cannot have been delivered.")
-            self._link.add_done(self._steps_to(after))
+            self._link.add_done(steps_to_end(self._delivered(), self._vnodes, after))
         self._buffer.rewind(Epoch(0) if after is None else after)
         self._state = ReaderState.HISTORY
-
-    def _steps_to(self, after: Epoch) -> list[Done]:
-        """What takes the vnodes that are behind to the end of epoch *after*: out of the epochs they are in first."""
-        places, count = self._delivered(), self._vnodes.count
-        found = {vnode: place for vnode, place in places.places() if vnode in self._vnodes}
-        behind = [v for v in self._vnodes if v not in found or found[v] < StoragePlace(after)]
-        inside = {v: found[v].epoch for v in behind if v in found and found[v].seq is not None}
-        left = [
-            Done(epoch, VnodeBitmap.of([v for v, at in inside.items() if at == epoch], count), None)
-            for epoch in sorted(set(inside.values()))
-        ]
-        return [*left, Done(after, VnodeBitmap.of(behind, count), None)]
 
     def _delivered(self) -> LogStoreVnodeProgress:
         """How far each vnode is done: the durable places, what was truncated since, and what was handed out."""
@@ -135,11 +128,12 @@ class KvLogStoreReader:
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._state is ReaderState.HISTORY:
-            if not self._history_is_ready(deadline):
+            if not self._history_is_ready(deadline) or not self._may_read_history(deadline):
                 return None
             found = self._next_of_history()
             if found is not None:
                 return self._yield(*found)
+            self._end_history()
             self._state = ReaderState.LIVE
         if self._pending is None:
             self._pending = self._buffer.take(_left(deadline), self._link.is_running)
@@ -161,14 +155,38 @@ class KvLogStoreReader:
                 return False
         return True
 
+    def _may_read_history(self, deadline: float | None) -> bool:
+        """Wait for the permit, unless there is nothing to read before the live end."""
+        if self._permit is None and history_start(self._delivered(), self._vnodes) < self._first_write_epoch.prev():
+            self._permit = self._historical_reads.acquire(_left(deadline))
+            return self._permit is not None
+        return True
+
     def _next_of_history(self) -> tuple[LogItem, Done] | None:
         if self._history is None:
-            self._history = self._read_history()
+            places = [place for place in (self._latest, self._truncated) if place is not None]
+            self._history = read_history(
+                self._store,
+                self._store_state,
+                self._vnodes,
+                self._delivered(),
+                self._first_write_epoch,
+                consumer=self._consumer.name,
+                read_before=max(places, default=None),
+                rows=self._history_rows,
+                view_seconds=HISTORY_VIEW_SECONDS,
+            )
         try:
             return next(self._history, None)
         except BaseException:
             self._history = None  # read on after what was handed out, not at the live end
             raise
+
+    def _end_history(self) -> None:
+        self._history = None
+        if self._permit is not None:
+            self._permit.release()
+            self._permit = None
 
     def _of_buffer(self, taken: BufferedChunk | SpilledRef | BarrierItem) -> tuple[LogItem, Done]:
         if isinstance(taken, BarrierItem):
@@ -216,71 +234,24 @@ class KvLogStoreReader:
         """
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
         delay = self._delays.next(self._truncated)
+        self._end_history()  # others may read while this one waits
         self._sleep(delay)
         self._store_state.counters.rewound(delay)
         self._latest = None
         self._reset()
         return delay
 
+    def close(self) -> None:
+        """Let go of what the reader holds; closing twice is no error."""
+        self._reset()
+        self._latest = None
+        self._state = ReaderState.CLOSED
+
     def _reset(self) -> None:
-        self._history = None
+        self._end_history()
         self._pending = None
         self._yielded.clear()
         self._state = ReaderState.RESET
-
-    # -- history -----------------------------------------------------------------------------------------------
-
-    def _read_history(self) -> Iterator[tuple[LogItem, Done]]:
-        """Items of the sealed epochs before the writer's first, without the rows that are done."""
-        last = self._first_write_epoch.prev()
-        progress = self._delivered()
-        epochs, seqs = _place_arrays(progress)
-        least = progress.minimum(self._vnodes)
-        after = Epoch(0) if least is None else (least.epoch if least.seq is None else least.epoch.prev())
-        while after < last:
-            with self._store.snapshot() as view:
-                until = time.monotonic() + HISTORY_VIEW_SECONDS
-                log = LogView(view, self._store_state.log)
-                log.check_not_dropped(after, self._consumer.name)
-                for end in log.epochs(after, last):
-                    yield from self._read_epoch(log, end, epochs, seqs)
-                    after = end.epoch
-                    if time.monotonic() >= until:
-                        break
-                else:
-                    return
-
-    def _read_epoch(
-        self, log: LogView, end: EpochEnd, epochs: NDArray[np.uint64], seqs: NDArray[np.int64]
-    ) -> Iterator[tuple[LogItem, Done]]:
-        chunk_id = self._first_chunk_id(end.epoch)
-        for batch in log.batches(end.epoch, end.formats, end.vnodes & self._vnodes):
-            vnodes = batch.column(VNODE).to_numpy()
-            number = batch.column(SEQ).to_numpy()
-            fresh = (epochs[vnodes] < end.epoch) | ((epochs[vnodes] == end.epoch) & (seqs[vnodes] < number))
-            if not fresh.all():
-                batch = batch.filter(pa.array(fresh))
-            for item, done in self._pieces(end.epoch, batch):
-                yield ChunkItem(end.epoch, chunk_id, item), done
-                chunk_id += 1
-        # The epoch is over for all vnodes, also for those whose owner wrote no barrier because it was paused.
-        open_here = (epochs < end.epoch) | ((epochs == end.epoch) & (seqs < _WHOLE))
-        ended = VnodeBitmap.from_mask(open_here) & self._vnodes
-        yield BarrierItem(end.epoch, end.is_checkpoint), Done(end.epoch, ended, None)
-
-    def _first_chunk_id(self, epoch: Epoch) -> int:
-        """Ids go on where an epoch was left: an offset never stands for two chunks."""
-        places = [place for place in (self._latest, self._truncated) if place is not None and place.epoch == epoch]
-        return max((place.chunk_id + 1 for place in places if place.chunk_id is not None), default=0)
-
-    def _pieces(self, epoch: Epoch, batch: pa.RecordBatch) -> Iterator[tuple[Chunk, Done]]:
-        place = 0
-        whole = chunk_of(batch)
-        for chunk in whole.split(max_rows=self._history_rows) if batch.num_rows else []:
-            part = batch.slice(place, chunk.num_rows)
-            seqs = last_seqs(part.column(VNODE).to_numpy(), part.column(SEQ).to_numpy())
-            yield chunk, Done(epoch, self._vnodes, seqs)
-            place += chunk.num_rows
 
     def _expect(self, *allowed: ReaderState) -> None:
         if self._state not in allowed:
@@ -288,18 +259,5 @@ class KvLogStoreReader:
             raise WrongCall(f"This needs a reader that is {names}; it is {self._state.value}.")
 
 
-_WHOLE = 1 << 33
-
-
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _place_arrays(progress: LogStoreVnodeProgress) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Per vnode the epoch and seq that are done; a whole epoch counts as a seq beyond all."""
-    epochs = np.zeros(progress.vnode_count, np.uint64)
-    seqs = np.full(progress.vnode_count, _WHOLE, np.int64)
-    for vnode, place in progress.places():
-        epochs[vnode] = place.epoch
-        seqs[vnode] = _WHOLE if place.seq is None else place.seq
-    return epochs, seqs
