@@ -43,6 +43,7 @@ class SourceColumn:
     :ivar type: the Arrow type.
     :ivar source_type: the type as the source writes it, for example ``numeric(18,4)``.
     :ivar field_id: stays when the column is renamed; Postgres: ``attnum``.
+    :ivar dropped: the source has the column no longer; here it stays, null from then on.
     """
 
     name: str
@@ -51,6 +52,7 @@ class SourceColumn:
     field_id: int
     nullable: bool = True
     special_values: SpecialValues = SpecialValues.ERROR
+    dropped: bool = False
 
     @property
     def field(self) -> pa.Field:
