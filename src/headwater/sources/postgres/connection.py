@@ -1,0 +1,214 @@
+"""Connections to Postgres: the address without its password, the session settings, and errors in our own words.
+
+Every session, of SQL and of replication, has the settings of :data:`SESSION`: the text of a value is then the same from
+a snapshot and from the log, whatever the role's or the database's defaults are. They are set after the login and not in
+the start-up packet, which poolers refuse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+
+import psycopg
+from psycopg import errors as pg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from headwater.sources.errors import (
+    AccessDenied,
+    InvalidDsn,
+    SourceBusy,
+    SourceError,
+    SourceMisconfigured,
+    SourceNotFound,
+    SourceUnreachable,
+)
+
+Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+
+SESSION: Final[Mapping[str, str]] = {
+    "timezone": "UTC",
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    "lc_monetary": "C",
+    "quote_all_identifiers": "off",
+    "search_path": "",
+    "row_security": "off",  # a policy that would hide rows is an error, not fewer rows
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+
+_CONNECT: Final[Mapping[str, Any]] = {
+    "application_name": "headwater",
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+
+_LOGIN_REFUSED: Final = (
+    "password authentication failed",
+    "authentication failed",
+    "no password supplied",
+    "no pg_hba.conf entry",
+    "pg_hba.conf rejects",
+    "is not permitted to log in",
+    "permission denied",
+    "must be superuser or replication role",
+)
+_SWITCHES: Final = ("starting up", "shutting down", "recovery mode", "not yet accepting connections")
+
+
+class Dsn:
+    """Where a database is. Its text and its errors never show the password.
+
+    :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``.
+    :raises InvalidDsn: it cannot be read; the text is not repeated.
+    """
+
+    def __init__(self, text: str) -> None:
+        scheme, separator, _ = text.partition("://")
+        if separator and scheme not in ("postgres", "postgresql"):
+            raise InvalidDsn(
+                "The connection string is not one of Postgres.", next_step="Write postgresql://user@host:5432/database."
+            )
+        try:
+            self._parameters = conninfo_to_dict(text)
+        except psycopg.ProgrammingError:
+            raise InvalidDsn(
+                "The connection string cannot be read.",
+                next_step="Write postgresql://user@host:5432/database, with %-escapes for special characters.",
+            ) from None
+
+    @property
+    def database(self) -> str:
+        return self._text("dbname") or self._text("user")
+
+    @property
+    def user(self) -> str:
+        return self._text("user")
+
+    def conninfo(self, **parameters: object) -> str:
+        """For libpq, with the password: for connecting alone, never for a message."""
+        defaults = {name: value for name, value in _CONNECT.items() if name not in self._parameters}
+        return make_conninfo(**{**self._parameters, **defaults, **parameters})
+
+    def hide(self, text: str) -> str:
+        """*text* without the password, should a server or a library have repeated it."""
+        for name in ("password", "sslpassword"):
+            secret = self._text(name)
+            if secret:
+                text = text.replace(secret, "***")
+        return text
+
+    def __str__(self) -> str:
+        host = self._text("host") or self._text("hostaddr") or "localhost"
+        user = f"{self.user}@" if self.user else ""
+        return f"postgresql://{user}{host}:{self._text('port') or '5432'}/{self.database}"
+
+    def __repr__(self) -> str:
+        return f"Dsn({str(self)!r})"
+
+    def _text(self, name: str) -> str:
+        value = self._parameters.get(name)
+        return "" if value is None else str(value)
+
+
+def connect(dsn: Dsn) -> Connection:
+    """A session for SQL, in autocommit.
+
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
+    """
+    return _open(dsn, dsn.conninfo())
+
+
+def connect_replication(dsn: Dsn) -> Connection:
+    """A session of the replication protocol in the database, which also takes SQL.
+
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
+    """
+    return _open(dsn, dsn.conninfo(replication="database"))
+
+
+def _open(dsn: Dsn, conninfo: str) -> Connection:
+    with server_errors(dsn):
+        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        try:
+            wanted = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION.items())
+            connection.execute(f"SELECT {wanted}".encode())
+        except BaseException:
+            connection.close()
+            raise
+    return connection
+
+
+@contextlib.contextmanager
+def server_errors(dsn: Dsn) -> Iterator[None]:
+    """Errors of the library and the server leave the block as errors of our tree, without the password."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise translated(error, dsn) from None
+
+
+def translated(error: psycopg.Error, dsn: Dsn) -> SourceError:
+    """The error of our tree for one of psycopg: by SQLSTATE, or by its text where a login was refused without one."""
+    said = dsn.hide(" ".join((error.diag.message_primary or str(error)).split()))
+    state = error.sqlstate or ""
+    if not state:
+        return _refused_login(said, dsn)
+    if isinstance(error, pg.InsufficientPrivilege):
+        return AccessDenied(
+            f"The user {dsn.user!r} lacks a right at {dsn}: {said}.", next_step=f"Run: headwater doctor {dsn}"
+        )
+    if state.startswith("28"):
+        return _denied(said, dsn)
+    if isinstance(error, pg.InvalidCatalogName):
+        return _no_database(dsn)
+    if isinstance(error, pg.UndefinedTable | pg.UndefinedObject | pg.InvalidSchemaName):
+        return SourceNotFound(f"{dsn} does not have it: {said}.")
+    if isinstance(error, pg.ConfigurationLimitExceeded | pg.ObjectNotInPrerequisiteState | pg.FeatureNotSupported):
+        return SourceMisconfigured(f"{dsn} does not allow it: {said}.", next_step=f"Run: headwater doctor {dsn}")
+    if isinstance(error, pg.TooManyConnections | pg.LockNotAvailable | pg.ObjectInUse) or state.startswith("40"):
+        return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again, or end the sessions in the way.")
+    if state[:2] in ("08", "57", "58", "53") or isinstance(error, psycopg.OperationalError):
+        return _unreachable(said, dsn)
+    return SourceError(f"{dsn} refused a statement: {said} (SQLSTATE {state}).")
+
+
+def _refused_login(said: str, dsn: Dsn) -> SourceError:
+    """libpq gives no SQLSTATE for a failed login, only the server's text."""
+    if 'database "' in said and "does not exist" in said:
+        return _no_database(dsn)
+    if "too many clients" in said or "too many connections" in said or "remaining connection slots" in said:
+        return SourceBusy(
+            f"{dsn} has no room for another connection: {said}.",
+            next_step="End idle sessions, or raise max_connections.",
+        )
+    if any(switch in said for switch in _SWITCHES):
+        return _unreachable(said, dsn)
+    if any(refusal in said for refusal in _LOGIN_REFUSED) or ('role "' in said and "does not exist" in said):
+        return _denied(said, dsn)
+    return _unreachable(said, dsn)
+
+
+def _denied(said: str, dsn: Dsn) -> AccessDenied:
+    step = "Check the user name and its password."
+    if "pg_hba.conf" in said:
+        step = "Allow the address, user and database in pg_hba.conf and reload the server's settings."
+    elif "superuser or replication role" in said or "start WAL sender" in said:
+        step = f'As a superuser: ALTER ROLE "{dsn.user}" REPLICATION;'
+    return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+
+
+def _no_database(dsn: Dsn) -> SourceNotFound:
+    return SourceNotFound(f"{dsn} has no database {dsn.database!r}.", next_step="Name a database that exists.")
+
+
+def _unreachable(said: str, dsn: Dsn) -> SourceUnreachable:
+    return SourceUnreachable(f"{dsn} cannot be reached: {said}.", next_step="Check that the server runs and answers.")
