@@ -17,6 +17,8 @@ from headwater.sources.errors import UnsupportedTable
 
 FIELD_ID: Final = b"headwater.field_id"
 SOURCE_TYPE: Final = b"headwater.source_type"
+DROPPED: Final = b"headwater.dropped"
+SPECIAL_VALUES: Final = b"headwater.special_values"
 """Keys of the metadata of an Arrow field."""
 
 POSITION_COLUMN: Final = "_position"
@@ -58,7 +60,25 @@ class SourceColumn:
     def field(self) -> pa.Field:
         """The Arrow field. It is always nullable: a delete may know the key alone."""
         metadata = {FIELD_ID: str(self.field_id).encode(), SOURCE_TYPE: self.source_type.encode()}
+        if self.dropped:
+            metadata[DROPPED] = b"1"
+        if self.special_values is not SpecialValues.ERROR:
+            metadata[SPECIAL_VALUES] = self.special_values.value.encode()
         return pa.field(self.name, self.type, metadata=metadata)
+
+    @classmethod
+    def of_field(cls, field: pa.Field) -> SourceColumn:
+        """The column that :attr:`field` was made of."""
+        told = field.metadata
+        special = SpecialValues(told.get(SPECIAL_VALUES, SpecialValues.ERROR.value.encode()).decode())
+        return cls(
+            field.name,
+            field.type,
+            told[SOURCE_TYPE].decode(),
+            int(told[FIELD_ID]),
+            special_values=special,
+            dropped=DROPPED in told,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +119,14 @@ class SourceTable:
                 f"the column name {reserved[0]!r} is taken by Headwater.",
                 next_step="Rename the column, or leave it out of the capture.",
             )
+
+    @classmethod
+    def of_log(
+        cls, namespace: str, name: str, schema: pa.Schema, key_columns: tuple[str, ...], source_id: int | None
+    ) -> SourceTable:
+        """The table whose log has *schema*."""
+        columns = tuple(SourceColumn.of_field(field) for field in schema if field.name not in RESERVED_COLUMNS)
+        return cls(namespace, name, columns, key_columns, source_id)
 
     @property
     def full_name(self) -> str:
