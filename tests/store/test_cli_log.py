@@ -125,6 +125,7 @@ def test_errors_end_with_the_next_command(location: str) -> None:
     owned = headwater("migrate", location, "orders")
     assert owned.returncode == 1
     assert f"Stop that process, then: headwater log migrate {location} orders" in owned.stderr
+    table.seal()
     table.seal()  # forgets up to epoch 3
     table.close()
     gone = headwater("rewind", location, "orders", "mirror", "--to-epoch", str(int(epoch(1))))

@@ -332,7 +332,6 @@ def rewind(
             else:
                 with _owned(location) as factory:
                     factory.consumers.rewind(factory.existing(log), consumer, target)
-                    factory.consumers.write(factory.sealer.batch, [], [])
                     _seal(factory)
         except EpochGone as error:
             error.next_step = f"{command} {error.oldest}"

@@ -1,10 +1,26 @@
-"""What a log has forgotten: delivered and truncated, or dropped by retention."""
+"""What a log has forgotten, and what it is about to forget.
+
+Epochs are forgotten in two steps, so that a consumer of another process can come at any time. A seal *announces* the
+epoch that every consumer has delivered; a later seal deletes up to it, if the consumers that the writer then finds have
+delivered it, too. A consumer first makes itself known and then starts after the newest announcement: a writer that had
+not seen it deletes up to that epoch at most, a writer that has seen it deletes nothing that it needs.
+
+========  =======================================================  ===================================================
+step      writer, at a seal (none other is under way)              consumer
+========  =======================================================  ===================================================
+1         looks at all consumers: *d*, what they all delivered     makes itself known, durably; it holds everything
+2         deletes up to ``min(d, announced in a sealed epoch)``    reads *announced* from the newest snapshot
+3         announces ``max(d, gone)``                               starts after it; that is durable before it reads
+========  =======================================================  ===================================================
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.state import Field, FieldType, TableSchema
+from headwater.log_store import layout
+from headwater.log_store.log import Log
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.stream import Epoch
 
 BOUNDS = TableSchema(
@@ -12,6 +28,12 @@ BOUNDS = TableSchema(
     1,
     key=(Field("log", FieldType.TEXT),),
     value=(Field("gone", FieldType.UINT), Field("dropped", FieldType.UINT)),
+)
+ANNOUNCED = TableSchema(
+    "log_announced",
+    1,
+    key=(Field("log", FieldType.TEXT),),
+    value=(Field("epoch", FieldType.UINT),),
 )
 
 
@@ -21,3 +43,60 @@ class Bounds:
 
     gone: Epoch
     dropped: Epoch
+
+
+NOTHING = Bounds(Epoch(0), Epoch(0))
+
+
+def announced(view: Snapshot, log: str) -> Epoch:
+    """The epoch after which a consumer that is known by now may start: nothing after it goes without its word."""
+    catalog = Catalog.load(view)
+    found = [catalog.open(table).get(view, 0, (log,)) for table in (BOUNDS, ANNOUNCED) if table.name in catalog.names()]
+    return Epoch(max((row[0] for row in found if row is not None), default=0))
+
+
+class LogBounds:
+    """The bounds of all logs of a store, as its writer keeps them."""
+
+    def __init__(self, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> None:
+        self._bounds: StateTable = catalog.open_or_create(BOUNDS, batch)
+        self._announced: StateTable = catalog.open_or_create(ANNOUNCED, batch)
+        self._now = {log: Bounds(Epoch(gone), Epoch(dropped)) for (log,), (gone, dropped) in self._bounds.scan(view, 0)}
+        self._sealed = {log: Epoch(epoch) for (log,), (epoch,) in self._announced.scan(view, 0)}
+        self._unsealed: dict[str, Epoch] = {}
+
+    def of(self, log: str) -> Bounds:
+        """The bounds as the next seal leaves them."""
+        return self._now.get(log, NOTHING)
+
+    def truncate(self, batch: WriteBatch, log: Log, delivered: Epoch) -> None:
+        """Forget what was announced and *delivered*, and announce what was delivered since."""
+        self._forget(batch, log, min(delivered, self._sealed.get(log.name, Epoch(0))), dropped=None)
+        following = max(delivered, self.of(log.name).gone)
+        known = self._unsealed.get(log.name, self._sealed.get(log.name, Epoch(0)))
+        if following != known:
+            self._unsealed[log.name] = following
+            self._announced.put(batch, 0, (log.name,), (int(following),))
+
+    def drop(self, batch: WriteBatch, log: Log, upto: Epoch) -> None:
+        """Forget epochs that not every consumer has delivered: who missed some is told so when it reads."""
+        self._forget(batch, log, upto, dropped=upto)
+
+    def sealed(self) -> None:
+        """What was announced is durable: from now on it may be deleted."""
+        self._sealed.update(self._unsealed)
+        self._unsealed.clear()
+
+    def _forget(self, batch: WriteBatch, log: Log, upto: Epoch, dropped: Epoch | None) -> None:
+        gone = self.of(log.name).gone
+        if upto <= gone:
+            return
+        number = log.number
+        batch.delete_range(layout.chunks_from(number), layout.chunks_from(number, upto + 1))
+        batch.delete_range(layout.barriers_from(number), layout.barriers_from(number, upto + 1))
+        if log.may_hold_rows:
+            for vnode in range(log.vnode_count):
+                batch.delete_range(layout.rows_from(number, vnode, gone + 1), layout.rows_from(number, vnode, upto + 1))
+        made = Bounds(upto, dropped or self.of(log.name).dropped)
+        self._now[log.name] = made
+        self._bounds.put(batch, 0, (log.name,), (int(made.gone), int(made.dropped)))

@@ -2,17 +2,19 @@
 
 One row of the state table ``log_consumers`` per log and consumer. Instances of a log report what their readers have
 truncated; the row is written with the next seal. A log is forgotten up to the epoch that all its consumers have
-delivered, for all vnodes; a log without consumers forgets nothing.
+delivered, for all vnodes (:mod:`headwater.log_store.truncation`); a log without consumers forgets nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from weakref import WeakSet
 
-from headwater.log_store import layout
-from headwater.log_store.bounds import BOUNDS
-from headwater.log_store.errors import EpochGone, LogNotFound, RetentionMiss
+from headwater.log_store.bounds import LogBounds
+from headwater.log_store.errors import EpochGone, LogNotFound, RetentionMiss, WrongCall
 from headwater.log_store.item import Done
+from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import Log
 from headwater.log_store.offset import StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
@@ -50,21 +52,22 @@ class ConsumerBook:
 
     def __init__(self, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> None:
         self._table: StateTable = catalog.open_or_create(CONSUMERS, batch)
-        self._bounds: StateTable = catalog.open_or_create(BOUNDS, batch)
+        self.bounds = LogBounds(catalog, view, batch)
         self._consumers: dict[tuple[str, str], Consumer] = {}
-        self._gone: dict[str, tuple[Epoch, Epoch]] = {}
+        self._readers: dict[tuple[str, str], WeakSet[ReaderLink]] = {}
         for (log, name), (progress, started) in self._table.scan(view, 0):
             stored = LogStoreVnodeProgress.from_json(progress)
             self._consumers[log, name] = Consumer(log, name, stored, Epoch(started))
-        for (log,), (gone, dropped) in self._bounds.scan(view, 0):
-            self._gone[log] = (Epoch(gone), Epoch(dropped))
+
+    def __iter__(self) -> Iterator[Consumer]:
+        return iter(self._consumers.values())
 
     def of(self, log: str) -> list[Consumer]:
         return [consumer for (name, _), consumer in sorted(self._consumers.items()) if name == log]
 
     def gone(self, log: str) -> Epoch:
         """The newest epoch that the log has forgotten."""
-        return self._gone.get(log, (Epoch(0), Epoch(0)))[0]
+        return self.bounds.of(log).gone
 
     def register(self, log: Log, name: str, start: Epoch | None = None) -> Consumer:
         """The consumer *name*; a new one starts after *start*, by default at the oldest epoch that is held.
@@ -72,7 +75,7 @@ class ConsumerBook:
         :raises EpochGone: *start* is before what the log still holds.
         :raises RetentionMiss: retention dropped what this consumer had not read.
         """
-        gone, dropped = self._gone.get(log.name, (Epoch(0), Epoch(0)))
+        gone, dropped = self.bounds.of(log.name).gone, self.bounds.of(log.name).dropped
         known = self._consumers.get((log.name, name))
         if known is not None:
             if known.delivered() < dropped:
@@ -96,20 +99,43 @@ class ConsumerBook:
         self._consumers[log.name, name] = made
         return made
 
-    def drop(self, batch: WriteBatch, log: str, name: str) -> None:
-        """Forget a consumer. :raises LogNotFound: no such consumer."""
-        if self._consumers.pop((log, name), None) is None:
+    def attach(self, log: str, link: ReaderLink) -> None:
+        """A reader of this process delivers to the consumer that *link* names, until it is detached or forgotten."""
+        self._readers.setdefault((log, link.consumer), WeakSet()).add(link)
+
+    def detach(self, log: str, link: ReaderLink) -> None:
+        self._readers[log, link.consumer].discard(link)
+
+    def _known(self, log: str, name: str) -> Consumer:
+        """A consumer that nobody is.
+
+        :raises LogNotFound: no such consumer. :raises WrongCall: a reader of this process is it.
+        """
+        consumer = self._consumers.get((log, name))
+        if consumer is None:
             raise LogNotFound(f"Log {log!r} has no consumer {name!r}.")
+        live = len(self._readers.get((log, name), ()))
+        if live:
+            raise WrongCall(
+                f"Consumer {name!r} of log {log!r} is read by {live} live reader{'s' * (live > 1)} of this process.",
+                next_step="End its writers with a barrier that stops them first; to try a delivery again, use rewind() "
+                "of the reader.",
+            )
+        return consumer
+
+    def drop(self, batch: WriteBatch, log: str, name: str) -> None:
+        """Forget a consumer. :raises LogNotFound: no such consumer. :raises WrongCall: a live reader is it."""
+        self._known(log, name)
+        del self._consumers[log, name]
         self._table.delete(batch, 0, (log, name))
 
     def rewind(self, log: Log, name: str, epoch: Epoch) -> None:
         """Send a consumer back to just after *epoch*.
 
         :raises LogNotFound: no such consumer. :raises EpochGone: the log no longer holds it.
+        :raises WrongCall: a live reader is it; its next truncation would undo the rewind.
         """
-        consumer = self._consumers.get((log.name, name))
-        if consumer is None:
-            raise LogNotFound(f"Log {log.name!r} has no consumer {name!r}.")
+        consumer = self._known(log.name, name)
         gone = self.gone(log.name)
         if epoch < gone:
             raise EpochGone(
@@ -132,31 +158,14 @@ class ConsumerBook:
             consumer.progress = made
             consumer.changed = True
 
-    def write(self, batch: WriteBatch, logs: list[Log], remote: list[Consumer]) -> None:
-        """Add changed rows, and the truncation that they and the *remote* consumers allow, to *batch*."""
+    def write(self, batch: WriteBatch) -> None:
+        """Add changed rows to *batch*."""
         for consumer in self._consumers.values():
             if consumer.changed:
                 values = (consumer.progress.to_json(), int(consumer.started))
                 self._table.put(batch, 0, (consumer.log, consumer.name), values)
                 consumer.changed = False
-        for log in logs:
-            consumers = [*self.of(log.name), *(consumer for consumer in remote if consumer.log == log.name)]
-            if consumers:
-                self._forget(batch, log, min(consumer.delivered() for consumer in consumers), dropped=None)
 
     def drop_epochs(self, batch: WriteBatch, log: Log, upto: Epoch) -> None:
         """Retention: forget epochs that not every consumer has delivered."""
-        self._forget(batch, log, upto, dropped=upto)
-
-    def _forget(self, batch: WriteBatch, log: Log, upto: Epoch, dropped: Epoch | None) -> None:
-        gone, missed = self._gone.get(log.name, (Epoch(0), Epoch(0)))
-        if upto <= gone:
-            return
-        number = log.number
-        batch.delete_range(layout.chunks_from(number), layout.chunks_from(number, upto + 1))
-        batch.delete_range(layout.barriers_from(number), layout.barriers_from(number, upto + 1))
-        if log.may_hold_rows:
-            for vnode in range(log.vnode_count):
-                batch.delete_range(layout.rows_from(number, vnode, gone + 1), layout.rows_from(number, vnode, upto + 1))
-        self._gone[log.name] = (upto, dropped or missed)
-        self._bounds.put(batch, 0, (log.name,), (int(upto), int(dropped or missed)))
+        self.bounds.drop(batch, log, upto)

@@ -19,6 +19,7 @@ from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.state import LogStoreState, now_ms
+from headwater.log_store.truncation import Truncation
 from headwater.log_store.writer import KvLogStoreWriter, WriterState
 from headwater.state import Catalog, StateStore
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, VnodeBitmap
@@ -47,6 +48,8 @@ class KvLogStoreFactory:
             catalog = Catalog.load(view)  # one for all: it gives each new table a number of its own
             self._registry = LogRegistry.load_or_create(catalog, view, self.sealer.batch)
             self.consumers = ConsumerBook(catalog, view, self.sealer.batch)
+        self.truncation = Truncation(self._registry, self.consumers, self.remote)
+        self.sealer.parts.append(self.truncation)
         self._writers: WeakSet[KvLogStoreWriter] = WeakSet()
 
     def log(
@@ -67,7 +70,7 @@ class KvLogStoreFactory:
     def writer(self, log: Log, vnodes: VnodeBitmap | None = None) -> KvLogStoreWriter:
         """A writer whose readers are in other processes: nothing is kept in memory beyond the next seal."""
         state = self._state(log, vnodes)
-        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, None, None)
+        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, None, None)
         self._writers.add(writer)
         return writer
 
@@ -88,7 +91,7 @@ class KvLogStoreFactory:
         known = self.consumers.register(log, consumer, start)
         buffer = LogStoreBuffer(max_rows, max_bytes)
         link = ReaderLink(consumer, buffer)
-        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, self.remote, buffer, link)
+        writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, buffer, link)
         self._writers.add(writer)
         reader = KvLogStoreReader(self._store, state, buffer, link, known, delays, sleep)
         return reader, writer

@@ -97,11 +97,15 @@ class LogRegistry:
 
     def __init__(self, table: StateTable, view: Snapshot) -> None:
         self._table = table
-        self._logs = {key[0]: _from_row(key[0], values) for key, values in table.scan(view, 0)}
+        self._view: Snapshot | None = view
+        self._logs: dict[str, Log] = {}
 
     @classmethod
     def load(cls, view: Snapshot) -> LogRegistry:
-        """For readers. :raises LogNotFound: the store holds no logs."""
+        """For readers, while *view* is open; a log is decoded when it is asked for.
+
+        :raises LogNotFound: the store holds no logs.
+        """
         catalog = Catalog.load(view)
         if LOGS.name not in catalog.names():
             raise LogNotFound("This store holds no logs yet.")
@@ -110,17 +114,33 @@ class LogRegistry:
     @classmethod
     def load_or_create(cls, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> LogRegistry:
         """For the writer; what is new goes into *batch*."""
-        return cls(catalog.open_or_create(LOGS, batch), view)
+        made = cls(catalog.open_or_create(LOGS, batch), view)
+        made._load_all()
+        return made
+
+    def _load_all(self) -> None:
+        if self._view is not None:
+            found = {key[0]: _from_row(key[0], values) for key, values in self._table.scan(self._view, 0)}
+            self._logs, self._view = found | self._logs, None
 
     def names(self) -> list[str]:
+        self._load_all()
         return sorted(self._logs)
 
     def get(self, name: str) -> Log:
         """:raises LogNotFound: no such log."""
-        if name not in self._logs:
+        found = self.find(name)
+        if found is None:
             known = ", ".join(self.names()) or "none"
             raise LogNotFound(f"There is no log {name!r} in this store; there are: {known}.")
-        return self._logs[name]
+        return found
+
+    def find(self, name: str) -> Log | None:
+        if name not in self._logs and self._view is not None:
+            row = self._table.get(self._view, 0, (name,))
+            if row is not None:
+                self._logs[name] = _from_row(name, row)
+        return self._logs.get(name)
 
     def create(
         self,

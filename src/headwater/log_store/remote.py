@@ -2,7 +2,7 @@
 
 The writer alone writes the store, so a remote consumer keeps its progress in a small store of its own, beside it
 (``<store>/consumers/<log>/<consumer>``), of which it is the one fenced writer. The log's writer finds these stores at
-each barrier, and forgets only what all consumers have delivered.
+each seal, and forgets only what all consumers have delivered.
 
     consumer = LogConsumer.open(location, "public.orders", "mirror")
     while True:
@@ -10,20 +10,36 @@ each barrier, and forgets only what all consumers have delivered.
         for batch in consumer.read(after, upto):
             deliver(batch)
         consumer.commit(upto)        # durable: these epochs do not come again
+
+Where a consumer starts, or goes back to, is settled in two steps; :mod:`headwater.log_store.bounds` tells why:
+
+============  ======================================  ============================================================
+state         its row                                 goes to
+============  ======================================  ============================================================
+coming        no place: it holds the whole log        ready, after what was announced, or a later epoch as told
+ready         a place for each vnode                  going back
+going back    the earlier place, and the one before   ready: there, or where it was when that is announced as gone
+============  ======================================  ============================================================
+
+A process that dies in between leaves the second step to the next one that is this consumer.
 """
 
 from __future__ import annotations
 
+import resource
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
 from headwater import failpoints
+from headwater.log_store.bounds import announced
 from headwater.log_store.consumers import Consumer
-from headwater.log_store.errors import EpochGone, InvalidOffset, RetentionMiss
+from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.log_view import LogView
 from headwater.log_store.offset import StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
@@ -33,31 +49,33 @@ from headwater.state import (
     FieldType,
     StateReader,
     StateStore,
+    StateTable,
     TableSchema,
     WriteBatch,
-    beside,
     open_reader,
-    open_writer,
     stores_beside,
 )
+from headwater.state.beside import marks_beside, open_beside_reader, open_beside_writer
 from headwater.state.errors import StateError, StoreNotFound
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, EpochClock, VnodeBitmap
 
 BEFORE_COMMIT = failpoints.register("log_store.consumer_before_commit")
 AFTER_COMMIT = failpoints.register("log_store.consumer_after_commit")
+COMING = failpoints.register("log_store.consumer_coming")
+GOING_BACK = failpoints.register("log_store.consumer_going_back")
 
 PROGRESS = TableSchema(
     "consumer_progress",
-    1,
+    2,
     key=(Field("consumer", FieldType.TEXT),),
-    value=(Field("progress", FieldType.JSON), Field("started", FieldType.UINT)),
+    value=(
+        Field("progress", FieldType.JSON),
+        Field("started", FieldType.UINT),
+        Field("before", FieldType.JSON, nullable=True),
+    ),
 )
-SETTLE_SECONDS = 0.25
-"""How long a new consumer waits for two seals before it begins: after them the writer has seen it."""
-
+_MIGRATIONS = {1: lambda values: (*values, None)}
 _FOLDER = "consumers"
-_KEPT_OPEN = 32
-"""Stores of consumers that stay open. Each maps a terabyte of addresses, and a process has 128 of them."""
 
 
 class LogConsumer:
@@ -68,45 +86,25 @@ class LogConsumer:
         self.name = name
         self._source = source
         self._own = own
-        self._is_new = False
         self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, own.committed_epoch())
-        batch = WriteBatch()
-        with own.snapshot() as view, source.snapshot() as seen:
-            self._table = Catalog.load(view).open_or_create(PROGRESS, batch)
-            row = self._table.get(view, 0, (name,))
-            shown = LogView.open(seen, log)
-            self.vnode_count = shown.log.vnode_count
-            if row is not None:
-                self._progress = LogStoreVnodeProgress.from_json(row[0])
-                self._started = Epoch(row[1])
-                self._is_new = self._progress.kind == "none"
-                return
-            gone = shown.bounds().gone
-            _check_start(log, name, start, gone, seen.epoch)
-        self._is_new = start is None
-        self._started = gone if start is None else start
-        self._write(self._begin(), batch)
-        if self._is_new:
-            self._settle()
-
-    def _settle(self) -> None:
-        """Begin at what is held once the writer knows of this consumer.
-
-        The writer looks for consumers at a barrier and forgets with the seal that follows: a seal that was under way
-        when this one came may still forget what it saw as the oldest. So let that pass before anything is delivered.
-        """
-        deadline = time.monotonic() + SETTLE_SECONDS
-        sealed = self._source.committed_epoch()
-        for _ in range(2):
-            found = self._source.wait_for_epoch(sealed, max(0.0, deadline - time.monotonic()))
-            if found is None:
-                break
-            sealed = found
-        with self._source.snapshot() as view:
-            gone = LogView.open(view, self.log).bounds().gone
-        if gone > self._started:
-            self._started = gone
-            self._write(self._begin(), WriteBatch())
+        with source.snapshot() as seen:
+            self.vnode_count = LogView.open(seen, log).log.vnode_count
+        with own.snapshot() as view:
+            self._table: StateTable = Catalog.load(view).open_or_create(PROGRESS, WriteBatch(), _MIGRATIONS)
+            row: Any = self._table.get(view, 0, (name,))
+        if row is None:
+            self._started = Epoch(0)
+            self._write(LogStoreVnodeProgress(self.vnode_count))
+            failpoints.hit(COMING)
+            self._start(start)
+            return
+        self._progress = LogStoreVnodeProgress.from_json(row[0])
+        self._started = Epoch(row[1])
+        if self._progress.kind == "none":
+            self._start(start)
+        elif row[2] is not None:
+            with suppress(EpochGone):  # who asked for it is dead: it was too late, and nothing has changed
+                self._go_back(LogStoreVnodeProgress.from_json(row[2]))
 
     @classmethod
     def open(
@@ -121,10 +119,10 @@ class LogConsumer:
         try:
             with source.snapshot() as view:
                 # Before anything is made: what is refused leaves no trace, and holds no epoch back.
-                bounds = LogView.open(view, log).bounds()
-                if (log, name) not in stores_beside(location, _FOLDER, 2):
-                    _check_start(log, name, start, bounds.gone, view.epoch)
-            own = open_writer(beside(location, _FOLDER, log, name), takeover=takeover)
+                LogView.open(view, log)
+                if start is not None and (log, name) not in stores_beside(location, _FOLDER, 2):
+                    _check(log, name, start, announced(view, log), view.epoch)
+            own = open_beside_writer(location, _FOLDER, log, name, takeover=takeover)
             try:
                 return cls(log, name, source, own, start)
             except BaseException:
@@ -137,6 +135,11 @@ class LogConsumer:
     @property
     def progress(self) -> LogStoreVnodeProgress:
         return self._progress
+
+    @property
+    def started(self) -> Epoch:
+        """The epoch after which it began."""
+        return self._started
 
     def delivered(self) -> Epoch:
         """The newest epoch that was delivered for all vnodes."""
@@ -152,17 +155,7 @@ class LogConsumer:
         if upto is None:
             return after, after
         with self._source.snapshot() as view:
-            bounds = LogView.open(view, self.log).bounds()
-        if self._is_new and bounds.dropped <= after < bounds.gone:
-            # The writer looked for consumers just before this one was there: the oldest that is held is newer by now.
-            after = self._started = bounds.gone
-            self._write(self._begin(), WriteBatch())
-        if after < bounds.dropped:
-            raise RetentionMiss(
-                f"Retention dropped epochs of log {self.log!r} up to {bounds.dropped}, unread by {self.name!r}.",
-                bounds.gone,
-                next_step="Drop the consumer and start it with a new snapshot of the table.",
-            )
+            LogView.open(view, self.log).check_not_dropped(after, self.name)
         return after, upto
 
     def read(self, after: Epoch, upto: Epoch, vnodes: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
@@ -185,15 +178,20 @@ class LogConsumer:
             raise InvalidOffset(f"Epoch {upto} is not sealed; it cannot be delivered.")
         made = LogStoreVnodeProgress(self.vnode_count, dict(self._progress.places()))
         made.apply_ended(VnodeBitmap.full(self.vnode_count) if vnodes is None else vnodes, upto)
-        self._write(made, WriteBatch())
-        self._is_new = False
+        self._write(made)
 
     def rewind(self, epoch: Epoch) -> None:
-        """Deliver again what came after *epoch*. :raises EpochGone: the log no longer holds it."""
+        """Deliver again what came after *epoch*. Durable on return.
+
+        :raises EpochGone: the log no longer holds it, or is about to forget it; nothing has changed.
+        :raises InvalidOffset: *epoch* is not sealed yet.
+        """
         with self._source.snapshot() as view:
-            LogView.open(view, self.log).check_range(epoch, self._source.committed_epoch())
-        full = VnodeBitmap.full(self.vnode_count)
-        self._write(LogStoreVnodeProgress.aligned(full, StoragePlace(epoch)), WriteBatch())
+            _check(self.log, self.name, epoch, announced(view, self.log), view.epoch)
+        before = self._progress
+        self._write(self._all_at(epoch), before)
+        failpoints.hit(GOING_BACK)
+        self._go_back(before)
 
     def drop(self) -> None:
         """Forget this consumer: the log waits for it no longer. Close it then."""
@@ -201,15 +199,36 @@ class LogConsumer:
         self._table.delete(batch, 0, (self.name,))
         self._own.seal(self._clock.next(), batch)
 
-    def _begin(self) -> LogStoreVnodeProgress:
-        """The progress of a consumer that has read nothing yet: no place, unless it was told where to start."""
-        if self._is_new:
-            return LogStoreVnodeProgress(self.vnode_count)
-        return LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(self._started))
+    def _start(self, start: Epoch | None) -> None:
+        """Begin after what a writer that does not know of this consumer may still forget."""
+        oldest = max(self._announced(), self._started)
+        begin = oldest if start is None else start
+        if begin < oldest:
+            self.drop()
+            raise _gone(self.log, self.name, begin, oldest)
+        self._started = begin
+        self._write(self._all_at(begin))
 
-    def _write(self, progress: LogStoreVnodeProgress, batch: WriteBatch) -> None:
+    def _go_back(self, before: LogStoreVnodeProgress) -> None:
+        """Stay at the earlier place if no writer that does not know of it can forget what comes after it."""
+        oldest, wanted = self._announced(), self.delivered()
+        if wanted < oldest:
+            self._write(before)
+            raise _gone(self.log, self.name, wanted, oldest)
+        self._write(self._progress)
+
+    def _announced(self) -> Epoch:
+        with self._source.snapshot() as view:
+            return announced(view, self.log)
+
+    def _all_at(self, epoch: Epoch) -> LogStoreVnodeProgress:
+        return LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(epoch))
+
+    def _write(self, progress: LogStoreVnodeProgress, before: LogStoreVnodeProgress | None = None) -> None:
         """Make *progress* durable; it counts only then."""
-        self._table.put(batch, 0, (self.name,), (progress.to_json(), int(self._started)))
+        batch = WriteBatch()
+        values = (progress.to_json(), int(self._started), None if before is None else before.to_json())
+        self._table.put(batch, 0, (self.name,), values)
         failpoints.hit(BEFORE_COMMIT)
         self._own.seal(self._clock.next(), batch)
         self._progress = progress
@@ -228,63 +247,99 @@ class LogConsumer:
         self.close()
 
 
-def _check_start(log: str, name: str, start: Epoch | None, gone: Epoch, sealed: Epoch) -> None:
-    if start is not None and start < gone:
-        raise EpochGone(
-            f"Log {log!r} holds epochs after {gone} only; consumer {name!r} cannot start after {start}.",
-            gone,
-            next_step=f"Start it at epoch {gone}.",
-        )
-    if start is not None and start > sealed:
-        raise InvalidOffset(f"Consumer {name!r} cannot start after epoch {start}: the newest sealed one is {sealed}.")
+def _check(log: str, name: str, epoch: Epoch, oldest: Epoch, sealed: Epoch) -> None:
+    if epoch < oldest:
+        raise _gone(log, name, epoch, oldest)
+    if epoch > sealed:
+        raise InvalidOffset(f"Consumer {name!r} cannot start after epoch {epoch}: the newest sealed one is {sealed}.")
+
+
+def _gone(log: str, name: str, epoch: Epoch, oldest: Epoch) -> EpochGone:
+    return EpochGone(
+        f"Log {log!r} keeps epochs after {oldest} only; consumer {name!r} cannot start after {epoch}.",
+        oldest,
+        next_step=f"Start it at epoch {oldest}.",
+    )
+
+
+@dataclass(slots=True)
+class _Known:
+    """A consumer as it was read last, its mark of just before, and its store if that is kept open."""
+
+    mark: Hashable = None
+    consumer: Consumer | None = None
+    reader: StateReader | None = None
+    table: StateTable | None = None
 
 
 class RemoteConsumers:
-    """The remote consumers of a store, as others see them."""
+    """The remote consumers of a store, as others see them. One that has not changed costs a look at its mark."""
 
     def __init__(self, location: str) -> None:
         self._location = location
-        self._seen: dict[tuple[str, str], Consumer] = {}
-        self._readers: dict[tuple[str, str], StateReader] = {}
+        self._known: dict[tuple[str, ...], _Known] = {}
+        self._may_open = _stores_kept_open(location)
 
     def all(self) -> list[Consumer]:
         """Every remote consumer, with its progress of this moment."""
-        found: list[Consumer] = []
-        for log, name in stores_beside(self._location, _FOLDER, 2):
-            consumer = self._read(log, name)
-            if consumer is not None:
-                found.append(consumer)
-        return found
+        marks = marks_beside(self._location, _FOLDER, 2)
+        for names in self._known.keys() - marks.keys():
+            self._close(self._known.pop(names))
+        found = (self._look(names, mark) for names, mark in sorted(marks.items(), key=lambda item: item[0]))
+        return [consumer for consumer in found if consumer is not None]
 
-    def _read(self, log: str, name: str) -> Consumer | None:
+    def of(self, log: str) -> list[Consumer]:
+        """Those of *log*."""
+        return [consumer for consumer in self.all() if consumer.log == log]
+
+    def _look(self, names: tuple[str, ...], mark: Hashable) -> Consumer | None:
+        known = self._known.setdefault(names, _Known())
+        if mark is not None and mark == known.mark:
+            return known.consumer
+        log, name = names
         try:
-            row = self._row(log, name)
+            row = self._row(known, log, name)
         except StoreNotFound:
-            return None  # being made this instant: it starts at what the log holds then
+            return None  # being made this instant: it starts after what is announced then
         except StateError:
-            # It is there, but cannot be looked at now: what it has not delivered must stay.
-            held = LogStoreVnodeProgress(DEFAULT_VNODE_COUNT)
-            return self._seen.get((log, name), Consumer(log, name, held, Epoch(0)))
-        if row is None:
-            return None
-        consumer = Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
-        self._seen[log, name] = consumer
-        return consumer
+            # It is there, but cannot be looked at now, and may have gone back: the whole log must stay.
+            known.mark = None
+            self._close(known)
+            return Consumer(log, name, LogStoreVnodeProgress(DEFAULT_VNODE_COUNT), Epoch(0))
+        known.mark = mark
+        known.consumer = row and Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
+        return known.consumer
 
-    def _row(self, log: str, name: str) -> Any:
-        reader = self._readers.get((log, name)) or open_reader(beside(self._location, _FOLDER, log, name))
+    def _row(self, known: _Known, log: str, name: str) -> Any:
+        reader = known.reader or open_beside_reader(self._location, _FOLDER, log, name)
         try:
             with reader.snapshot() as view:
-                catalog = Catalog.load(view)
-                known = PROGRESS.name in catalog.names()
-                return catalog.open(PROGRESS).get(view, 0, (name,)) if known else None
+                if known.table is None:
+                    catalog = Catalog.load(view)
+                    if PROGRESS.name not in catalog.names():
+                        return None
+                    known.table = catalog.open(PROGRESS, _MIGRATIONS)
+                return known.table.get(view, 0, (name,))
         finally:
-            if len(self._readers) < _KEPT_OPEN:
-                self._readers[log, name] = reader
-            elif (log, name) not in self._readers:
+            if known.reader is None and self._may_open:
+                known.reader = reader
+                self._may_open -= 1
+            elif known.reader is None:
                 reader.close()
+                known.table = None
+
+    def _close(self, known: _Known) -> None:
+        if known.reader is not None:
+            known.reader.close()
+            self._may_open += 1
+        known.reader = known.table = None
 
     def close(self) -> None:
-        for reader in self._readers.values():
-            reader.close()
-        self._readers.clear()
+        for known in self._known.values():
+            self._close(known)
+        self._known.clear()
+
+
+def _stores_kept_open(location: str) -> int:
+    """An eighth of the file descriptors, two for each; a reader of an object store never rests, so only a few."""
+    return 32 if location.startswith("slatedb") else resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16

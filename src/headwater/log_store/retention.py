@@ -52,7 +52,7 @@ def plan_retention(
         if not (too_big or too_old):
             break
         upto, epochs, rows, size = end.epoch, epochs + 1, rows + end.rows, size + end.size
-    consumers = (*factory.consumers.of(log), *(one for one in factory.remote.all() if one.log == log))
+    consumers = (*factory.consumers.of(log), *factory.remote.of(log))
     needed = tuple(sorted(consumer.name for consumer in consumers if consumer.delivered() < upto))
     return RetentionPlan(upto, epochs, rows, size, needed)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
 
 from headwater import failpoints
 from headwater.state import StateStore, WriteBatch
@@ -25,12 +26,23 @@ AFTER_SEAL = failpoints.register("log_store.after_seal")
 STAGE_BYTES = 64 << 20
 
 
+class SealPart(Protocol):
+    """What has something to say in every seal."""
+
+    def add_to(self, batch: WriteBatch) -> None:
+        """Once per seal, when no other is under way; again when the seal failed and is tried again."""
+
+    def sealed(self) -> None:
+        """What it added last is durable."""
+
+
 class Sealer:
     """The pending writes of all logs of *store*."""
 
     def __init__(self, store: StateStore, stage_bytes: int = STAGE_BYTES) -> None:
         self.store = store
         self.batch = WriteBatch()
+        self.parts: list[SealPart] = []
         self.begun: set[int] = set()
         """The numbers of the logs that a writer of this process writes."""
         self.ended = Epoch(0)
@@ -83,7 +95,7 @@ class Sealer:
         self.wait()
         failpoints.hit(BEFORE_SEAL)
         self.store.seal(epoch, self._collect())
-        failpoints.hit(AFTER_SEAL)
+        self._sealed()
         self.batch = WriteBatch()
         self._start_anew()
 
@@ -114,9 +126,16 @@ class Sealer:
             finally:
                 self._under_way = None
                 self._flying = {}
-            failpoints.hit(AFTER_SEAL)
+            self._sealed()
+
+    def _sealed(self) -> None:
+        failpoints.hit(AFTER_SEAL)
+        for part in self.parts:
+            part.sealed()
 
     def _collect(self) -> WriteBatch:
+        for part in self.parts:
+            part.add_to(self.batch)
         batch = WriteBatch()
         batch.put_many(self._chunks.items())  # first: what is delivered already is then forgotten with its epoch
         batch.extend(self.batch)

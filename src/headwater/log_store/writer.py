@@ -27,7 +27,6 @@ from headwater.log_store.errors import DrainTimeout, InvalidOffset, WrongCall
 from headwater.log_store.item import BarrierItem
 from headwater.log_store.link import ReaderLink, Start
 from headwater.log_store.log import LogRegistry
-from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.sealer import Sealer
 from headwater.log_store.state import LogStoreState
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
@@ -61,7 +60,6 @@ class KvLogStoreWriter:
         sealer: Sealer,
         registry: LogRegistry,
         book: ConsumerBook,
-        remote: RemoteConsumers,
         buffer: LogStoreBuffer | None,
         link: ReaderLink | None,
     ) -> None:
@@ -69,7 +67,6 @@ class KvLogStoreWriter:
         self._sealer = sealer
         self._registry = registry
         self._book = book
-        self._remote = remote
         self._buffer = buffer
         self._link = link
         self._state = WriterState.NEW
@@ -77,6 +74,8 @@ class KvLogStoreWriter:
         self._epoch = Epoch(0)
         self._next_seq = 0
         self._rows = self._bytes = self._chunks = 0
+        if link is not None:
+            book.attach(state.log.name, link)
 
     @property
     def state(self) -> WriterState:
@@ -183,7 +182,6 @@ class KvLogStoreWriter:
         if self._link is not None:
             log, consumer, owned = self._store_state.log, self._link.consumer, self._store_state.vnodes
             self._link.hand_over(before, lambda done: self._book.apply(log, consumer, done, owned))
-        self._book.write(self._sealer.batch, [self._store_state.log], self._remote.all())
 
     def pause(self) -> None:
         """No more chunks; barriers go on. :raises WrongCall: it is paused already."""
@@ -215,8 +213,9 @@ class KvLogStoreWriter:
         self._state = WriterState.PAUSED if self._was_paused else WriterState.RUNNING
         if options.is_stop:
             self._state = WriterState.STOPPED
-            if self._buffer is not None:
+            if self._buffer is not None and self._link is not None:
                 self._buffer.close()
+                self._book.detach(self._store_state.log.name, self._link)
 
     def _start(self) -> Start:
         return Start(self._epoch, self._store_state.vnodes, self._sealer.ended)

@@ -1,15 +1,28 @@
 """Stores beside a store: small ones of other owners, found from the store that they belong to.
 
 ``beside(location, "consumers", log, name)`` is a place under the store's own: a folder of an embedded store, a longer
-prefix of an object store, a longer name in memory. Each is a whole store with a writer of its own.
+prefix of an object store, a longer name in memory. Each is a whole store with a writer of its own, of at most
+``MAX_BYTES`` in the embedded engine: a thousand of them fit into the addresses of a process.
 """
 
 from __future__ import annotations
 
+import os
+import time
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from headwater.state.location import split_location
+from headwater.state.location import open_reader, open_writer, split_location
+from headwater.state.store import StateReader, StateStore
+
+MAX_BYTES = 1 << 30
+"""The most that a store beside another can hold, in the embedded engine. Addresses, not disk."""
+
+_SETTLED_NS = 1_000_000_000
+"""A file that was written less than this ago may change again within one tick of its file system's clock."""
+
+Names = tuple[str, ...]
 
 
 def beside(location: str, *parts: str) -> str:
@@ -24,21 +37,91 @@ def beside(location: str, *parts: str) -> str:
     return f"{rest}/{names}"
 
 
-def stores_beside(location: str, first: str, depth: int) -> list[tuple[str, ...]]:
+def open_beside_writer(location: str, *parts: str, takeover: bool = False) -> StateStore:
+    """As ``open_writer``, for the store *parts* beside the one at *location*."""
+    place = beside(location, *parts)
+    engine, rest = split_location(place)
+    if engine != "embedded":
+        return open_writer(place, takeover=takeover)
+    from headwater.state.engines.embedded import open_embedded_writer
+
+    return open_embedded_writer(Path(rest), takeover=takeover, max_bytes=MAX_BYTES)
+
+
+def open_beside_reader(location: str, *parts: str) -> StateReader:
+    """As ``open_reader``, for the store *parts* beside the one at *location*."""
+    place = beside(location, *parts)
+    engine, rest = split_location(place)
+    if engine != "embedded":
+        return open_reader(place)
+    from headwater.state.engines.embedded import open_embedded_reader
+
+    return open_embedded_reader(Path(rest), max_bytes=MAX_BYTES)
+
+
+def stores_beside(location: str, first: str, depth: int) -> list[Names]:
     """The names of the stores at ``beside(location, first, …)`` with *depth* names more."""
+    return sorted(marks_beside(location, first, depth))
+
+
+def marks_beside(location: str, first: str, depth: int) -> dict[Names, Hashable]:
+    """Those stores, each with a mark: while it stays the same, nothing was sealed there. ``None`` says nothing."""
     engine, rest = split_location(location)
     if engine == "memory":
-        from headwater.state.engines.memory import memory_names
-
-        front = f"{rest}/{quote(first, safe='')}/"
-        found = [name.removeprefix(front).split("/") for name in memory_names() if name.startswith(front)]
+        found = _memory_marks(rest, quote(first, safe=""))
     elif engine == "slatedb":
-        from headwater.state.engines.slate import Place
-
-        names = Place.parse(rest, create=False).names(f"{quote(first, safe='')}/")
-        found = [name.split("/")[1 : 1 + depth] for name in names if "/owner/" in name]
+        found = _object_marks(rest, quote(first, safe=""), depth)
     else:
-        root = Path(rest) / quote(first, safe="")
-        pattern = "/".join(["*"] * depth) + "/data.mdb"
-        found = [list(path.relative_to(root).parts[:depth]) for path in root.glob(pattern)]
-    return sorted({tuple(map(unquote, parts)) for parts in found if len(parts) == depth})
+        found = _embedded_marks(f"{rest}/{quote(first, safe='')}", depth)
+    return {tuple(map(unquote, names)): mark for names, mark in found if len(names) == depth}
+
+
+def _memory_marks(name: str, first: str) -> Iterator[tuple[Names, Hashable]]:
+    from headwater.state.engines.memory import memory_names
+
+    front = f"{name}/{first}/"
+    for known in memory_names():
+        if known.startswith(front):
+            yield tuple(known.removeprefix(front).split("/")), None
+
+
+def _object_marks(url: str, first: str, depth: int) -> Iterator[tuple[Names, Hashable]]:
+    """A seal writes an object of the write-ahead log, under a name that was never there."""
+    from headwater.state.engines.slate import Place
+
+    logged: dict[Names, set[str]] = {}
+    for name in Place.parse(url, create=False).names(f"{first}/"):
+        parts = name.split("/")
+        if len(parts) > depth + 2 and parts[depth + 1] in ("owner", "db"):
+            found = logged.setdefault(tuple(parts[1 : depth + 1]), set())
+            if parts[depth + 1 : depth + 3] == ["db", "wal"]:
+                found.add(parts[-1])
+    for names, objects in logged.items():
+        yield names, frozenset(objects)
+
+
+def _embedded_marks(root: str, depth: int) -> Iterator[tuple[Names, Hashable]]:
+    """A seal writes into the data file; the time of that tells two apart when it is not of this very moment."""
+    now = time.time_ns()
+    for names, path in _folders(root, depth):
+        try:
+            found = os.stat(f"{path}/data.mdb")  # noqa: PTH116 - for a thousand stores at every seal
+        except OSError:
+            continue
+        settled = now - found.st_mtime_ns > _SETTLED_NS
+        yield names, (found.st_ino, found.st_size, found.st_mtime_ns) if settled else None
+
+
+def _folders(root: str, depth: int) -> Iterator[tuple[Names, str]]:
+    try:
+        with os.scandir(root) as entries:
+            names_here = [entry.name for entry in entries]
+    except OSError:
+        return
+    for name in names_here:
+        path = f"{root}/{name}"
+        if depth == 1:
+            yield (name,), path
+        else:
+            for names, folder in _folders(path, depth - 1):
+                yield (name, *names), folder

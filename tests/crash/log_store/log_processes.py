@@ -97,7 +97,7 @@ def consume(location: str, folder: Path, name: str) -> None:
         least = consumer.progress.minimum(part or VnodeBitmap.full(256))
         return consumer.delivered().ms if least is None else least.epoch.ms
 
-    tell("start", places=[place(part) for part in parts], begun=consumer._started.ms)
+    tell("start", places=[place(part) for part in parts], begun=consumer.started.ms)
     while True:
         stopped = (folder / "stopped").exists()
         after, upto = consumer.wait(0.1)

@@ -388,6 +388,7 @@ def test_m19_other_vnode_counts(reopen: Reopen, log_format: int, vnode_count: in
     assert rows_of(chunks) == rows_of(chunk)
     again.reader.truncate(barrier.offset)
     again.flush(3)
+    again.flush(4)
     with again.factory._store.snapshot() as view:
         assert LogView.open(view, "orders").bounds().gone == epoch(1)
 
@@ -423,16 +424,21 @@ def test_a_log_forgets_what_all_its_consumers_have_delivered(
     assert slow.delivered() == 0
     instance.factory.consumers.rewind(instance.log, "slow", epoch(4))
     instance.flush(8)
+    assert held()[0] == epoch(1), "announced, and deleted by a later seal"
+    instance.flush(9)
     assert held()[0] == epoch(5)
     instance.factory.consumers.drop(instance.factory.sealer.batch, "orders", "slow")
-    instance.flush(9)
+    instance.flush(10)
+    assert held()[0] == epoch(5)
+    instance.flush(11)
     assert held()[0] == epoch(6)
     with pytest.raises(EpochGone) as caught:
         instance.factory.consumers.register(instance.log, "late", epoch(2))
     assert caught.value.oldest == epoch(5)
-    with pytest.raises(EpochGone):
-        instance.factory.consumers.rewind(instance.log, "sink", epoch(2))
     consumers, batch = instance.factory.consumers, instance.factory.sealer.batch
+    consumers.register(instance.log, "other")
+    with pytest.raises(EpochGone):
+        consumers.rewind(instance.log, "other", epoch(2))
     with pytest.raises(LogNotFound):
         consumers.drop(batch, "orders", "slow")
     with pytest.raises(LogNotFound):

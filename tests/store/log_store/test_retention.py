@@ -57,6 +57,7 @@ def test_what_a_consumer_needs_is_not_dropped(table: Table) -> None:
         with pytest.raises(RetentionRefused, match="'mirror'"):
             apply_retention(table.factory, "orders", Retention(max_bytes=0))
         table.seal()
+        table.seal()
         assert min(table.formats()) == 2
         consumer.commit(epoch(5))
         assert apply_retention(table.factory, "orders", Retention(max_bytes=0)).epochs >= 4

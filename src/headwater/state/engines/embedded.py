@@ -319,9 +319,12 @@ def open_embedded_writer(path: Path, *, takeover: bool = False, max_bytes: int =
         raise
 
 
-def open_embedded_reader(path: Path) -> EmbeddedReader:
-    """A reader of the store in directory *path*. :raises StoreNotFound: there is none."""
-    return EmbeddedReader(borrow(path, create=False, max_bytes=DEFAULT_MAX_BYTES))
+def open_embedded_reader(path: Path, *, max_bytes: int = DEFAULT_MAX_BYTES) -> EmbeddedReader:
+    """A reader of the store in directory *path*. :raises StoreNotFound: there is none.
+
+    :param max_bytes: addresses to map; a store that grew beyond them is mapped as a whole.
+    """
+    return EmbeddedReader(borrow(path, create=False, max_bytes=max_bytes))
 
 
 def _apply(main: LmdbCells, step: Step) -> None:
