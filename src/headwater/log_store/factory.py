@@ -12,6 +12,7 @@ import pyarrow as pa
 from headwater.log_store.buffer import MAX_BYTES, MAX_ROWS, LogStoreBuffer
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.consumers import ConsumerBook
+from headwater.log_store.historical_reads import HistoricalReads
 from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import DEFAULT_FORMAT, Log, LogRegistry
 from headwater.log_store.reader import KvLogStoreReader
@@ -26,7 +27,10 @@ from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, VnodeBitmap
 
 
 class KvLogStoreFactory:
-    """The logs of one state store, for the process that writes it."""
+    """The logs of one state store, for the process that writes it.
+
+    :param historical_reads: the limit of readers that read history at once; share it between factories.
+    """
 
     ALLOW_REWIND: ClassVar = True
     REBUILD_SINK_ON_UPDATE_VNODE_BITMAP: ClassVar = True
@@ -38,8 +42,10 @@ class KvLogStoreFactory:
         stage_bytes: int = STAGE_BYTES,
         compression: Compression = Compression.NONE,
         clock: Callable[[], int] = now_ms,
+        historical_reads: HistoricalReads | None = None,
     ) -> None:
         self._store = store
+        self._historical_reads = historical_reads or HistoricalReads()
         self._compression = compression
         self._clock = clock
         self.sealer = Sealer(store, stage_bytes)
@@ -93,7 +99,9 @@ class KvLogStoreFactory:
         link = ReaderLink(consumer, buffer)
         writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, buffer, link)
         self._writers.add(writer)
-        reader = KvLogStoreReader(self._store, state, buffer, link, known, delays, sleep)
+        reader = KvLogStoreReader(
+            self._store, state, buffer, link, known, delays, sleep, historical_reads=self._historical_reads
+        )
         return reader, writer
 
     @property
