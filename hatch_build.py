@@ -1,0 +1,57 @@
+"""Build hook: compiles the Postgres decoder where there is a C compiler; without one, Python decodes."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+SOURCE = "src/headwater/sources/postgres/_decoder.c"
+
+
+class DecoderBuildHook(BuildHookInterface):  # type: ignore[misc]
+    """The library lands beside its source, so an editable install finds it, too; a wheel is then of this platform."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        source = Path(self.root, SOURCE)
+        library = source.with_name("_decoder" + str(sysconfig.get_config_var("EXT_SUFFIX")))
+        reason = (
+            "HEADWATER_NO_EXTENSION is set" if os.environ.get("HEADWATER_NO_EXTENSION") else _compile(source, library)
+        )
+        if reason is not None:
+            library.unlink(missing_ok=True)
+            self.app.display_warning(f"headwater: the Postgres decoder was not compiled, Python will decode: {reason}")
+            return
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True
+        if version != "editable":
+            build_data["force_include"][str(library)] = f"headwater/sources/postgres/{library.name}"
+
+    def clean(self, versions: list[str]) -> None:
+        for library in Path(self.root, SOURCE).parent.glob("_decoder.*.so"):
+            library.unlink()
+
+
+def _compile(source: Path, library: Path) -> str | None:
+    """Why it could not be compiled, or ``None``."""
+    compiler = shlex.split(os.environ.get("CC") or str(sysconfig.get_config_var("CC") or "cc"))
+    flags = ["-O3", "-fPIC", "-shared", "-fno-strict-aliasing", "-fvisibility=hidden", "-Wall", "-Wextra"]
+    include = f"-I{sysconfig.get_paths()['include']}"
+    made = library.with_suffix(f".{os.getpid()}.tmp")
+    command = [*compiler, *flags, include, str(source), "-o", str(made)]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+        if run.returncode:
+            lines = [line for line in run.stderr.splitlines() if "error" in line] or [f"{compiler[0]} failed"]
+            return lines[0]
+        made.replace(library)  # a process that runs has the old one open
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    finally:
+        made.unlink(missing_ok=True)
+    return None
