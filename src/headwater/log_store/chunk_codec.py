@@ -19,20 +19,17 @@ a whole quarter of the vnodes is read without looking at another row. Blocks are
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
-from itertools import pairwise, starmap
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.log_store.columns import VNODE, sorted_batch
+from headwater.log_store.columns import VNODE
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
-from headwater.stream import Chunk, VnodeBitmap
+from headwater.stream import VnodeBitmap
 
 FORMAT = 2
 MAX_BLOCKS = 32
@@ -56,8 +53,7 @@ class Compression(Enum):
         return pa.ipc.IpcWriteOptions(compression=name, use_threads=False)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """Where the rows of a range of vnodes are inside a chunk."""
 
     first_vnode: int
@@ -67,8 +63,7 @@ class Block:
     length: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkHeader:
+class ChunkHeader(NamedTuple):
     """What a chunk says of itself."""
 
     compression: Compression
@@ -76,14 +71,6 @@ class ChunkHeader:
     rows: int
     first_seq: int
     blocks: tuple[Block, ...]
-
-
-def encode_chunk(
-    chunk: Chunk, first_seq: int, schema_version: int, vnode_count: int, compression: Compression
-) -> bytes:
-    """The stored bytes of *chunk*."""
-    batch, vnodes = sorted_batch(chunk, first_seq)
-    return encode_batch(batch, vnodes, first_seq, schema_version, vnode_count, compression)
 
 
 def encode_batch(
@@ -139,7 +126,7 @@ def decode_header(data: Any) -> ChunkHeader:
         end = _HEADER.size + _BLOCK.size * count
         if len(data) < end:
             raise ValueError("directory")
-        blocks = tuple(starmap(Block, _BLOCK.iter_unpack(memoryview(data)[_HEADER.size : end])))
+        blocks = tuple(map(Block._make, _BLOCK.iter_unpack(memoryview(data)[_HEADER.size : end])))
         header = ChunkHeader(Compression(compression), schema_version, rows, first_seq, blocks)
     except (struct.error, ValueError) as error:
         if isinstance(error, UnknownVersion):
@@ -154,39 +141,39 @@ def decode_header(data: Any) -> ChunkHeader:
     return header
 
 
-@lru_cache(maxsize=64)
-def _counts(wanted: VnodeBitmap) -> list[int]:
-    """How many wanted vnodes there are below each vnode."""
-    counts: list[int] = np.concatenate(([0], np.cumsum(wanted.mask()))).tolist()
-    return counts
+def wanted_blocks(header: ChunkHeader, wanted: VnodeBitmap | None) -> list[tuple[Block, VnodeBitmap | None]]:
+    """The blocks that may have rows of *wanted* vnodes, each with the vnodes to filter it by."""
+    if wanted is None:
+        return [(block, None) for block in header.blocks]
+    found: list[tuple[Block, VnodeBitmap | None]] = []
+    for block in header.blocks:
+        count = block.last_vnode + 1 - block.first_vnode
+        inside = (wanted.bits >> block.first_vnode & (1 << count) - 1).bit_count()
+        if inside:
+            found.append((block, None if inside == count else wanted))
+    return found
 
 
-def decode_blocks(
-    data: Any, header: ChunkHeader, schema: pa.Schema, wanted: VnodeBitmap | None
-) -> Iterator[pa.RecordBatch]:
-    """The stored batches of the wanted vnodes, block by block; only their bytes are touched and copied.
+def copy_block(data: Any, block: Block) -> pa.Buffer:
+    """The message of a block in memory of its own; no other byte of the chunk is touched."""
+    message = pa.allocate_buffer(block.length)  # of Arrow's pool, which keeps its pages
+    memoryview(message).cast("B")[:] = memoryview(data)[block.offset : block.offset + block.length]
+    return message
+
+
+def decode_block(message: pa.Buffer, block: Block, schema: pa.Schema, wanted: VnodeBitmap | None) -> pa.RecordBatch:
+    """The stored batch of a block, over the memory of its message.
 
     :param schema: the stored schema of the chunk's version.
-    :raises LogCorrupt: a block is not what was written.
+    :param wanted: only the rows of these vnodes; there may be none.
+    :raises LogCorrupt: the block is not what was written.
     """
-    view = memoryview(data).cast("B")
-    counts = None if wanted is None else _counts(wanted)
-    for block in header.blocks:
-        whole = counts is None
-        if counts is not None:
-            inside = counts[block.last_vnode + 1] - counts[block.first_vnode]
-            if not inside:
-                continue
-            whole = inside == block.last_vnode + 1 - block.first_vnode
-        try:
-            message = pa.allocate_buffer(block.length)  # of Arrow's pool, which keeps its pages
-            memoryview(message).cast("B")[:] = view[block.offset : block.offset + block.length]
-            batch = pa.ipc.read_record_batch(message, schema)
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise LogCorrupt("A block of a stored chunk cannot be read.") from error
-        if batch.num_rows != block.rows:
-            raise LogCorrupt("A block of a stored chunk does not have the rows that it names.")
-        if not whole and wanted is not None:
-            batch = batch.filter(pa.array(wanted.mask_of(batch.column(VNODE).to_numpy())))
-        if batch.num_rows:
-            yield batch
+    try:
+        batch = pa.ipc.read_record_batch(message, schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise LogCorrupt("A block of a stored chunk cannot be read.") from error
+    if batch.num_rows != block.rows:
+        raise LogCorrupt("A block of a stored chunk does not have the rows that it names.")
+    if wanted is None:
+        return batch
+    return batch.filter(pa.array(wanted.mask_of(batch.column(VNODE).to_numpy())))

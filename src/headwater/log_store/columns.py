@@ -19,8 +19,6 @@ OP, VNODE, SEQ, EPOCH = "_op", "_vnode", "_seq", "_epoch"
 RESERVED = (OP, VNODE, SEQ, EPOCH)
 
 _ADDED = (pa.field(OP, pa.int8(), False), pa.field(VNODE, pa.uint16(), False), pa.field(SEQ, pa.uint32(), False))
-
-
 _EPOCH_FIELD = pa.field(EPOCH, pa.uint64(), False)
 
 
@@ -66,4 +64,7 @@ def chunk_of(batch: pa.RecordBatch) -> Chunk:
 
 def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
     """*batch* with its epoch as a column."""
-    return batch.append_column(_EPOCH_FIELD, pa.array(np.full(batch.num_rows, epoch, np.uint64)))
+    rows = batch.num_rows
+    memory = pa.allocate_buffer(8 * rows)  # of Arrow's pool, which keeps its pages
+    np.frombuffer(memory, np.uint64).fill(epoch)
+    return batch.append_column(_EPOCH_FIELD, pa.UInt64Array.from_buffers(pa.uint64(), rows, [None, memory]))

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """Rows that were decoded, and the stored bytes that were read for them."""
+
+    rows: int = 0
+    bytes: int = 0
+
+    def add(self, rows: int, size: int) -> None:
+        self.rows += rows
+        self.bytes += size
 
 
 @dataclass(slots=True)
@@ -10,6 +22,8 @@ class LogCounters:
     """Figures that only grow.
 
     :ivar storage_write_count: rows (with *storage_write_size* bytes) that were encoded for the store.
+    :ivar persistent_log: read as history, from sealed epochs.
+    :ivar flushed_buffer: read again at the live end, because the buffer had no room.
     :ivar drain_seconds: time that the writer was blocked by drains.
     :ivar rewind_seconds: time that the reader waited before it tried again.
     """
@@ -19,6 +33,8 @@ class LogCounters:
     storage_write_size: int = 0
     read_rows: int = 0
     spilled_read_rows: int = 0
+    persistent_log: ReadCounters = field(default_factory=ReadCounters)
+    flushed_buffer: ReadCounters = field(default_factory=ReadCounters)
     rewind_count: int = 0
     rewind_seconds: float = 0.0
     drain_count: int = 0

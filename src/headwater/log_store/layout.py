@@ -23,11 +23,13 @@ MAX_SEQ = (1 << 32) - 1
 
 _ROW = struct.Struct(">IBHQI")
 _CHUNK = struct.Struct(">IBQHI")
-_BARRIER = struct.Struct(">IBQH")
+_BARRIER = _WRITER = struct.Struct(">IBQH")
 _VNODE = struct.Struct(">IBH")
 _EPOCH = struct.Struct(">IBQ")
 
 ROWS, CHUNKS, BARRIERS = 0, 1, 2
+CHUNKS_OF = _WRITER.size
+"""Length of what :func:`chunks_of` gives."""
 
 
 def prefix(number: int) -> bytes:
@@ -56,6 +58,11 @@ def chunk_key(number: int, epoch: int, writer: int, seq: int) -> bytes:
 def chunks_from(number: int, epoch: int = 0) -> bytes:
     """The first key that a chunk can have from *epoch* on."""
     return _EPOCH.pack(LOG_SPACE + number, CHUNKS, epoch)
+
+
+def chunks_of(number: int, epoch: int, writer: int) -> bytes:
+    """The front of every key of a chunk of *writer* in *epoch*."""
+    return _WRITER.pack(LOG_SPACE + number, CHUNKS, epoch, writer)
 
 
 def barrier_key(number: int, epoch: int, writer: int) -> bytes:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, islice
 from operator import itemgetter
+from typing import Any
 
 import pyarrow as pa
 
@@ -19,6 +21,7 @@ from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.bounds import BOUNDS, Bounds
 from headwater.log_store.columns import SEQ, read_schema, stored_schema, with_epoch
+from headwater.log_store.counters import ReadCounters
 from headwater.log_store.errors import EpochGone, InvalidOffset, RetentionMiss, UnknownVersion
 from headwater.log_store.log import FORMATS, Log, LogRegistry
 from headwater.log_store.serde import LogStoreRowSerde
@@ -27,6 +30,7 @@ from headwater.stream import Epoch, VnodeBitmap
 
 _ROWS_AT_ONCE = 8192
 _EPOCHS_AT_ONCE = 256
+_BYTES_AT_ONCE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +43,30 @@ class Formats:
     @classmethod
     def of(cls, ended: Sequence[tuple[int, BarrierRecord]]) -> Formats:
         """:raises UnknownVersion: a format that this release does not know."""
-        rows = VnodeBitmap.empty(ended[0][1].vnodes.count)
-        chunks = set()
-        for writer, record in ended:
-            if record.format == row_codec.FORMAT:
-                rows = rows | record.vnodes
-            elif record.format == chunk_codec.FORMAT:
-                chunks.add(writer)
-            else:
-                raise UnknownVersion(
-                    f"An epoch has format {record.format}; this release reads {' and '.join(map(str, FORMATS))}.",
-                    next_step="Upgrade headwater.",
-                )
-        return cls(rows, frozenset(chunks))
+        return _formats(tuple((writer, record.format, record.vnodes) for writer, record in ended))
 
     @property
     def numbers(self) -> tuple[int, ...]:
         """The formats by number."""
         return (*((row_codec.FORMAT,) if self.rows else ()), *((chunk_codec.FORMAT,) if self.chunks else ()))
+
+
+@lru_cache(maxsize=64)
+def _formats(ended: tuple[tuple[int, int, VnodeBitmap], ...]) -> Formats:
+    """Of writer, format and vnodes of each barrier: epoch after epoch mostly the same."""
+    rows = VnodeBitmap.empty(ended[0][2].count)
+    chunks = set()
+    for writer, number, vnodes in ended:
+        if number == row_codec.FORMAT:
+            rows = rows | vnodes
+        elif number == chunk_codec.FORMAT:
+            chunks.add(writer)
+        else:
+            raise UnknownVersion(
+                f"An epoch has format {number}; this release reads {' and '.join(map(str, FORMATS))}.",
+                next_step="Upgrade headwater.",
+            )
+    return Formats(rows, frozenset(chunks))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +86,15 @@ class EpochEnd:
 
 
 class LogView:
-    """One log in one snapshot."""
+    """One log in one snapshot.
 
-    def __init__(self, view: Snapshot, log: Log) -> None:
+    :param reads: counts the rows that are read.
+    """
+
+    def __init__(self, view: Snapshot, log: Log, reads: ReadCounters | None = None) -> None:
         self._view = view
         self.log = log
-        self._serde = LogStoreRowSerde(log)
+        self._serde = LogStoreRowSerde(log, reads=reads)
 
     @classmethod
     def open(cls, view: Snapshot, name: str) -> LogView:
@@ -110,9 +123,11 @@ class LogView:
         """Epoch, writer and record of every barrier in ``(after, upto]``, in order."""
         number = self.log.number
         end = layout.space_end(number, layout.BARRIERS) if upto is None else layout.barriers_from(number, upto + 1)
-        for key, data in self._view.scan(layout.barriers_from(number, after + 1), end):
-            epoch, writer = layout.parse_barrier_key(key)
-            yield epoch, writer, BarrierRecord.from_bytes(bytes(data))
+        items = self._view.scan(layout.barriers_from(number, after + 1), end)
+        while run := list(islice(items, _EPOCHS_AT_ONCE)):
+            records = BarrierRecord.from_many([bytes(data) for _, data in run])
+            for (key, _), record in zip(run, records, strict=True):
+                yield *layout.parse_barrier_key(key), record
 
     def batches(self, epoch: Epoch, formats: Formats, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         """The stored batches of one epoch for *wanted* vnodes; each row from where its barrier says it is."""
@@ -120,26 +135,27 @@ class LogView:
         if in_rows:
             yield from self._row_batches(epoch, in_rows)
         if formats.chunks:
-            yield from self._chunk_batches(epoch, formats.chunks, wanted)
+            yield from (batch for _, batch in self._chunks([(epoch, formats)], wanted))
 
-    def _chunk_batches(self, epoch: Epoch, writers: frozenset[int], wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+    def _chunks(
+        self, run: Sequence[tuple[Epoch, Formats]], wanted: VnodeBitmap
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The batches in format 2 of neighbouring epochs, each with its epoch, in one scan."""
         number = self.log.number
         whole = None if wanted.is_full else wanted
-        for key, data in self._view.scan(layout.chunks_from(number, epoch), layout.chunks_from(number, epoch + 1)):
-            if layout.parse_chunk_key(key)[1] in writers:
-                yield from self._serde.decode_chunk(data, whole)
-
-    def _chunk_range(self, run: list[EpochEnd], wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
-        """The rows of neighbouring epochs that are all in format 2, in one scan."""
-        number = self.log.number
-        whole = None if wanted.is_full else wanted
-        writers = {end.epoch: end.formats.chunks for end in run}
-        low, high = layout.chunks_from(number, run[0].epoch), layout.chunks_from(number, run[-1].epoch + 1)
+        held = {layout.chunks_of(number, epoch, writer): epoch for epoch, formats in run for writer in formats.chunks}
+        low, high = layout.chunks_from(number, run[0][0]), layout.chunks_from(number, run[-1][0] + 1)
+        values: list[tuple[int, Any]] = []
+        size = 0
         for key, data in self._view.scan(low, high):
-            epoch, writer, _ = layout.parse_chunk_key(key)
-            if writer in writers.get(epoch, ()):
-                for batch in self._serde.decode_chunk(data, whole):
-                    yield with_epoch(batch, epoch)
+            epoch = held.get(key[: layout.CHUNKS_OF])
+            if epoch is not None:
+                values.append((epoch, data))
+                size += len(data)
+                if size >= _BYTES_AT_ONCE:
+                    yield from self._serde.decode_chunks(values, whole)
+                    values, size = [], 0
+        yield from self._serde.decode_chunks(values, whole)
 
     def _row_batches(self, epoch: Epoch, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         number = self.log.number
@@ -200,28 +216,29 @@ class LogView:
         """
         self.check_range(after, upto)
         vnodes = VnodeBitmap.full(self.log.vnode_count) if wanted is None else wanted
-        for only_chunks, ends in groupby(self.epochs(after, upto), lambda end: not end.formats.rows):
+        for only_chunks, places in groupby(self._places(after, upto), lambda place: not place[1].rows):
             if only_chunks:
-                for run in _runs(ends):
-                    yield from self._chunk_range(run, vnodes)
+                while run := list(islice(places, _EPOCHS_AT_ONCE)):  # a range of any length needs little memory
+                    for epoch, batch in self._chunks(run, vnodes):
+                        yield with_epoch(batch, epoch)
             else:
-                for end in ends:
-                    yield from self.read_epoch(end, vnodes)
+                for epoch, formats in places:
+                    for batch in self.batches(epoch, formats, vnodes):
+                        yield with_epoch(batch, epoch)
 
     def read_epoch(self, end: EpochEnd, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         """The rows of one epoch, as :meth:`read_range` gives them."""
         for batch in self.batches(end.epoch, end.formats, wanted):
             yield with_epoch(batch, end.epoch)
 
+    def _places(self, after: int, upto: int) -> Iterator[tuple[Epoch, Formats]]:
+        """Where the rows of each epoch in ``(after, upto]`` are."""
+        for epoch, group in groupby(self.records(after, upto), key=itemgetter(0)):
+            yield epoch, Formats.of([(writer, record) for _, writer, record in group])
+
     def schema(self) -> pa.Schema:
         """The columns of :meth:`read_range` for the newest schema."""
         return read_schema(self.log.schema)
-
-
-def _runs(ends: Iterator[EpochEnd]) -> Iterator[list[EpochEnd]]:
-    """Neighbours, a few hundred at a time: a range of any length needs little memory."""
-    while run := list(islice(ends, _EPOCHS_AT_ONCE)):
-        yield run
 
 
 def _joined(epoch: Epoch, ended: list[tuple[int, BarrierRecord]]) -> EpochEnd:

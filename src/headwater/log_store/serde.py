@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.columns import OP, RESERVED, SEQ, VNODE, sorted_batch, stored_schema
+from headwater.log_store.counters import ReadCounters
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
 from headwater.log_store.log import FORMATS, Log
 from headwater.stream import Chunk, VnodeBitmap
@@ -29,13 +30,22 @@ class LogStoreRowSerde:
     """The encoding of one log.
 
     :param version: the format to write, by default the log's own. Both are read, whatever this is.
+    :param reads: counts what is decoded.
     :raises UnknownVersion: no such format.
     """
 
-    def __init__(self, log: Log, version: int | None = None, compression: Compression = Compression.NONE) -> None:
+    def __init__(
+        self,
+        log: Log,
+        version: int | None = None,
+        compression: Compression = Compression.NONE,
+        reads: ReadCounters | None = None,
+    ) -> None:
         self.log = log
         self.version = log.format if version is None else version
         self._compression = compression
+        self._reads = reads or ReadCounters()
+        self._stored_schemas: dict[int, pa.Schema] = {}
         if self.version not in FORMATS:
             raise UnknownVersion(
                 f"Received log format {self.version}; valid are {' and '.join(map(str, FORMATS))}.",
@@ -84,14 +94,34 @@ class LogStoreRowSerde:
         whole = keys.tobytes()
         return [whole[_ROW_KEY * place : _ROW_KEY * (place + 1)] for place in range(count)]
 
-    def decode_chunk(self, value: Any, wanted: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
+    def decode_chunk(self, value: Any, wanted: VnodeBitmap | None = None) -> list[pa.RecordBatch]:
         """The stored batches of a value of version 2, of the *wanted* vnodes only.
 
         :raises UnknownVersion: another format, or a schema that the log does not know. :raises LogCorrupt: damaged.
         """
-        header = chunk_codec.decode_header(value)
-        schema = stored_schema(self.log.schema_of(header.schema_version))
-        yield from chunk_codec.decode_blocks(value, header, schema, wanted)
+        return [batch for _, batch in self.decode_chunks([(0, value)], wanted)]
+
+    def decode_chunks(
+        self, values: Sequence[tuple[int, Any]], wanted: VnodeBitmap | None
+    ) -> list[tuple[int, pa.RecordBatch]]:
+        """As :meth:`decode_chunk` for several values, each with its epoch; these come with their batches.
+
+        One step for all of them, then the next: a copy empties the caches, and code that runs between two of them
+        takes three times as long.
+        """
+        blocks = []
+        for epoch, value in values:
+            header = chunk_codec.decode_header(value)
+            schema = self._stored_schema(header.schema_version)
+            blocks += [(epoch, value, block, schema, left) for block, left in chunk_codec.wanted_blocks(header, wanted)]
+        messages = [chunk_codec.copy_block(value, block) for _, value, block, _, _ in blocks]
+        found = []
+        for (epoch, _, block, schema, left), message in zip(blocks, messages, strict=True):
+            batch = chunk_codec.decode_block(message, block, schema, left)
+            self._reads.add(batch.num_rows, block.length)
+            if batch.num_rows:
+                found.append((epoch, batch))
+        return found
 
     def decode_rows(self, items: Sequence[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
         """The stored batch of keys and values of version 1, in their order; they are of one epoch.
@@ -108,7 +138,14 @@ class LogStoreRowSerde:
         vnodes = keys[:, _VNODE_AT : _VNODE_AT + 2].copy().view(">u2").reshape(count).astype(np.uint16)
         seqs = keys[:, _SEQ_AT:].copy().view(">u4").reshape(count).astype(np.uint32)
         values = [value for _, value in items]
-        schema = self.log.schema_of(row_codec.schema_version_of(values[0]))
-        rows, ops = row_codec.decode_rows(values, schema)
+        version = row_codec.schema_version_of(values[0])
+        rows, ops = row_codec.decode_rows(values, self.log.schema_of(version))
         columns: list[Any] = [*rows.columns, ops, pa.array(vnodes), pa.array(seqs)]
-        yield pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
+        self._reads.add(count, sum(map(len, values)))
+        yield pa.RecordBatch.from_arrays(columns, schema=self._stored_schema(version))
+
+    def _stored_schema(self, version: int) -> pa.Schema:
+        known = self._stored_schemas.get(version)
+        if known is None:
+            known = self._stored_schemas[version] = stored_schema(self.log.schema_of(version))
+        return known

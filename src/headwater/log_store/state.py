@@ -11,13 +11,14 @@ import pyarrow as pa
 from headwater import failpoints
 from headwater.log_store import layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
-from headwater.log_store.chunk_codec import Compression, decode_blocks, decode_header, encode_chunk
-from headwater.log_store.columns import chunk_of, stored_schema
+from headwater.log_store.chunk_codec import Compression
+from headwater.log_store.columns import SEQ, chunk_of
 from headwater.log_store.counters import LogCounters
 from headwater.log_store.errors import ForeignSchema, ForeignVnode, LogCorrupt, WrongCall
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import LogView
 from headwater.log_store.sealer import Sealer
+from headwater.log_store.serde import LogStoreRowSerde
 from headwater.state import WriteBatch
 from headwater.stream import Chunk, Epoch, VnodeBitmap
 
@@ -88,26 +89,9 @@ class LogStoreState:
         """Add *chunk* to the next seal; returns its bytes."""
         if first_seq + chunk.num_rows - 1 > layout.MAX_SEQ:
             raise WrongCall(f"Epoch {epoch} has more than {layout.MAX_SEQ} rows.", next_step="Seal epochs more often.")
-        number = self.log.number
-        if self.log.format == row_codec.FORMAT:
-            items = self._row_items(epoch, first_seq, chunk)
-            self._sealer.put_many(items)
-            return self.counters.stored(chunk.num_rows, sum(len(value) for _, value in items))
-        data = encode_chunk(chunk, first_seq, self.log.schema_version, self.log.vnode_count, self._compression)
-        self._sealer.put(layout.chunk_key(number, epoch, self._writer, first_seq), data)
-        return self.counters.stored(chunk.num_rows, len(data))
-
-    def _row_items(self, epoch: Epoch, first_seq: int, chunk: Chunk) -> list[tuple[bytes, bytes]]:
-        count = chunk.num_rows
-        keys = np.empty((count, 19), np.uint8)
-        head = layout.row_key(self.log.number, 0, epoch, 0)
-        keys[:] = np.frombuffer(head, np.uint8)
-        keys[:, 5:7] = chunk.vnodes.to_numpy().astype(">u2").view(np.uint8).reshape(count, 2)
-        seqs = np.arange(first_seq, first_seq + count).astype(">u4")
-        keys[:, 15:19] = seqs.view(np.uint8).reshape(count, 4)
-        whole = keys.tobytes()
-        values = row_codec.encode_rows(chunk.rows, chunk.ops, self.log.schema_version)
-        return [(whole[19 * place : 19 * place + 19], value) for place, value in enumerate(values)]
+        items = LogStoreRowSerde(self.log, compression=self._compression).encode(epoch, self._writer, first_seq, chunk)
+        self._sealer.put_many(items)
+        return self.counters.stored(chunk.num_rows, sum(len(value) for _, value in items))
 
     def write_barrier(
         self, epoch: Epoch, *, is_checkpoint: bool, is_stop: bool, rows: int, size: int, chunks: int
@@ -140,17 +124,18 @@ class LogStoreState:
         batch = read(epoch, first_seq, last_seq, log, vnodes)
         if batch is None or batch.num_rows != last_seq - first_seq + 1:
             with self._sealer.store.snapshot() as view:  # an epoch that was migrated since is as its barrier says
-                shown = LogView(view, self.log)
+                shown = LogView(view, self.log, self.counters.flushed_buffer)
                 shown.check_not_dropped(epoch.prev())
                 batch = shown.rewritten(epoch, _writer_of(vnodes), log.format, first_seq, last_seq, vnodes)
         if batch is None or batch.num_rows != last_seq - first_seq + 1:
             raise LogCorrupt(f"A spilled chunk of epoch {epoch} is not whole.")
-        order = np.argsort(batch.column("_seq").to_numpy(), kind="stable")
+        order = np.argsort(batch.column(SEQ).to_numpy(), kind="stable")
         return chunk_of(batch.take(pa.array(order)))
 
     def _spilled_chunks(
         self, epoch: Epoch, first_seq: int, last_seq: int, log: Log, vnodes: VnodeBitmap
     ) -> pa.RecordBatch | None:
+        serde = LogStoreRowSerde(log, reads=self.counters.flushed_buffer)
         found: list[pa.RecordBatch] = []
         seq = first_seq
         while seq <= last_seq:
@@ -161,9 +146,9 @@ class LogStoreState:
                     data = view.get(key)
             if data is None:
                 return None
-            header = decode_header(data)
-            found += decode_blocks(data, header, stored_schema(log.schema_of(header.schema_version)), None)
-            seq += header.rows
+            batches = serde.decode_chunk(data)
+            found += batches
+            seq += sum(batch.num_rows for batch in batches)
         return pa.Table.from_batches(found).combine_chunks().to_batches()[0]
 
     def _spilled_rows(
@@ -180,16 +165,8 @@ class LogStoreState:
                 for vnode in vnodes:
                     first, last = (layout.row_key(log.number, vnode, epoch, seq) for seq in (first_seq, last_seq))
                     cells.update((key, bytes(value)) for key, value in view.scan(first, last + b"\0"))
-        if not cells:
-            return None
-        places = [layout.parse_row_key(key) for key in cells]
-        values = list(cells.values())
-        schema = log.schema_of(row_codec.schema_version_of(values[0]))
-        rows, ops = row_codec.decode_rows(values, schema)
-        owners = np.array([vnode for vnode, _, _ in places], np.uint16)
-        seqs = np.array([seq for _, _, seq in places], np.uint32)
-        columns = [*rows.columns, ops, pa.array(owners), pa.array(seqs)]
-        return pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
+        serde = LogStoreRowSerde(log, reads=self.counters.flushed_buffer)
+        return next(serde.decode_rows(list(cells.items())), None)
 
 
 def _writer_of(vnodes: VnodeBitmap) -> int:

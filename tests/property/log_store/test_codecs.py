@@ -12,8 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.log_store import layout
-from headwater.log_store.chunk_codec import Compression, decode_blocks, decode_header, encode_chunk
-from headwater.log_store.columns import SEQ, VNODE, check_payload, chunk_of, stored_schema
+from headwater.log_store.chunk_codec import (
+    Compression,
+    copy_block,
+    decode_block,
+    decode_header,
+    encode_batch,
+    wanted_blocks,
+)
+from headwater.log_store.columns import SEQ, VNODE, check_payload, chunk_of, sorted_batch, stored_schema
 from headwater.log_store.errors import ForeignSchema, LogCorrupt, UnknownVersion
 from headwater.log_store.row_codec import check_flat, decode_rows, encode_rows
 from headwater.stream import Chunk, Epoch, VnodeBitmap
@@ -57,6 +64,16 @@ def chunk(rows: list[tuple[Any, ...]], ops: list[int] | None = None, count: int 
     return Chunk.build(batch_of(rows), pa.array(codes, pa.int8()), ["id"], count)
 
 
+def encoded(made: Chunk, first_seq: int, version: int, count: int, how: Compression) -> bytes:
+    batch, vnodes = sorted_batch(made, first_seq)
+    return encode_batch(batch, vnodes, first_seq, version, count, how)
+
+
+def decoded(data: bytes, payload: pa.Schema, wanted: VnodeBitmap | None = None) -> list[pa.RecordBatch]:
+    blocks = wanted_blocks(decode_header(data), wanted)
+    return [decode_block(copy_block(data, block), block, stored_schema(payload), left) for block, left in blocks]
+
+
 @given(st.lists(ROW, max_size=12), st.integers(0, 3))
 def test_15_rows_of_format_1_come_back_equal(rows: list[tuple[Any, ...]], skip: int) -> None:
     batch = batch_of(rows).slice(min(skip, len(rows)))
@@ -71,10 +88,10 @@ def test_15_rows_of_format_1_come_back_equal(rows: list[tuple[Any, ...]], skip: 
 @given(st.lists(ROW, max_size=12), st.sampled_from(list(Compression)), st.sampled_from([1, 7, 256, 32768]))
 def test_15_chunks_of_format_2_come_back_equal(rows: list[tuple[Any, ...]], how: Compression, count: int) -> None:
     made = chunk(rows, count=count)
-    data = encode_chunk(made, 100, 3, count, how)
+    data = encoded(made, 100, 3, count, how)
     header = decode_header(data)
     assert (header.rows, header.first_seq, header.schema_version) == (len(rows), 100, 3)
-    blocks = list(decode_blocks(data, header, stored_schema(SCHEMA), None))
+    blocks = decoded(data, SCHEMA)
     if rows:
         stored = pa.Table.from_batches(blocks).combine_chunks().to_batches()[0]
         keys = list(zip(stored.column(VNODE).to_pylist(), stored.column(SEQ).to_pylist(), strict=True))
@@ -88,13 +105,13 @@ def test_15_chunks_of_format_2_come_back_equal(rows: list[tuple[Any, ...]], how:
 def test_a_reader_of_some_vnodes_gets_exactly_their_rows_and_touches_only_their_blocks() -> None:
     rows = pa.record_batch({"id": pa.array(range(20_000)), "text": pa.array([f"row {n}" for n in range(20_000)])})
     made = Chunk.inserts(rows, ["id"])
-    data = encode_chunk(made, 0, 1, 256, Compression.NONE)
+    data = encoded(made, 0, 1, 256, Compression.NONE)
     header = decode_header(data)
     assert len(header.blocks) == 8
     quarter = VnodeBitmap.from_ranges([range(64, 128)], 256)
     odd = VnodeBitmap.of(range(1, 256, 2), 256)
     for wanted in (quarter, odd, VnodeBitmap.of([0], 256), VnodeBitmap.full(256), VnodeBitmap.empty(256)):
-        found = list(decode_blocks(data, header, stored_schema(rows.schema), wanted))
+        found = decoded(data, rows.schema, wanted)
         got = [number for batch in found for number in batch.column("id").to_pylist()]
         mask = wanted.mask_of(made.vnodes.to_numpy())
         assert sorted(got) == np.flatnonzero(mask).tolist()
@@ -104,7 +121,7 @@ def test_a_reader_of_some_vnodes_gets_exactly_their_rows_and_touches_only_their_
     for block in header.blocks:
         if block not in used:
             damaged[block.offset : block.offset + block.length] = b"\xff" * block.length
-    found = list(decode_blocks(bytes(damaged), header, stored_schema(rows.schema), quarter))
+    found = decoded(bytes(damaged), rows.schema, quarter)
     assert sum(batch.num_rows for batch in found) == sum(block.rows for block in used)
 
 
@@ -118,10 +135,10 @@ def test_damage_is_called_corrupt_in_both_formats() -> None:
         decode_rows([value + b"x"], SCHEMA)
     with pytest.raises(UnknownVersion, match="format 9"):
         decode_rows([b"\x09" + value[1:]], SCHEMA)
-    data = encode_chunk(chunk([row] * 3), 0, 1, 256, Compression.LZ4)
+    data = encoded(chunk([row] * 3), 0, 1, 256, Compression.LZ4)
     for cut in range(len(data)):
         with pytest.raises(LogCorrupt):
-            list(decode_blocks(data[:cut], decode_header(data[:cut]), stored_schema(SCHEMA), None))
+            decoded(data[:cut], SCHEMA)
     with pytest.raises(UnknownVersion, match="format 9"):
         decode_header(b"\x09" + data[1:])
 
