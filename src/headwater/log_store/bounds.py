@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from headwater.log_store import layout
 from headwater.log_store.log import Log
+from headwater.log_store.log_events import LogEvents
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.stream import Epoch
 
@@ -61,6 +62,7 @@ class LogBounds:
     def __init__(self, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> None:
         self._bounds: StateTable = catalog.open_or_create(BOUNDS, batch)
         self._announced: StateTable = catalog.open_or_create(ANNOUNCED, batch)
+        self.events = LogEvents(catalog, batch)
         self._now = {log: Bounds(Epoch(gone), Epoch(dropped)) for (log,), (gone, dropped) in self._bounds.scan(view, 0)}
         self._sealed = {log: Epoch(epoch) for (log,), (epoch,) in self._announced.scan(view, 0)}
         self._unsealed: dict[str, Epoch] = {}
@@ -97,6 +99,7 @@ class LogBounds:
         if log.may_hold_rows:
             for vnode in range(log.vnode_count):
                 batch.delete_range(layout.rows_from(number, vnode, gone + 1), layout.rows_from(number, vnode, upto + 1))
+        self.events.forget(batch, log.name, upto)
         made = Bounds(upto, dropped or self.of(log.name).dropped)
         self._now[log.name] = made
         self._bounds.put(batch, 0, (log.name,), (int(made.gone), int(made.dropped)))

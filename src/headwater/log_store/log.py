@@ -75,12 +75,15 @@ class Log:
             raise UnknownVersion(f"Log {self.name!r} has no schema version {version}.")
         return self.schemas[version - 1]
 
-    def with_schema(self, schema: pa.Schema) -> Log:
-        """The log after a schema change; the same log when nothing changes."""
-        if schema.equals(self.schema):
+    def with_schema(self, schema: pa.Schema, key_columns: tuple[str, ...] | None = None) -> Log:
+        """The log after a schema change; the same log when nothing changes.
+
+        :param key_columns: where a column of the key was renamed.
+        """
+        if schema.equals(self.schema, check_metadata=True):
             return self
         check_schema(self.format, schema)
-        return replace(self, schemas=(*self.schemas, schema))
+        return replace(self, schemas=(*self.schemas, schema), key_columns=key_columns or self.key_columns)
 
 
 def check_schema(log_format: int, schema: pa.Schema) -> None:

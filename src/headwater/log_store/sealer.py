@@ -114,6 +114,11 @@ class Sealer:
         self.batch = WriteBatch()
         self._under_way = self._thread.submit(self.store.seal, epoch, batch)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether :meth:`wait` would return at once."""
+        return self._under_way is None or self._under_way.done()
+
     def wait(self) -> None:
         """Until no seal is under way.
 

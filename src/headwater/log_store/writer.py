@@ -16,8 +16,10 @@ The writer never waits for a reader, but for a drain that was asked for, and the
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import pyarrow as pa
 
@@ -27,6 +29,7 @@ from headwater.log_store.errors import DrainTimeout, InvalidOffset, WrongCall
 from headwater.log_store.item import BarrierItem
 from headwater.log_store.link import ReaderLink, Start
 from headwater.log_store.log import LogRegistry
+from headwater.log_store.log_events import LogEvent
 from headwater.log_store.sealer import Sealer
 from headwater.log_store.state import LogStoreState
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
@@ -127,6 +130,36 @@ class KvLogStoreWriter:
         self._next_seq += chunk.num_rows
         self._rows += chunk.num_rows
         state.counters.write_rows += chunk.num_rows
+
+    def note(self, kind: str, detail: Mapping[str, Any]) -> None:
+        """An event between the rows before it and those after it: see :mod:`headwater.log_store.log_events`."""
+        self._expect(WriterState.RUNNING)
+        event = LogEvent(self._epoch, self._next_seq, kind, detail)
+        self._book.bounds.events.add(self._sealer.batch, self._store_state.log.name, event)
+
+    def change_schema(self, schema: pa.Schema, key_columns: tuple[str, ...]) -> None:
+        """The chunks that follow have other columns, from the middle of an epoch on: each chunk names its own.
+
+        :raises ForeignSchema: columns that the log cannot hold.
+        :raises WrongCall: a reader of this process takes from the live end; it needs a barrier between.
+        """
+        self._expect(WriterState.RUNNING)
+        if self._buffer is not None:
+            raise WrongCall("A log with a reader of this process changes its columns at a barrier.")
+        log = self._store_state.log.with_schema(schema, key_columns)
+        self._registry.update(self._sealer.batch, log)
+        self._store_state.log = log
+
+    def end_epoch(self, next_epoch: Epoch) -> None:
+        """As :meth:`flush_current_epoch` with a checkpoint, for a writer without a reader; no rows need no barrier."""
+        if self._rows or self._buffer is not None or self._store_state.next_format is not None:
+            self.flush_current_epoch(next_epoch).finish()
+            return
+        self._expect(WriterState.RUNNING)
+        if next_epoch <= self._epoch:
+            raise InvalidOffset(f"Epoch {next_epoch} cannot follow epoch {self._epoch}.")
+        self._sealer.ended = max(self._sealer.ended, self._epoch)
+        self._epoch = next_epoch
 
     def flush_current_epoch(self, next_epoch: Epoch, options: FlushOptions | None = None) -> Flush:
         """End the current epoch. After the barrier was passed on, call :meth:`Flush.finish`.

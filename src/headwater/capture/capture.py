@@ -1,0 +1,128 @@
+"""Capture: follows one database into one store until it is told to stop, through every failure that passes.
+
+==========  ============================================  ==========================================
+state       meaning                                       goes to
+==========  ============================================  ==========================================
+starting    the source is being opened                    running, waiting, stopped
+running     changes flow                                  waiting, stopped
+waiting     a passing failure: it tries again             starting, stopped
+stopped     it was told to, or a person must act          (the end)
+==========  ============================================  ==========================================
+
+A failure that passes (:class:`~headwater.errors.TransientError`) throws the session away and starts the next one from
+the last seal, after a pause that grows and is forgotten once an epoch was sealed. Any other failure ends the capture:
+it is raised with what to do. The store's fence keeps a second capture out.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from pathlib import Path
+
+from headwater.capture.options import CaptureOptions
+from headwater.capture.requests import Requests
+from headwater.capture.session import CaptureSession
+from headwater.capture.statistics import CaptureStatistics
+from headwater.errors import HeadwaterError, TransientError
+from headwater.sources.source import Source
+from headwater.state import StateStore, open_writer
+
+_FIRST_PAUSE = 1.0
+
+
+class CaptureState(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Capture:
+    """One database into one store.
+
+    :param tables: captured beside those that the store knows already.
+    :param random_share: of a pause that is waited, between 0 and 1; injected for tests.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        location: str | Path,
+        tables: Sequence[str],
+        options: CaptureOptions | None = None,
+        *,
+        now_ms: Callable[[], int] = _now_ms,
+        random_share: Callable[[], float] = random.random,
+        takeover: bool = False,
+    ) -> None:
+        self._source = source
+        self._location = location
+        self._tables = list(tables)
+        self._options = options or CaptureOptions()
+        self._now_ms = now_ms
+        self._random_share = random_share
+        self._takeover = takeover
+        self._stop = threading.Event()
+        self._failures = 0
+        self.state = CaptureState.STARTING
+        self.statistics = CaptureStatistics()
+        self._requests = Requests(location)
+
+    @property
+    def source(self) -> Source:
+        return self._source
+
+    def stop(self) -> None:
+        """End at the next boundary; any thread, also a signal handler."""
+        self._stop.set()
+
+    def run(self) -> None:
+        """Until :meth:`stop`, or a failure that needs a person.
+
+        :raises HeadwaterError: what to do is its next step. The next start goes on from the last seal.
+        """
+        try:
+            with open_writer(self._location, takeover=self._takeover) as store:
+                while not self._stop.is_set():
+                    try:
+                        self._session(store)
+                    except TransientError as error:
+                        self._wait(error)
+        except HeadwaterError as error:
+            self.statistics.last_error = str(error)
+            raise
+        finally:
+            self.state = CaptureState.STOPPED
+            self._requests.close()
+            self._source.close()
+
+    def _session(self, store: StateStore) -> None:
+        self.state = CaptureState.STARTING
+        session = CaptureSession(self._source, store, self._tables, self._options, self.statistics, self._now_ms)
+        sealed = self.statistics.epochs
+        try:
+            self.state = CaptureState.RUNNING
+            while not self._stop.is_set():
+                session.serve(self._requests.new(session.answers))
+                session.step()
+                if self.statistics.epochs > sealed:
+                    self._failures = 0
+            session.finish()
+        finally:
+            session.close()
+
+    def _wait(self, error: TransientError) -> None:
+        self.state = CaptureState.WAITING
+        self.statistics.last_error = str(error)
+        self.statistics.restarts += 1
+        longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2**self._failures)
+        self._failures += 1
+        self._stop.wait(longest * self._random_share())

@@ -1,0 +1,124 @@
+"""Requests to a running capture from other processes: "capture this table, too".
+
+A request is a row in a small store beside the capture's own, so the two processes need no connection. The capture
+looks once a second, does it at a boundary, and seals its answer; a request that was answered is never done again.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headwater.errors import HeadwaterError, TransientError
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateReader, StateTable, TableSchema, WriteBatch
+from headwater.state import open_reader as open_store_reader
+from headwater.state.beside import open_beside_reader, open_beside_writer
+from headwater.state.errors import StoreNotFound
+from headwater.stream import Epoch
+
+REQUESTS = TableSchema(
+    "capture_requests",
+    1,
+    key=(Field("id", FieldType.TEXT),),
+    value=(Field("kind", FieldType.TEXT), Field("detail", FieldType.JSON)),
+)
+ANSWERS = TableSchema(
+    "capture_answers",
+    1,
+    key=(Field("id", FieldType.TEXT),),
+    value=(Field("error", FieldType.TEXT), Field("next_step", FieldType.TEXT)),
+)
+ADD_TABLES = "add_tables"
+_BESIDE = "requests"
+_LOOK_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What somebody asks of the capture."""
+
+    id: str
+    kind: str
+    detail: dict[str, Any]
+
+
+class Requests:
+    """The requests to the capture of the store at *location*, as the capture sees them."""
+
+    def __init__(self, location: str | Path) -> None:
+        self._location = str(location)
+        self._reader: StateReader | None = None
+        self._looked = 0.0
+
+    def new(self, answered: Answers) -> list[Request]:
+        """Those that were not answered yet; looks once a second at most."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return []
+        self._looked = now
+        if self._reader is None:
+            try:
+                self._reader = open_beside_reader(self._location, _BESIDE)
+            except StoreNotFound:
+                return []
+        with self._reader.snapshot() as view:
+            return [request for request in _all(view) if request.id not in answered]
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+class Answers:
+    """The answers of a capture, sealed with what it did."""
+
+    def __init__(self, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> None:
+        self._table: StateTable = catalog.open_or_create(ANSWERS, batch)
+        self._ids = {key[0] for key, _ in self._table.scan(view, 0)}
+
+    def __contains__(self, request: str) -> bool:
+        return request in self._ids
+
+    def put(self, batch: WriteBatch, request: str, error: HeadwaterError | None) -> None:
+        self._ids.add(request)
+        values = ("", "") if error is None else (error.message, error.next_step or "")
+        self._table.put(batch, 0, (request,), values)
+
+
+def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> None:
+    """Ask the running capture of the store at *location*, and wait for its answer.
+
+    :raises HeadwaterError: what the capture answered. :raises TransientError: no answer in time.
+    """
+    request = uuid.uuid4().hex
+    with open_beside_writer(str(location), _BESIDE, takeover=False) as store:
+        batch = WriteBatch()
+        with store.snapshot() as view:
+            Catalog.load(view).open_or_create(REQUESTS, batch).put(batch, 0, (request,), (kind, detail))
+        store.seal(Epoch(store.committed_epoch()).next(time.time_ns() // 1_000_000), batch)
+    end = time.monotonic() + seconds
+    with open_store_reader(location) as reader:
+        while time.monotonic() < end:
+            with reader.snapshot() as view:
+                catalog = Catalog.load(view)
+                found = catalog.open(ANSWERS).get(view, 0, (request,)) if ANSWERS.name in catalog.names() else None
+            if found is not None:
+                if found[0]:
+                    raise HeadwaterError(found[0], next_step=found[1] or None)
+                return
+            time.sleep(0.1)
+    raise TransientError(
+        f"The capture did not answer within {seconds:g} s.",
+        next_step="Look whether it runs; it will do what was asked when it does.",
+    )
+
+
+def _all(view: Snapshot) -> list[Request]:
+    catalog = Catalog.load(view)
+    if REQUESTS.name not in catalog.names():
+        return []
+    return [Request(key[0], *values) for key, values in catalog.open(REQUESTS).scan(view, 0)]

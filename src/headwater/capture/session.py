@@ -1,0 +1,276 @@
+"""One stretch of capture: from opening the source's stream to its end or its first failure.
+
+Everything that a session holds in memory follows from what is sealed in the store, so a failed session is thrown away
+as a crash would do it, and the next one starts from the last seal: the store drops what was staged, the source sends
+again what was not acknowledged.
+
+An epoch is sealed at a transaction boundary, with the position that it ends at, while the next one is being read. The
+source is told after the seal, never before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from headwater import failpoints
+from headwater.capture.options import CaptureOptions
+from headwater.capture.requests import ADD_TABLES, Answers, Request
+from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
+from headwater.capture.statistics import CaptureStatistics
+from headwater.errors import HeadwaterError, InputError, TransientError
+from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
+from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
+from headwater.sources.errors import SchemaStopped
+from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Truncated
+from headwater.sources.source import Source
+from headwater.sources.table import SourceTable
+from headwater.state import StateStore
+from headwater.stream import Chunk, EpochClock, EpochPair
+
+BEFORE_BEGIN = failpoints.register("capture.before_begin")
+AFTER_BEGIN = failpoints.register("capture.after_begin")
+BEFORE_ACKNOWLEDGE = failpoints.register("capture.before_acknowledge")
+AFTER_ACKNOWLEDGE = failpoints.register("capture.after_acknowledge")
+
+_IDLE_SECONDS = 1.0
+
+
+class CaptureSession:
+    """Follows *source* into *store*; one thread."""
+
+    def __init__(
+        self,
+        source: Source,
+        store: StateStore,
+        names: Sequence[str],
+        options: CaptureOptions,
+        statistics: CaptureStatistics,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._statistics = statistics
+        self._factory = KvLogStoreFactory(store, clock=now_ms)
+        self._sealer = self._factory.sealer
+        self._writers: dict[str, KvLogStoreWriter] = {}
+        self._tables: dict[str, SourceTable] = {}
+        self._rows = self._bytes = 0
+        self._at_boundary = True
+        self._sealing: SourceRecord | None = None
+        try:
+            with store.snapshot() as view:
+                self._state = SourceState(self._factory.catalog, view, self._sealer.batch)
+                self.answers = Answers(self._factory.catalog, view, self._sealer.batch)
+            self._clock = EpochClock(now_ms, store.committed_epoch())
+            self._epochs = EpochPair(self._clock.next(), store.committed_epoch())
+            self._record = self._open_tables(names)
+            self._stream = source.open(list(self._tables.values()), self._record.offset, self._record.identity)
+        except BaseException:
+            self._factory.close()
+            raise
+        self._opened = time.monotonic()
+        self._looked = 0.0
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def _open_tables(self, names: Sequence[str]) -> SourceRecord:
+        """Those of the store and those of *names*; a source that is not known yet begins here.
+
+        Who the source is, and its tables, are durable before their first change is read.
+        """
+        for known in self._state.tables.values():
+            if known.state is TableState.ACTIVE:
+                log = self._factory.existing(known.log)
+                table = SourceTable.of_log(known.namespace, known.name, log.schema, log.key_columns, known.source_id)
+                self._open_writer(table)
+        new = self._new_tables(names)
+        record = self._state.record
+        if record is None:
+            failpoints.hit(BEFORE_BEGIN)
+            offset, identity = self._source.begin(new)
+            failpoints.hit(AFTER_BEGIN)
+            record = SourceRecord(identity, offset)
+        else:
+            for table in new:
+                self._source.include(table)
+        for table in new:
+            self._capture(table, record)
+        if new or record is not self._state.record:
+            self._end_epoch(record)
+            self._sealer.seal(self._epochs.prev)
+        return record
+
+    def _new_tables(self, names: Sequence[str]) -> list[SourceTable]:
+        """:raises SchemaStopped: one that was captured before and stopped: going on would leave a gap."""
+        found = self._source.tables(names)
+        for table in found:
+            known = self._state.tables.get(table.full_name)
+            if known is not None and known.state is TableState.STOPPED:
+                raise SchemaStopped(
+                    table.full_name, known.reason, next_step=f"Run: headwater resnapshot {table.full_name}"
+                )
+        return [table for table in found if table.full_name not in self._writers]
+
+    def _capture(self, table: SourceTable, record: SourceRecord) -> None:
+        name = table.full_name
+        self._factory.log(name, table.log_schema(self._source.position_type), table.key_columns)
+        self._open_writer(table)
+        entry = CapturedTable(name, table.namespace, table.name, table.source_id, TableState.ACTIVE, record.offset)
+        self._state.put_table(self._sealer.batch, entry)
+
+    def _open_writer(self, table: SourceTable) -> None:
+        name = table.full_name
+        writer = self._factory.writer(self._factory.existing(name))
+        writer.init(self._epochs)
+        self._writers[name], self._tables[name] = writer, table
+
+    def serve(self, requests: Sequence[Request]) -> None:
+        """Do what was asked, with the next seal. An answer tells what could not be done; the capture goes on."""
+        for request in requests:
+            problem = None
+            try:
+                if request.kind != ADD_TABLES:
+                    raise InputError(f"Received the request {request.kind!r}; valid is {ADD_TABLES!r}.")
+                for table in self._new_tables(request.detail["tables"]):
+                    self._source.include(table)
+                    self._capture(table, self._record)
+                    self._stream.add_table(table)
+            except TransientError:
+                raise
+            except HeadwaterError as error:
+                problem = error
+            self.answers.put(self._sealer.batch, request.id, problem)
+            self._rows += 1
+
+    def _stop_table(self, name: str, reason: str) -> None:
+        """Its changes end here; the others go on."""
+        self._state.stop_table(self._sealer.batch, name, reason)
+        self._stream.remove_table(self._tables.pop(name))
+        del self._writers[name]
+        self._rows += 1
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Take what comes within an instant, and seal when it is time."""
+        for event in self._stream.poll(self._patience(), stop_at_boundary=self._is_due()):
+            self._take(event)
+        if self._at_boundary and self._is_due():
+            self._seal()
+        self._acknowledge()
+        if time.monotonic() - self._looked >= self._options.heartbeat_seconds:
+            self._look()
+
+    def _is_due(self) -> bool:
+        options, age = self._options, time.monotonic() - self._opened
+        if not self._rows:  # the source may still forget what lies before the position
+            return age >= options.heartbeat_seconds and self._record.offset != self._durable.offset
+        return age >= options.epoch_seconds or self._rows >= options.epoch_rows or self._bytes >= options.epoch_bytes
+
+    @property
+    def _durable(self) -> SourceRecord:
+        """As the last seal has it, or the one that is under way."""
+        record = self._state.record
+        assert record is not None
+        return record
+
+    def _patience(self) -> float:
+        if not self._rows and self._sealing is None:
+            return min(_IDLE_SECONDS, self._options.heartbeat_seconds)
+        left = self._options.epoch_seconds - (time.monotonic() - self._opened)
+        return min(max(left, 0.0), _IDLE_SECONDS)
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Boundary):
+            self._at_boundary = True
+            commit_time = self._record.commit_time_us if event.commit_time_us is None else event.commit_time_us
+            self._record = SourceRecord(self._record.identity, event.position, commit_time)
+            self._statistics.transactions += event.transactions
+            self._statistics.caught_up = event.commit_time_us is None
+            return
+        self._at_boundary = False
+        if not self._rows:
+            self._opened = time.monotonic()
+        if isinstance(event, Changes):
+            self._write(event)
+        elif isinstance(event, SchemaChanged):
+            self._change_schema(event)
+        else:
+            self._truncate(event)
+
+    def _write(self, event: Changes) -> None:
+        name = event.table.full_name
+        chunk = Chunk.build(event.rows, event.ops, event.table.key_columns)
+        self._writers[name].write_chunk(chunk)
+        self._rows += chunk.num_rows
+        self._bytes += chunk.nbytes
+        self._statistics.count(name, chunk.num_rows, chunk.nbytes)
+
+    def _truncate(self, event: Truncated) -> None:
+        self._writers[event.table.full_name].note(TRUNCATE, {"position": event.position.to_json()})
+        self._rows += 1
+
+    def _change_schema(self, event: SchemaChanged) -> None:
+        name = event.before.full_name
+        writer = self._writers[name]
+        writer.note(SCHEMA, event.to_detail())
+        writer.change_schema(event.after.log_schema(self._source.position_type), event.after.key_columns)
+        self._tables[name] = event.after
+        self._rows += 1
+
+    # -- durability ------------------------------------------------------------------------------------------------
+
+    def _seal(self) -> None:
+        """End the epoch at the boundary that was reached, and make it durable while the next one is read."""
+        self._end_epoch(self._record)
+        self._acknowledge(wait=True)
+        self._sealer.seal_in_background(self._epochs.prev)
+        self._sealing = self._record
+
+    def _end_epoch(self, record: SourceRecord) -> None:
+        following = self._clock.next()
+        for writer in self._writers.values():
+            writer.end_epoch(following)
+        self._state.put(self._sealer.batch, record)
+        self._epochs = self._epochs.next(following)
+        self._rows = self._bytes = 0
+        self._opened = time.monotonic()
+        self._statistics.epochs += 1
+
+    def _acknowledge(self, *, wait: bool = False) -> None:
+        """Tell the source what is durable by now."""
+        record = self._sealing
+        if record is None or not (wait or self._sealer.is_idle):
+            return
+        self._sealer.wait()  # raises what the seal raised
+        failpoints.hit(BEFORE_ACKNOWLEDGE)
+        self._stream.acknowledge(record.offset)
+        failpoints.hit(AFTER_ACKNOWLEDGE)
+        self._sealing = None
+        self._statistics.sealed(self._sealer.store.committed_epoch(), record.commit_time_us)
+
+    def _look(self) -> None:
+        """Look at the source: does it still log our tables, how far is it, and does its log go on?"""
+        self._looked = time.monotonic()
+        for finding in self._source.check(list(self._tables.values())):
+            name = finding.table.full_name
+            if finding.stops:
+                self._stop_table(name, finding.reason)
+            else:
+                self._writers[name].note(PARTITION, {"text": finding.reason})
+                self._rows += 1
+        self._statistics.look(self._stream.status())
+
+    def finish(self) -> None:
+        """Seal and acknowledge what is whole; what is half way comes again with the next start."""
+        if self._at_boundary and (self._rows or self._record.offset != self._durable.offset):
+            self._seal()
+        self._acknowledge(wait=True)
+
+    def close(self) -> None:
+        """Let go of the source and the logs; the store stays open."""
+        try:
+            self._stream.close()
+        finally:
+            self._factory.close()

@@ -1,0 +1,124 @@
+"""What is durable of a source beside its logs: who it is, how far it was read, and its tables.
+
+Position and rows go into one seal: after a crash the stream starts exactly where the logs end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+from headwater.sources.offset import CdcOffset
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
+
+SOURCES = TableSchema(
+    "sources",
+    1,
+    key=(Field("name", FieldType.TEXT),),
+    value=(Field("identity", FieldType.JSON), Field("offset", FieldType.TEXT), Field("commit_time_us", FieldType.INT)),
+)
+CAPTURED = TableSchema(
+    "captured_tables",
+    1,
+    key=(Field("log", FieldType.TEXT),),
+    value=(
+        Field("namespace", FieldType.TEXT),
+        Field("name", FieldType.TEXT),
+        Field("source_id", FieldType.INT),
+        Field("state", FieldType.TEXT),
+        Field("since", FieldType.TEXT),
+        Field("reason", FieldType.TEXT),
+    ),
+)
+SOURCE = "source"
+"""A store holds one source; this is the key of its row."""
+
+
+class TableState(Enum):
+    """The life of a captured table.
+
+    ========  =================================================  ==================================
+    state     meaning                                            goes to
+    ========  =================================================  ==================================
+    active    its changes are captured                           stopped
+    stopped   they are not: *reason* says why and what to do     active (added again)
+    ========  =================================================  ==================================
+    """
+
+    ACTIVE = "active"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """Who the source is, and how far its log is durable here."""
+
+    identity: Mapping[str, Any]
+    offset: CdcOffset
+    commit_time_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedTable:
+    """A table that is or was captured into the log *log*.
+
+    :ivar source_id: the source's own number of the table: a table made anew under the old name has another.
+    :ivar since: the position from which its log is complete.
+    """
+
+    log: str
+    namespace: str
+    name: str
+    source_id: int | None
+    state: TableState
+    since: CdcOffset
+    reason: str = ""
+
+
+class SourceState:
+    """The durable state of the source of one store; writes go into the batch of the next seal."""
+
+    def __init__(self, catalog: Catalog, view: Snapshot, batch: WriteBatch) -> None:
+        self._sources: StateTable = catalog.open_or_create(SOURCES, batch)
+        self._captured: StateTable = catalog.open_or_create(CAPTURED, batch)
+        self._load(view)
+
+    def _load(self, view: Snapshot) -> None:
+        row = self._sources.get(view, 0, (SOURCE,))
+        self.record = None if row is None else SourceRecord(row[0], CdcOffset.from_json(row[1]), row[2])
+        self.tables = {key[0]: _table(key[0], values) for key, values in self._captured.scan(view, 0)}
+
+    @classmethod
+    def read(cls, view: Snapshot) -> tuple[SourceRecord | None, dict[str, CapturedTable]]:
+        """For other processes: the source and its tables, as the snapshot has them."""
+        catalog = Catalog.load(view)
+        if not {SOURCES.name, CAPTURED.name} <= set(catalog.names()):
+            return None, {}
+        state = cls.__new__(cls)
+        state._sources, state._captured = catalog.open(SOURCES), catalog.open(CAPTURED)
+        state._load(view)
+        return state.record, state.tables
+
+    def put(self, batch: WriteBatch, record: SourceRecord) -> None:
+        """Where the log is durable, from the next seal on."""
+        self.record = record
+        values = (dict(record.identity), record.offset.to_json(), record.commit_time_us)
+        self._sources.put(batch, 0, (SOURCE,), values)
+
+    def put_table(self, batch: WriteBatch, table: CapturedTable) -> None:
+        self.tables[table.log] = table
+        number = -1 if table.source_id is None else table.source_id
+        values = (table.namespace, table.name, number, table.state.value, table.since.to_json(), table.reason)
+        self._captured.put(batch, 0, (table.log,), values)
+
+    def stop_table(self, batch: WriteBatch, log: str, reason: str) -> None:
+        """The changes of a table end here."""
+        self.put_table(batch, replace(self.tables[log], state=TableState.STOPPED, reason=reason))
+
+
+def _table(log: str, values: tuple[Any, ...]) -> CapturedTable:
+    namespace, name, number, state, since, reason = values
+    known = None if number < 0 else number
+    return CapturedTable(log, namespace, name, known, TableState(state), CdcOffset.from_json(since), reason)

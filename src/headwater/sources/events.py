@@ -1,0 +1,135 @@
+"""What the stream of a source tells the capture, in the order of the source's commits.
+
+A transaction is told as :class:`Changes`, :class:`Truncated` and :class:`SchemaChanged` of its tables and ends at a
+:class:`Boundary`. Several small transactions may come as one: what counts is that nothing is half way at a boundary, so
+an epoch may be sealed there and only there. The changes of one table keep their order; between tables of one
+transaction there is none.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from headwater.sources.offset import CdcOffset
+from headwater.sources.table import SourceTable
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Rows of one table in commit order.
+
+    :ivar rows: the columns of the table's log: its own, position, commit time and what could not be known.
+    :ivar ops: int8, one per row.
+    """
+
+    table: SourceTable
+    rows: pa.RecordBatch
+    ops: pa.Int8Array
+
+
+@dataclass(frozen=True, slots=True)
+class Truncated:
+    """All rows of a table were removed at once."""
+
+    table: SourceTable
+    position: CdcOffset
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChanged:
+    """The rows that follow have other columns. It may come inside a transaction.
+
+    :ivar renamed: new names by old ones.
+    :ivar retyped: names, as they are now, of the columns whose type became wider.
+    :ivar defaults: for added columns, the text that the rows from before have there.
+    """
+
+    before: SourceTable
+    after: SourceTable
+    added: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    retyped: tuple[str, ...] = ()
+    defaults: tuple[tuple[str, str], ...] = ()
+
+    def to_detail(self) -> dict[str, Any]:
+        """For the log's event."""
+        return {
+            "added": list(self.added),
+            "dropped": list(self.dropped),
+            "renamed": dict(self.renamed),
+            "retyped": list(self.retyped),
+            "defaults": dict(self.defaults),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """Everything before *position* was told, and no transaction is half way.
+
+    :ivar commit_time_us: of the newest transaction, microseconds since 1970; ``None`` where only the log went on.
+    :ivar transactions: how many ended since the boundary before.
+    """
+
+    position: CdcOffset
+    commit_time_us: int | None
+    transactions: int
+
+
+Event: TypeAlias = Changes | Truncated | SchemaChanged | Boundary
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen at the source about a captured table.
+
+    :ivar stops: its changes cannot be captured any more; otherwise it is worth knowing.
+    """
+
+    table: SourceTable
+    reason: str
+    stops: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StreamStatus:
+    """Where a stream is.
+
+    :ivar behind_bytes: of the source's log that were not read yet; ``None`` where the source cannot say.
+    :ivar held_bytes: of the source's log that it must keep for us; ``None`` where it cannot say.
+    """
+
+    bytes_received: int
+    behind_bytes: int | None
+    held_bytes: int | None
+    spilled_bytes: int
+
+
+class ChangeStream(Protocol):
+    """The stream of one source from a position on."""
+
+    def poll(self, timeout: float, *, stop_at_boundary: bool) -> list[Event]:
+        """What came, at most *timeout* seconds later; nothing after the first boundary if *stop_at_boundary*.
+
+        :raises TransientError: the stream broke; what came after the last sealed boundary must be forgotten.
+        """
+        ...
+
+    def acknowledge(self, position: CdcOffset) -> None:
+        """Everything before *position* is durable: the source may forget it."""
+        ...
+
+    def add_table(self, table: SourceTable) -> None:
+        """Tell the changes of *table*, too, from now on."""
+        ...
+
+    def remove_table(self, table: SourceTable) -> None:
+        """Its changes are of no interest any more."""
+        ...
+
+    def status(self) -> StreamStatus: ...
+
+    def close(self) -> None: ...

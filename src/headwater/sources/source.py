@@ -1,0 +1,60 @@
+"""Source: what the capture needs of a database, whatever it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from headwater.sources.events import ChangeStream, Finding
+from headwater.sources.offset import CdcOffset
+from headwater.sources.table import SourceTable
+
+
+class Source(Protocol):
+    """One database whose log can be followed."""
+
+    @property
+    def name(self) -> str:
+        """For messages and metrics: where it is, without the password."""
+        ...
+
+    @property
+    def position_type(self) -> pa.DataType:
+        """The Arrow type of the column ``_position``, whose bytes order as the commits do."""
+        ...
+
+    def tables(self, names: Sequence[str]) -> list[SourceTable]:
+        """The tables of these names, as they are now.
+
+        :raises SourceNotFound: there is none of that name. :raises UnsupportedTable: it cannot be captured.
+        """
+        ...
+
+    def begin(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """Prepare the source to keep its log for us; where the stream will start, and who the source is.
+
+        Called when nothing of the source is known; calling it again, after a crash in between, gives the same.
+        """
+        ...
+
+    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
+        """The stream of *tables* from *start* on.
+
+        :raises SourceError: the source cannot continue there: never a silent gap.
+        """
+        ...
+
+    def include(self, table: SourceTable) -> None:
+        """Make the source log the changes of one more table."""
+        ...
+
+    def check(self, tables: Sequence[SourceTable]) -> list[Finding]:
+        """Look whether the source still logs these tables for us, and make its log go on where it is idle.
+
+        :raises SourceError: it does not log for us at all; what to do.
+        """
+        ...
+
+    def close(self) -> None: ...
