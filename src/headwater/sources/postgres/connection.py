@@ -8,12 +8,13 @@ the start-up packet, which poolers refuse.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import psycopg
 from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.rows import namedtuple_row
 
 from headwater.sources.errors import (
     AccessDenied,
@@ -60,6 +61,12 @@ _LOGIN_REFUSED: Final = (
     "is not permitted to log in",
     "permission denied",
     "must be superuser or replication role",
+)
+_MISCONFIGURED: Final = (
+    pg.ConfigurationLimitExceeded,
+    pg.ObjectNotInPrerequisiteState,
+    pg.FeatureNotSupported,
+    pg.UndefinedFile,
 )
 _SWITCHES: Final = ("starting up", "shutting down", "recovery mode", "not yet accepting connections")
 
@@ -147,6 +154,13 @@ def _open(dsn: Dsn, conninfo: str) -> Connection:
     return connection
 
 
+def ask(session: Connection, query: str, parameters: Sequence[object] = ()) -> list[Any]:
+    """The rows of a query of ours, with their columns as attributes."""
+    with session.cursor(row_factory=namedtuple_row) as cursor:
+        rows: list[Any] = cursor.execute(query.encode(), parameters or None).fetchall()
+        return rows
+
+
 @contextlib.contextmanager
 def server_errors(dsn: Dsn) -> Iterator[None]:
     """Errors of the library and the server leave the block as errors of our tree, without the password."""
@@ -172,7 +186,7 @@ def translated(error: psycopg.Error, dsn: Dsn) -> SourceError:
         return _no_database(dsn)
     if isinstance(error, pg.UndefinedTable | pg.UndefinedObject | pg.InvalidSchemaName):
         return SourceNotFound(f"{dsn} does not have it: {said}.")
-    if isinstance(error, pg.ConfigurationLimitExceeded | pg.ObjectNotInPrerequisiteState | pg.FeatureNotSupported):
+    if isinstance(error, _MISCONFIGURED):
         return SourceMisconfigured(f"{dsn} does not allow it: {said}.", next_step=f"Run: headwater doctor {dsn}")
     if isinstance(error, pg.TooManyConnections | pg.LockNotAvailable | pg.ObjectInUse) or state.startswith("40"):
         return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again, or end the sessions in the way.")
