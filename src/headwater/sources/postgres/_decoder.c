@@ -436,8 +436,8 @@ static int commit_message(Decoder *self, Cursor *read) {
 /* 1: taken; 0: left because the limits are reached; -1: an error. */
 static int take_row(Decoder *self, unsigned char type, Cursor *read, Py_ssize_t length, Py_ssize_t max_rows,
                     Py_ssize_t max_bytes) {
-    if (!self->in_transaction) return fail("a row outside of a transaction."), -1;
     if (self->held_rows >= max_rows || self->held_bytes >= max_bytes) return 0;
+    if (!self->in_transaction) return fail("a row outside of a transaction."), -1;
     if (self->streamed) {
         if (!has(read, 4)) return fail("a row is cut off."), -1;
         read->at += 4;

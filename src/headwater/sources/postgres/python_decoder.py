@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from array import array
 from collections.abc import Sequence
 from typing import Final
 
@@ -33,15 +34,21 @@ _COMMIT_FIELDS: Final = struct.Struct("!BQQQ")
 
 
 class _Relation:
-    """The rows of one relation, value after value in one list."""
+    """The rows of one relation.
 
-    __slots__ = ("bytes", "columns", "is_key", "keys", "stamps", "unchanged", "values")
+    :ivar values: value after value, row after row.
+    :ivar runs: each transaction that has rows here, and the first of them.
+    """
+
+    __slots__ = ("bytes", "columns", "is_key", "keys", "ops", "runs", "seqs", "unchanged", "values")
 
     def __init__(self, columns: int, keys: frozenset[int]) -> None:
         self.columns, self.keys = columns, keys
         self.is_key = [place in keys for place in range(columns)]
         self.values: list[bytes | None] = []
-        self.stamps: list[tuple[int, int, int, int, int]] = []
+        self.ops = bytearray()
+        self.seqs = array("I")
+        self.runs: list[tuple[int, tuple[int, int, int]]] = []
         self.unchanged = False
         self.bytes = 0
 
@@ -99,7 +106,7 @@ class PythonDecoder:
 
     def _replace(self, oid: int, relation: _Relation | None) -> None:
         old = self._relations.get(oid)
-        if old is not None and old.stamps:
+        if old is not None and old.ops:
             raise ValueError("rows of the relation are held: take() them first")
         self._relations[oid] = relation
 
@@ -122,8 +129,6 @@ class PythonDecoder:
                 check_raw(message)
             kind = message[HEADER]
             if kind in _ROWS:
-                if self._transaction is None:
-                    raise protocol_error("a row outside of a transaction.")
                 if self._held_rows >= max_rows or self._held_bytes >= max_bytes:
                     return place
                 if not self._row(kind, message, HEADER + 5 if self._streamed else HEADER + 1):
@@ -161,6 +166,9 @@ class PythonDecoder:
 
     def _row(self, kind: int, message: bytes, at: int) -> bool:
         """Take one row message; ``False`` where a column would grow beyond what Arrow's offsets can say."""
+        transaction = self._transaction
+        if transaction is None:
+            raise protocol_error("a row outside of a transaction.")
         if len(message) < at + 5:
             raise protocol_error("a row is cut off.")
         oid, part = _LENGTH(message, at)[0], message[at + 4]
@@ -173,65 +181,62 @@ class PythonDecoder:
         if relation is not None:
             size = len(message)
             growth = 2 * size if has_both else size
-            if relation.stamps and relation.bytes + growth > _MAX_COLUMN:
+            held = len(relation.ops)
+            if held and relation.bytes + growth > _MAX_COLUMN:
                 return False
-            held = len(relation.stamps)
             try:
-                self._take_row(relation, kind, message, at + 4)
-            except (struct.error, IndexError):
-                self._forget(relation, held)
+                if part == _NEW and kind != _DELETE:
+                    end = _tuple(relation, message, at + 4, False)
+                    relation.ops.append(_OP_INSERT if kind == _INSERT else _OP_UPDATE_INSERT)
+                    relation.seqs.append(self._next_seq)
+                else:
+                    end = self._old_row(relation, kind, message, at + 4)
+                if end != size:
+                    raise protocol_error("a row message has the wrong length.")
+            except (struct.error, IndexError, SourceProtocolError) as error:
+                del relation.ops[held:], relation.seqs[held:], relation.values[held * relation.columns :]
+                if isinstance(error, SourceProtocolError):
+                    raise
                 raise protocol_error("a row is cut off.") from None
-            except SourceProtocolError:
-                self._forget(relation, held)
-                raise
+            if not relation.runs or relation.runs[-1][1] is not transaction:
+                relation.runs.append((held, transaction))
             relation.bytes += growth
-            self._held_rows += len(relation.stamps) - held
+            self._held_rows += len(relation.ops) - held
             self._held_bytes += size
         self._next_seq += 2 if has_both else 1
         return True
 
-    @staticmethod
-    def _forget(relation: _Relation, held: int) -> None:
-        del relation.stamps[held:], relation.values[held * relation.columns :]
-
-    def _take_row(self, relation: _Relation, kind: int, message: bytes, at: int) -> None:
-        assert self._transaction is not None
+    def _old_row(self, relation: _Relation, kind: int, message: bytes, at: int) -> int:
+        """Take a delete, or an update with an old part; where the message ends."""
         part, columns, values, seq = message[at], relation.columns, relation.values, self._next_seq
-        ops: tuple[int, ...]
-        first = len(values)
-        if kind == _UPDATE and part in (_KEY, _OLD):
-            at = _tuple(relation, message, at, part == _KEY)
-            if message[at] != _NEW:
-                raise protocol_error("an update has no new row.")
-            at = _tuple(relation, message, at, False)
-            old, new = values[first : first + columns], values[first + columns :]
-            if _UNCHANGED in new:
-                values[first + columns :] = new = [
-                    before if value is _UNCHANGED and before is not None else value
-                    for before, value in zip(old, new, strict=True)
-                ]
-            if part == _OLD:
-                ops = (_OP_UPDATE_DELETE, _OP_UPDATE_INSERT)
-            elif all(_same(old[place], new[place]) for place in relation.keys):
-                del values[first : first + columns]
-                ops, seq = (_OP_UPDATE_INSERT,), seq + 1
-            else:
-                ops = (_OP_DELETE, _OP_INSERT)
-        elif kind == _DELETE and part in (_KEY, _OLD):
-            at, ops = _tuple(relation, message, at, part == _KEY), (_OP_DELETE,)
-        elif kind != _DELETE and part == _NEW:
-            at = _tuple(relation, message, at, False)
-            ops = (_OP_INSERT if kind == _INSERT else _OP_UPDATE_INSERT,)
-        else:
+        if part not in (_KEY, _OLD) or kind == _INSERT:
             raise protocol_error("a row message has not the parts that it must have.")
-        if at != len(message):
-            raise protocol_error("a row message has the wrong length.")
-        commit_lsn, commit_time, xid = self._transaction
-        for number, op in enumerate(ops, seq):
-            relation.stamps.append((op, commit_lsn, number, xid, commit_time))
+        first = len(values)
+        at = _tuple(relation, message, at, part == _KEY)
+        if kind == _DELETE:
+            relation.ops.append(_OP_DELETE)
+            relation.seqs.append(seq)
+            return at
+        if message[at] != _NEW:
+            raise protocol_error("an update has no new row.")
+        at = _tuple(relation, message, at, False)
+        old, new = values[first : first + columns], values[first + columns :]
+        if _UNCHANGED in new:
+            values[first + columns :] = new = [
+                before if value is _UNCHANGED and before is not None else value
+                for before, value in zip(old, new, strict=True)
+            ]
+        if part == _KEY and all(_same(old[place], new[place]) for place in relation.keys):
+            del values[first : first + columns]
+            relation.ops.append(_OP_UPDATE_INSERT)
+            relation.seqs.append(seq + 1)
+        else:
+            relation.ops += bytes((_OP_UPDATE_DELETE, _OP_UPDATE_INSERT) if part == _OLD else (_OP_DELETE, _OP_INSERT))
+            relation.seqs.extend((seq, seq + 1))
+        return at
 
     def take(self) -> list[RawRows]:
-        held = [(oid, relation) for oid, relation in sorted(self._relations.items()) if relation and relation.stamps]
+        held = [(oid, relation) for oid, relation in sorted(self._relations.items()) if relation and relation.ops]
         for oid, relation in held:
             self._relations[oid] = _Relation(relation.columns, relation.keys)
         self._held_rows = self._held_bytes = 0
@@ -276,14 +281,16 @@ def _same(one: bytes | None, other: bytes | None) -> bool:
 
 def _rows_of(oid: int, relation: _Relation) -> RawRows:
     values, columns = relation.values, relation.columns
-    ops, lsns, seqs, xids, times = zip(*relation.stamps, strict=True)
+    starts, transactions = zip(*relation.runs, strict=True)
+    lengths = np.diff([*starts, len(relation.ops)])
+    lsns, times, xids = zip(*transactions, strict=True)
     return RawRows(
         oid,
-        np.array(ops, np.int8),
-        np.array(lsns, np.uint64),
-        np.array(seqs, np.uint32),
-        np.array(xids, np.uint32),
-        np.array(times, np.int64),
+        np.frombuffer(bytes(relation.ops), np.int8),
+        np.repeat(np.array(lsns, np.uint64), lengths),
+        np.array(relation.seqs, np.uint32),
+        np.repeat(np.array(xids, np.uint32), lengths),
+        np.repeat(np.array(times, np.int64), lengths),
         [_column_of(values[place::columns], relation.unchanged) for place in range(columns)],
     )
 
