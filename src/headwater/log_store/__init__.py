@@ -23,6 +23,7 @@ reads sealed ranges (:func:`read_range`, :class:`LogView`), or is a consumer wit
 
 from __future__ import annotations
 
+from headwater.log_store.aligned import AlignedLogStore
 from headwater.log_store.buffer import BufferStatistics, LogStoreBuffer
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.errors import (
@@ -54,9 +55,13 @@ from headwater.log_store.reader import KvLogStoreReader
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.serde import LogStoreRowSerde
 from headwater.log_store.state import LogStoreState
+from headwater.log_store.synced import SyncedLogStore, SyncedOptions
+from headwater.log_store.synced_dispatch import SyncedLogDispatch
+from headwater.log_store.watermarks import Watermark
 from headwater.log_store.writer import FlushOptions, KvLogStoreWriter
 
 __all__ = [
+    "AlignedLogStore",
     "BarrierItem",
     "BufferStatistics",
     "ChunkItem",
@@ -95,7 +100,11 @@ __all__ = [
     "RetentionMiss",
     "RetentionRefused",
     "StoragePlace",
+    "SyncedLogDispatch",
+    "SyncedLogStore",
+    "SyncedOptions",
     "UnknownVersion",
+    "Watermark",
     "WrongCall",
     "read_range",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -20,7 +21,9 @@ from headwater.log_store.remote import RemoteConsumers
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.state import LogStoreState, now_ms
+from headwater.log_store.synced_factory import SyncedLogStoreFactory
 from headwater.log_store.truncation import Truncation
+from headwater.log_store.watermarks import WatermarkBook
 from headwater.log_store.writer import KvLogStoreWriter, WriterState
 from headwater.state import Catalog, StateStore
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, VnodeBitmap
@@ -51,9 +54,9 @@ class KvLogStoreFactory:
         self.sealer = Sealer(store, stage_bytes)
         self.remote = RemoteConsumers(store.location)
         with store.snapshot() as view:
-            catalog = Catalog.load(view)  # one for all: it gives each new table a number of its own
-            self._registry = LogRegistry.load_or_create(catalog, view, self.sealer.batch)
-            self.consumers = ConsumerBook(catalog, view, self.sealer.batch)
+            self._catalog = Catalog.load(view)  # one for all: it gives each new table a number of its own
+            self._registry = LogRegistry.load_or_create(self._catalog, view, self.sealer.batch)
+            self.consumers = ConsumerBook(self._catalog, view, self.sealer.batch)
         self.truncation = Truncation(self._registry, self.consumers, self.remote)
         self.sealer.parts.append(self.truncation)
         self._writers: WeakSet[KvLogStoreWriter] = WeakSet()
@@ -104,6 +107,13 @@ class KvLogStoreFactory:
         )
         return reader, writer
 
+    @cached_property
+    def synced(self) -> SyncedLogStoreFactory:
+        """Makes synced logs of this store."""
+        with self._store.snapshot() as view:
+            watermarks = WatermarkBook(self._catalog, view, self.sealer.batch)
+        return SyncedLogStoreFactory(self.sealer, self.consumers, watermarks, self._state)
+
     @property
     def store(self) -> StateStore:
         return self._store
@@ -111,6 +121,11 @@ class KvLogStoreFactory:
     @property
     def registry(self) -> LogRegistry:
         return self._registry
+
+    @property
+    def catalog(self) -> Catalog:
+        """For other state tables of the same store: one catalog numbers them all."""
+        return self._catalog
 
     def live_writers(self, log: str) -> list[KvLogStoreWriter]:
         """The writers of *log* that have not stopped."""

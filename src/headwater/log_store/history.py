@@ -70,7 +70,7 @@ def read_history(
     while after < last:
         with store.snapshot() as view:
             until = time.monotonic() + view_seconds
-            log = LogView(view, state.log)
+            log = LogView(view, state.log, state.counters.persistent_log)
             log.check_not_dropped(after, consumer)
             for end in log.epochs(after, last):
                 yield from reading.epoch(log, end)
