@@ -201,25 +201,26 @@ class LogConsumer:
 
     def _start(self, start: Epoch | None) -> None:
         """Begin after what a writer that does not know of this consumer may still forget."""
-        oldest = max(self._announced(), self._started)
+        with self._source.snapshot() as view:
+            oldest, sealed = max(announced(view, self.log), self._started), view.epoch
         begin = oldest if start is None else start
-        if begin < oldest:
+        try:
+            _check(self.log, self.name, begin, oldest, max(oldest, sealed))
+        except BaseException:
             self.drop()
-            raise _gone(self.log, self.name, begin, oldest)
+            raise
         self._started = begin
         self._write(self._all_at(begin))
 
     def _go_back(self, before: LogStoreVnodeProgress) -> None:
         """Stay at the earlier place if no writer that does not know of it can forget what comes after it."""
-        oldest, wanted = self._announced(), self.delivered()
+        with self._source.snapshot() as view:
+            oldest = announced(view, self.log)
+        wanted = self.delivered()
         if wanted < oldest:
             self._write(before)
             raise _gone(self.log, self.name, wanted, oldest)
         self._write(self._progress)
-
-    def _announced(self) -> Epoch:
-        with self._source.snapshot() as view:
-            return announced(view, self.log)
 
     def _all_at(self, epoch: Epoch) -> LogStoreVnodeProgress:
         return LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(epoch))
