@@ -16,26 +16,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
 
 from headwater.log_store.errors import InvalidOffset
 from headwater.log_store.item import BarrierItem, ChunkItem, LogItem
 from headwater.log_store.offset import LogOffset
+from headwater.log_store.protocols import LogReader
 from headwater.stream import Chunk, Epoch, Op, Throttle
-
-
-class LogReader(Protocol):
-    """What reads a log, and what decorates it: see :class:`~headwater.log_store.reader.KvLogStoreReader`."""
-
-    def init(self, timeout: float | None = None) -> None: ...
-
-    def start_from(self, after: Epoch | None = None) -> None: ...
-
-    def next_item(self, timeout: float | None = None) -> LogItem | None: ...
-
-    def truncate(self, offset: LogOffset) -> None: ...
-
-    def rewind(self) -> float: ...
 
 
 class RowRate:
@@ -123,6 +109,7 @@ class RateLimitedReader:
         self._forget()
 
     def start_from(self, after: Epoch | None = None) -> None:
+        """As the inner reader's."""
         self._inner.start_from(after)
 
     def next_item(self, timeout: float | None = None) -> LogItem | None:
@@ -179,6 +166,11 @@ class RateLimitedReader:
         waited = self._inner.rewind()
         self._forget()
         return waited
+
+    def close(self) -> None:
+        """As the inner reader's."""
+        self._forget()
+        self._inner.close()
 
     def _forget(self) -> None:
         self._rest = None

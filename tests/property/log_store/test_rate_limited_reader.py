@@ -76,6 +76,9 @@ class Watched:
         self.handed.clear()
         return self.reader.rewind()
 
+    def close(self) -> None:
+        self.reader.close()
+
 
 @dataclass
 class Side:

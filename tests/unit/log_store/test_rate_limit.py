@@ -55,6 +55,9 @@ class Items:
         self.calls.append("rewind")
         return 0.25
 
+    def close(self) -> None:
+        self.calls.append("close")
+
 
 def limited(rate: int | None, *items: LogItem) -> tuple[RateLimitedReader, Items, Clock]:
     inner, clock = Items(*items), Clock()
@@ -183,6 +186,8 @@ def test_m3_a_reader_that_begins_anew_forgets_the_pieces_of_before(anew: str) ->
     assert inner.truncated == [LogOffset(epoch(1), 7)]
     with pytest.raises(InvalidOffset):
         reader.truncate(fresh.offset)
+    reader.close()
+    assert inner.calls[-1] == "close"
 
 
 def test_a_rate_is_kept_over_any_time() -> None:
