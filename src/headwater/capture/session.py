@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from headwater import failpoints
 from headwater.capture.options import CaptureOptions
@@ -22,7 +23,7 @@ from headwater.errors import HeadwaterError, InputError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped
-from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Truncated
+from headwater.sources.events import Boundary, Changes, Event, Finding, Registered, SchemaChanged, Truncated
 from headwater.sources.source import Source
 from headwater.sources.table import SourceTable
 from headwater.state import StateStore
@@ -34,6 +35,7 @@ BEFORE_ACKNOWLEDGE = failpoints.register("capture.before_acknowledge")
 AFTER_ACKNOWLEDGE = failpoints.register("capture.after_acknowledge")
 
 _IDLE_SECONDS = 1.0
+_STATUS_SECONDS = 1.0
 
 
 class CaptureSession:
@@ -70,7 +72,7 @@ class CaptureSession:
             self._factory.close()
             raise
         self._opened = time.monotonic()
-        self._looked = 0.0
+        self._looked = self._asked = 0.0
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
@@ -94,8 +96,7 @@ class CaptureSession:
         else:
             for table in new:
                 self._source.include(table)
-        for table in new:
-            self._capture(table, record)
+        self._capture(new, record)
         if new or record is not self._state.record:
             self._end_epoch(record)
             self._sealer.seal(self._epochs.prev)
@@ -112,12 +113,22 @@ class CaptureSession:
                 )
         return [table for table in found if table.full_name not in self._writers]
 
-    def _capture(self, table: SourceTable, record: SourceRecord) -> None:
-        name = table.full_name
-        self._factory.log(name, table.log_schema(self._source.position_type), table.key_columns)
-        self._open_writer(table)
-        entry = CapturedTable(name, table.namespace, table.name, table.source_id, TableState.ACTIVE, record.offset)
-        self._state.put_table(self._sealer.batch, entry)
+    def _capture(self, tables: Sequence[SourceTable], record: SourceRecord) -> None:
+        registrations = self._source.register(tables)
+        for table in tables:
+            name = table.full_name
+            self._factory.log(name, table.log_schema(self._source.position_type), table.key_columns)
+            self._open_writer(table)
+            entry = CapturedTable(
+                name,
+                table.namespace,
+                table.name,
+                table.source_id,
+                TableState.ACTIVE,
+                record.offset,
+                registrations[name],
+            )
+            self._state.put_table(self._sealer.batch, entry)
 
     def _open_writer(self, table: SourceTable) -> None:
         name = table.full_name
@@ -132,9 +143,11 @@ class CaptureSession:
             try:
                 if request.kind != ADD_TABLES:
                     raise InputError(f"Received the request {request.kind!r}; valid is {ADD_TABLES!r}.")
-                for table in self._new_tables(request.detail["tables"]):
+                new = self._new_tables(request.detail["tables"])
+                for table in new:
                     self._source.include(table)
-                    self._capture(table, self._record)
+                self._capture(new, self._record)
+                for table in new:
                     self._stream.add_table(table)
             except TransientError:
                 raise
@@ -159,8 +172,12 @@ class CaptureSession:
         if self._at_boundary and self._is_due():
             self._seal()
         self._acknowledge()
-        if time.monotonic() - self._looked >= self._options.heartbeat_seconds:
+        now = time.monotonic()
+        if self._at_boundary and now - self._looked >= self._options.heartbeat_seconds:
             self._look()
+        if now - self._asked >= _STATUS_SECONDS:
+            self._asked = now
+            self._statistics.look(self._stream.status())
 
     def _is_due(self) -> bool:
         options, age = self._options, time.monotonic() - self._opened
@@ -251,16 +268,23 @@ class CaptureSession:
         self._statistics.sealed(self._sealer.store.committed_epoch(), record.commit_time_us)
 
     def _look(self) -> None:
-        """Look at the source: does it still log our tables, how far is it, and does its log go on?"""
+        """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
-        for finding in self._source.check(list(self._tables.values())):
-            name = finding.table.full_name
-            if finding.stops:
-                self._stop_table(name, finding.reason)
-            else:
-                self._writers[name].note(PARTITION, {"text": finding.reason})
-                self._rows += 1
-        self._statistics.look(self._stream.status())
+        registered = [Registered(table, self._state.tables[name].registration) for name, table in self._tables.items()]
+        for finding in self._source.check(registered):
+            self._found(finding)
+
+    def _found(self, finding: Finding) -> None:
+        name = finding.table.full_name
+        if finding.stops:
+            self._stop_table(name, finding.reason)
+            return
+        if finding.registration is not None:
+            entry = replace(self._state.tables[name], registration=finding.registration)
+            self._state.put_table(self._sealer.batch, entry)
+        if finding.reason:
+            self._writers[name].note(PARTITION, {"text": finding.reason})
+        self._rows += 1
 
     def finish(self) -> None:
         """Seal and acknowledge what is whole; what is half way comes again with the next start."""

@@ -29,6 +29,7 @@ CAPTURED = TableSchema(
         Field("source_id", FieldType.INT),
         Field("state", FieldType.TEXT),
         Field("since", FieldType.TEXT),
+        Field("registration", FieldType.TEXT),
         Field("reason", FieldType.TEXT),
     ),
 )
@@ -66,6 +67,7 @@ class CapturedTable:
 
     :ivar source_id: the source's own number of the table: a table made anew under the old name has another.
     :ivar since: the position from which its log is complete.
+    :ivar registration: how the source has it registered for us.
     """
 
     log: str
@@ -74,6 +76,7 @@ class CapturedTable:
     source_id: int | None
     state: TableState
     since: CdcOffset
+    registration: str
     reason: str = ""
 
 
@@ -110,7 +113,15 @@ class SourceState:
     def put_table(self, batch: WriteBatch, table: CapturedTable) -> None:
         self.tables[table.log] = table
         number = -1 if table.source_id is None else table.source_id
-        values = (table.namespace, table.name, number, table.state.value, table.since.to_json(), table.reason)
+        values = (
+            table.namespace,
+            table.name,
+            number,
+            table.state.value,
+            table.since.to_json(),
+            table.registration,
+            table.reason,
+        )
         self._captured.put(batch, 0, (table.log,), values)
 
     def stop_table(self, batch: WriteBatch, log: str, reason: str) -> None:
@@ -119,6 +130,7 @@ class SourceState:
 
 
 def _table(log: str, values: tuple[Any, ...]) -> CapturedTable:
-    namespace, name, number, state, since, reason = values
+    namespace, name, number, state, since, registration, reason = values
     known = None if number < 0 else number
-    return CapturedTable(log, namespace, name, known, TableState(state), CdcOffset.from_json(since), reason)
+    since = CdcOffset.from_json(since)
+    return CapturedTable(log, namespace, name, known, TableState(state), since, registration, reason)

@@ -40,7 +40,7 @@ class CaptureStatistics:
 
     def sealed(self, epoch: int, commit_time_us: int) -> None:
         """An epoch is durable."""
-        self.epoch = epoch
+        self.epoch = int(epoch)
         self.commit_time_us = commit_time_us
 
     def look(self, status: StreamStatus) -> None:

@@ -86,12 +86,23 @@ Event: TypeAlias = Changes | Truncated | SchemaChanged | Boundary
 class Finding:
     """What was seen at the source about a captured table.
 
-    :ivar stops: its changes cannot be captured any more; otherwise it is worth knowing.
+    :ivar reason: what, and what to do; empty where nothing needs to be told.
+    :ivar stops: its changes cannot be captured any more.
+    :ivar registration: what it is from now on, if it changed.
     """
 
     table: SourceTable
     reason: str
     stops: bool
+    registration: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A captured table and how the source had it registered for us when that was last looked at."""
+
+    table: SourceTable
+    registration: str
 
 
 @dataclass(frozen=True, slots=True)

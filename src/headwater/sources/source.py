@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from headwater.sources.events import ChangeStream, Finding
+from headwater.sources.events import ChangeStream, Finding, Registered
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -50,7 +50,11 @@ class Source(Protocol):
         """Make the source log the changes of one more table."""
         ...
 
-    def check(self, tables: Sequence[SourceTable]) -> list[Finding]:
+    def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
+        """How the source has each table registered for us, by name: whatever must not change behind our back."""
+        ...
+
+    def check(self, tables: Sequence[Registered]) -> list[Finding]:
         """Look whether the source still logs these tables for us, and make its log go on where it is idle.
 
         :raises SourceError: it does not log for us at all; what to do.

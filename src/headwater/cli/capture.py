@@ -1,0 +1,154 @@
+"""``headwater capture``: follow a database into its logs. ``headwater add-table``: one more table of a running one."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+
+from headwater.capture import Capture, CaptureOptions, CaptureState
+from headwater.capture.requests import ADD_TABLES, ask
+from headwater.cli.terminal import amount, err
+from headwater.errors import InputError
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.open import open_source
+from headwater.sources.table import SpecialValues
+
+_LINE_SECONDS = 0.5
+StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are kept.")]
+
+
+def capture(
+    dsn: Annotated[str, typer.Argument(help="The database: postgresql://user@host/name.")],
+    table: Annotated[list[str] | None, typer.Option(help="A table to capture; again for more.")] = None,
+    store: StoreOption = Path("headwater-store"),
+    schema_policy: Annotated[SchemaPolicy, typer.Option(help="When the columns of a table change.")] = (
+        SchemaPolicy.EVOLVE
+    ),
+    special_values: Annotated[
+        list[str] | None,
+        typer.Option(help="What Arrow cannot hold, per column: schema.table.column=error|null|text; again for more."),
+    ] = None,
+    epoch_ms: Annotated[int, typer.Option(help="Seal an epoch after so many milliseconds.", min=1)] = 200,
+    slot: Annotated[str, typer.Option(help="The replication slot; made if it is not there.")] = "headwater",
+    publication: Annotated[str, typer.Option(help="The publication; made if it is not there.")] = "headwater",
+    poll: Annotated[bool, typer.Option(help="By SQL: where a pooler blocks the replication protocol.")] = False,
+    takeover: Annotated[bool, typer.Option(help="Fence another capture of the same store.")] = False,
+    seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a live line.")] = False,
+) -> None:
+    """Follow a database's log: every change of the tables, once, durable before the database may forget it."""
+    options = CaptureOptions(epoch_seconds=epoch_ms / 1000)
+    source = open_source(
+        dsn,
+        spill=store / "spill",
+        schema_policy=schema_policy,
+        special_values=dict(map(_special, special_values or [])),
+        slot=slot,
+        publication=publication,
+        poll=poll,
+    )
+    running = Capture(source, store, table or [], options, takeover=takeover)
+    _stop_on_signals(running)
+    if seconds is not None:
+        timer = threading.Timer(seconds, running.stop)
+        timer.daemon = True
+        timer.start()
+    line = _Line(running, as_json=as_json)
+    line.start()
+    try:
+        running.run()
+    finally:
+        line.stop()
+
+
+def add_table(
+    store: Annotated[Path, typer.Argument(help="The store of a running capture.")],
+    table: Annotated[list[str], typer.Argument(help="Tables to capture from now on.")],
+) -> None:
+    """Capture more tables, while the others go on."""
+    ask(store, ADD_TABLES, {"tables": table})
+    err.print(f"captured from now on: {', '.join(table)}")
+
+
+def _special(text: str) -> tuple[str, SpecialValues]:
+    column, separator, policy = text.partition("=")
+    valid = [value.value for value in SpecialValues]
+    if not separator or policy not in valid:
+        raise InputError(
+            f"Received --special-values {text!r}.", next_step=f"Write schema.table.column={'|'.join(valid)}."
+        )
+    return column, SpecialValues(policy)
+
+
+def _stop_on_signals(running: Capture) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        running.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+
+
+class _Line:
+    """The live line of a capture, from a thread of its own: the capture's never waits for a terminal."""
+
+    def __init__(self, running: Capture, *, as_json: bool) -> None:
+        self._running = running
+        self._as_json = as_json
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._show, name="headwater-line", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join(5)
+
+    def _show(self) -> None:
+        rows, at = 0, time.monotonic()
+        if self._as_json:
+            while not self._ended.wait(_LINE_SECONDS):
+                typer.echo(json.dumps(self._facts()))
+            typer.echo(json.dumps(self._facts()))
+            return
+        with err.status("starting …") as status:
+            while not self._ended.wait(_LINE_SECONDS):
+                now, count = time.monotonic(), self._running.statistics.rows
+                status.update(self._text((count - rows) / (now - at)))
+                rows, at = count, now
+        err.print(self._text(None))
+
+    def _facts(self) -> dict[str, Any]:
+        seen = self._running.statistics
+        return {
+            "state": self._running.state.value,
+            "rows": seen.rows,
+            "transactions": seen.transactions,
+            "epochs": seen.epochs,
+            "epoch": seen.epoch,
+            "lag_bytes": seen.behind_bytes,
+            "lag_seconds": round(seen.lag_seconds(time.time_ns() // 1000), 3),
+            "wal_held_bytes": seen.held_bytes,
+            "spilled_bytes": seen.spilled_bytes,
+            "restarts": seen.restarts,
+            "last_error": seen.last_error,
+        }
+
+    def _text(self, rate: float | None) -> str:
+        seen, state = self._running.statistics, self._running.state
+        if state is CaptureState.WAITING:
+            return f"[yellow]waiting[/] to try again · {seen.last_error}"
+        parts = [f"{seen.rows:,} changes" if rate is None else f"{rate:,.0f} changes/s · {seen.rows:,} in all"]
+        if seen.behind_bytes is not None:
+            parts.append(f"lag {amount(seen.behind_bytes)} {seen.lag_seconds(time.time_ns() // 1000):.1f} s")
+        if seen.held_bytes is not None:
+            parts.append(f"WAL held {amount(seen.held_bytes)}")
+        parts.append(f"epoch {seen.epoch}")
+        return f"{state.value} · " + " · ".join(parts)
