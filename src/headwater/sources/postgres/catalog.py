@@ -185,7 +185,7 @@ def _read(session: Connection, condition: str, parameters: list[Any]) -> list[Ca
 @contextlib.contextmanager
 def _one_view(session: Connection) -> Iterator[None]:
     """All questions see one state of the catalog; a transaction that is open already gives its own."""
-    if session.info.transaction_status is not TransactionStatus.IDLE:
+    if session.info.transaction_status != TransactionStatus.IDLE:
         yield
         return
     with session.transaction():
