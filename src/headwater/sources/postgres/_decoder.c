@@ -269,7 +269,7 @@ static inline char *value_room(Column *column, Py_ssize_t row, Py_ssize_t length
         fail("a column holds more than 2 GiB.");
         return NULL;
     }
-    if (buffer_room(&column->data, start + length) < 0) return NULL;
+    if (buffer_room(&column->data, start + length + 1) < 0) return NULL; /* one more: never NULL */
     offsets[row + 1] = start + (int32_t)length;
     column->valid.at[row] = 1;
     return column->data.at + start;
