@@ -161,16 +161,12 @@ def test_rows_carry_commit_and_number(decoder: RowDecoder) -> None:
 
 
 def test_it_knows_where_it_is(decoder: RowDecoder) -> None:
-    assert decoder.last_commit is None
-    assert decoder.transaction is None
+    assert (decoder.last_commit, decoder.transaction, decoder.in_transaction) == (None, None, False)
     feed(decoder, [wire.begin(300, 5, 9), wire.insert(OID, ["1", "2", "3"])])
-    assert decoder.in_transaction
-    assert decoder.transaction == (300, POSTGRES_EPOCH_US + 5, 9)
+    assert (decoder.transaction, decoder.in_transaction) == ((300, POSTGRES_EPOCH_US + 5, 9), True)
     assert decoder.next_seq == 1
-    assert decoder.last_commit is None
     feed(decoder, [wire.commit(300, 308, 5)])
-    assert decoder.transaction is None
-    assert decoder.last_commit == (300, 308, POSTGRES_EPOCH_US + 5)
+    assert (decoder.last_commit, decoder.transaction) == ((300, 308, POSTGRES_EPOCH_US + 5), None)
 
 
 @pytest.mark.parametrize(
