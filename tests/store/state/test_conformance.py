@@ -149,6 +149,25 @@ def test_what_is_staged_is_there_after_the_seal_and_never_at_an_older_pin(engine
     assert sorted(content(again)) == ["a", "b", "small0", "small1", "small2"]
 
 
+def test_a_snapshot_taken_after_a_stage_sees_it_also_while_an_older_one_is_open(engine: Engine) -> None:
+    store = engine.writer()
+    sealed(store, 1, a=b"1")
+    with store.snapshot() as older:
+        batch = WriteBatch()
+        batch.put(b"staged", b"s")
+        store.stage(batch)
+        with store.snapshot() as newer:
+            assert (newer.get(b"staged"), newer.epoch) == (b"s", at(1))
+            again = WriteBatch()
+            again.put(b"staged", b"t")
+            store.stage(again)
+            assert newer.get(b"staged") == b"s"
+        assert dict(older.scan()) == {b"a": b"1"}
+        sealed(store, 2, b=b"2")
+        assert dict(older.scan()) == {b"a": b"1"}
+    assert content(store) == {"a": b"1", "b": b"2", "staged": b"t"}
+
+
 def test_a_fenced_writer_cannot_stage(engine: Engine) -> None:
     old = engine.writer()
     new = engine.writer(takeover=True)

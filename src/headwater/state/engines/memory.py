@@ -72,19 +72,24 @@ class _SortedMap:
 
 @dataclass(slots=True)
 class _Shared:
-    """What all handles of one named store see."""
+    """What all handles of one named store see.
+
+    :ivar version: counts the batches that were applied, staged ones too: a view and a pin show one of them.
+    """
 
     main: _SortedMap = field(default_factory=_SortedMap)
     undo: _SortedMap = field(default_factory=_SortedMap)
     committed: Epoch = field(default_factory=lambda: Epoch(0))
+    version: int = 0
     pins: dict[str, Pin] = field(default_factory=dict)
-    views: dict[int, Epoch] = field(default_factory=dict)
+    pinned: dict[Epoch, int] = field(default_factory=dict)
+    views: dict[int, int] = field(default_factory=dict)
     owner: Owner | None = None
     owner_alive: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
-    def held(self) -> list[Epoch]:
-        return sorted({*(pin.epoch for pin in self.pins.values()), *self.views.values()})
+    def held(self) -> list[int]:
+        return sorted({*self.pinned.values(), *self.views.values()})
 
 
 _stores: dict[str, _Shared] = {}
@@ -94,11 +99,12 @@ _stores_lock = threading.Lock()
 class MemorySnapshot(SnapshotBase):
     """A view of one epoch; while it is open it counts as a pin."""
 
-    def __init__(self, shared: _Shared, epoch: Epoch, value: Callable[[bytes], Any]) -> None:
+    def __init__(self, shared: _Shared, epoch: Epoch, version: int, value: Callable[[bytes], Any]) -> None:
         super().__init__(epoch)
         self._shared = shared
         self._value = value
-        shared.views[id(self)] = epoch
+        self._version = version
+        shared.views[id(self)] = version
 
     def get(self, key: bytes) -> Any:
         self._check_open()
@@ -126,7 +132,7 @@ class MemorySnapshot(SnapshotBase):
             self._shared.views.pop(id(self), None)
 
     def _labels(self) -> list[int]:
-        return versions.labels_from(self._shared.undo, self.epoch)
+        return versions.labels_from(self._shared.undo, self._version)
 
 
 class MemoryReader(Handle):
@@ -151,8 +157,11 @@ class MemoryReader(Handle):
 
     def _snapshot(self, epoch: int | None, value: Callable[[bytes], Any]) -> MemorySnapshot:
         self._check_open()
-        with self._shared.lock:
-            return MemorySnapshot(self._shared, self._readable(epoch), value)
+        shared = self._shared
+        with shared.lock:
+            found = self._readable(epoch)
+            version = shared.version if epoch is None else shared.pinned.get(found, shared.version)
+            return MemorySnapshot(shared, found, version, value)
 
     def _readable(self, epoch: int | None) -> Epoch:
         shared = self._shared
@@ -175,13 +184,17 @@ class MemoryReader(Handle):
                 raise PinExists(f"Pin {name!r} holds epoch {old.epoch}.", next_step="Release it first.")
             pin = Pin(name, target, host_name(), os.getpid(), datetime.fromtimestamp(time.time(), UTC))
             self._shared.pins[name] = pin
+            self._shared.pinned.setdefault(target, self._shared.version)
             return pin
 
     def unpin(self, name: str) -> None:
         self._check_open()
         with self._shared.lock:
-            if self._shared.pins.pop(name, None) is None:
+            released = self._shared.pins.pop(name, None)
+            if released is None:
                 raise PinNotFound(f"There is no pin {name!r}.")
+            if all(pin.epoch != released.epoch for pin in self._shared.pins.values()):
+                del self._shared.pinned[released.epoch]
 
     def pins(self) -> tuple[Pin, ...]:
         self._check_open()
@@ -253,6 +266,7 @@ class MemoryStore(MemoryReader):
                     shared.main.delete(key)
                 case DeleteRange(start, end):
                     shared.main.delete_range(start, end)
+        shared.version += 1
 
     def _touched(self, step: Puts | Delete | DeleteRange) -> list[bytes]:
         match step:
