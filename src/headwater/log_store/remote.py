@@ -28,11 +28,11 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 
@@ -47,6 +47,7 @@ from headwater.state import (
     Catalog,
     Field,
     FieldType,
+    Snapshot,
     StateReader,
     StateStore,
     StateTable,
@@ -56,7 +57,7 @@ from headwater.state import (
     stores_beside,
 )
 from headwater.state.beside import marks_beside, open_beside_reader, open_beside_writer
-from headwater.state.errors import StateError, StoreNotFound
+from headwater.state.errors import StateError, StoreNotFound, StoreUnavailable
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, EpochClock, VnodeBitmap
 
 BEFORE_COMMIT = failpoints.register("log_store.consumer_before_commit")
@@ -76,6 +77,8 @@ PROGRESS = TableSchema(
 )
 _MIGRATIONS = {1: lambda values: (*values, None)}
 _FOLDER = "consumers"
+_TRIES = 5
+_T = TypeVar("_T")
 
 
 class LogConsumer:
@@ -87,8 +90,7 @@ class LogConsumer:
         self._source = source
         self._own = own
         self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, own.committed_epoch())
-        with source.snapshot() as seen:
-            self.vnode_count = LogView.open(seen, log).log.vnode_count
+        self.vnode_count = self._look(lambda view: LogView.open(view, log).log.vnode_count)
         with own.snapshot() as view:
             self._table: StateTable = Catalog.load(view).open_or_create(PROGRESS, WriteBatch(), _MIGRATIONS)
             row: Any = self._table.get(view, 0, (name,))
@@ -117,11 +119,10 @@ class LogConsumer:
         """
         source = open_reader(location)
         try:
-            with source.snapshot() as view:
-                # Before anything is made: what is refused leaves no trace, and holds no epoch back.
-                LogView.open(view, log)
-                if start is not None and (log, name) not in stores_beside(location, _FOLDER, 2):
-                    _check(log, name, start, announced(view, log), view.epoch)
+            # Before anything is made: what is refused leaves no trace, and holds no epoch back.
+            _looked(source, lambda view: LogView.open(view, log))
+            if start is not None and (log, name) not in stores_beside(location, _FOLDER, 2):
+                _check(log, name, start, *_looked(source, lambda view: (announced(view, log), view.epoch)))
             own = open_beside_writer(location, _FOLDER, log, name, takeover=takeover)
             try:
                 return cls(log, name, source, own, start)
@@ -154,20 +155,32 @@ class LogConsumer:
         upto = self._source.wait_for_epoch(after, timeout)
         if upto is None:
             return after, after
-        with self._source.snapshot() as view:
-            LogView.open(view, self.log).check_not_dropped(after, self.name)
+        self._look(lambda view: LogView.open(view, self.log).check_not_dropped(after, self.name))
         return after, upto
 
     def read(self, after: Epoch, upto: Epoch, vnodes: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
-        """The rows of ``(after, upto]``; what was delivered in part comes without that part's vnodes."""
+        """The rows of ``(after, upto]``; what was delivered in part comes without that part's vnodes.
+
+        :raises StoreUnavailable: the store did not answer inside an epoch: read the range again.
+        """
         wanted = VnodeBitmap.full(self.vnode_count) if vnodes is None else vnodes
-        with self._source.mapped_snapshot() as view:
-            log = LogView.open(view, self.log)
-            log.check_range(after, upto)
-            for end in log.epochs(after, upto):
-                done = [v for v, place in self._progress.places() if place >= StoragePlace(end.epoch)]
-                open_vnodes = wanted - VnodeBitmap.of(done, self.vnode_count)
-                yield from log.read_epoch(end, open_vnodes)
+        inside, tries = False, 0
+        while True:
+            try:
+                with self._source.mapped_snapshot() as view:
+                    log = LogView.open(view, self.log)
+                    log.check_range(after, upto)
+                    for end in log.epochs(after, upto):
+                        done = [v for v, place in self._progress.places() if place >= StoragePlace(end.epoch)]
+                        for batch in log.read_epoch(end, wanted - VnodeBitmap.of(done, self.vnode_count)):
+                            inside = True
+                            yield batch
+                        after, inside = end.epoch, False
+                return
+            except StoreUnavailable:
+                tries += 1
+                if inside or tries == _TRIES:
+                    raise
 
     def commit(self, upto: Epoch, vnodes: VnodeBitmap | None = None) -> None:
         """The epochs up to *upto* are delivered, for *vnodes* or all. Durable on return.
@@ -186,8 +199,7 @@ class LogConsumer:
         :raises EpochGone: the log no longer holds it, or is about to forget it; nothing has changed.
         :raises InvalidOffset: *epoch* is not sealed yet.
         """
-        with self._source.snapshot() as view:
-            _check(self.log, self.name, epoch, announced(view, self.log), view.epoch)
+        _check(self.log, self.name, epoch, *self._look(lambda view: (announced(view, self.log), view.epoch)))
         before = self._progress
         self._write(self._all_at(epoch), before)
         failpoints.hit(GOING_BACK)
@@ -201,8 +213,8 @@ class LogConsumer:
 
     def _start(self, start: Epoch | None) -> None:
         """Begin after what a writer that does not know of this consumer may still forget."""
-        with self._source.snapshot() as view:
-            oldest, sealed = max(announced(view, self.log), self._started), view.epoch
+        found, sealed = self._look(lambda view: (announced(view, self.log), view.epoch))
+        oldest = max(found, self._started)
         begin = oldest if start is None else start
         try:
             _check(self.log, self.name, begin, oldest, max(oldest, sealed))
@@ -214,13 +226,14 @@ class LogConsumer:
 
     def _go_back(self, before: LogStoreVnodeProgress) -> None:
         """Stay at the earlier place if no writer that does not know of it can forget what comes after it."""
-        with self._source.snapshot() as view:
-            oldest = announced(view, self.log)
-        wanted = self.delivered()
+        oldest, wanted = self._look(lambda view: announced(view, self.log)), self.delivered()
         if wanted < oldest:
             self._write(before)
             raise _gone(self.log, self.name, wanted, oldest)
         self._write(self._progress)
+
+    def _look(self, look: Callable[[Snapshot], _T]) -> _T:
+        return _looked(self._source, look)
 
     def _all_at(self, epoch: Epoch) -> LogStoreVnodeProgress:
         return LogStoreVnodeProgress.aligned(VnodeBitmap.full(self.vnode_count), StoragePlace(epoch))
@@ -246,6 +259,15 @@ class LogConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _looked(source: StateReader, look: Callable[[Snapshot], _T]) -> _T:
+    """What *look* finds in the newest snapshot. One of an object store may have to be opened again."""
+    for _ in range(_TRIES - 1):
+        with suppress(StoreUnavailable), source.snapshot() as view:
+            return look(view)
+    with source.snapshot() as view:
+        return look(view)
 
 
 def _check(log: str, name: str, epoch: Epoch, oldest: Epoch, sealed: Epoch) -> None:

@@ -97,6 +97,7 @@ def consume(location: str, folder: Path, name: str) -> None:
         least = consumer.progress.minimum(part or VnodeBitmap.full(256))
         return consumer.delivered().ms if least is None else least.epoch.ms
 
+    os.write(out, b"\n")  # ends a line that a kill has cut
     tell("start", places=[place(part) for part in parts], begun=consumer.started.ms)
     while True:
         stopped = (folder / "stopped").exists()
