@@ -13,7 +13,9 @@ import typer
 
 from headwater import __version__
 from headwater.cli import journal, log, state
+from headwater.cli.capture import add_table, capture
 from headwater.cli.demo import demo
+from headwater.cli.doctor import doctor
 from headwater.cli.terminal import fail
 from headwater.errors import HeadwaterError, InputError
 
@@ -27,6 +29,9 @@ app = typer.Typer(
 )
 
 app.command(rich_help_panel="Start here")(demo)
+app.command(rich_help_panel="Start here")(doctor)
+app.command(rich_help_panel="Run")(capture)
+app.command("add-table", rich_help_panel="Run")(add_table)
 app.add_typer(state.app, name="state", rich_help_panel="Look inside")
 app.add_typer(log.app, name="log", rich_help_panel="Look inside")
 app.add_typer(journal.app, name="journal", rich_help_panel="Look inside")

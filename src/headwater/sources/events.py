@@ -8,6 +8,7 @@ transaction there is none.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -44,7 +45,7 @@ class SchemaChanged:
 
     :ivar renamed: new names by old ones.
     :ivar retyped: names, as they are now, of the columns whose type became wider.
-    :ivar defaults: for added columns, the text that the rows from before have there.
+    :ivar defaults: one row: what the rows from before have in added columns, where it is not null.
     """
 
     before: SourceTable
@@ -53,7 +54,7 @@ class SchemaChanged:
     dropped: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
     retyped: tuple[str, ...] = ()
-    defaults: tuple[tuple[str, str], ...] = ()
+    defaults: pa.RecordBatch | None = None
 
     def to_detail(self) -> dict[str, Any]:
         """For the log's event."""
@@ -62,8 +63,21 @@ class SchemaChanged:
             "dropped": list(self.dropped),
             "renamed": dict(self.renamed),
             "retyped": list(self.retyped),
-            "defaults": dict(self.defaults),
+            "defaults": None if self.defaults is None else packed_row(self.defaults),
         }
+
+
+def packed_row(row: pa.RecordBatch) -> str:
+    """A batch as text for JSON: an Arrow IPC stream in base64."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as stream:
+        stream.write_batch(row)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def unpacked_row(text: str) -> pa.RecordBatch:
+    """The inverse of :func:`packed_row`."""
+    return pa.ipc.open_stream(base64.b64decode(text)).read_next_batch()
 
 
 @dataclass(frozen=True, slots=True)

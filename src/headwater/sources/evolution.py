@@ -7,7 +7,7 @@ another one: the source rewrites such a table without telling its rows, so only 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -51,14 +51,14 @@ class Projection:
 
 
 def follow(
-    known: SourceTable, now: SourceTable, policy: SchemaPolicy, defaults: Mapping[str, str] | None = None
+    known: SourceTable, now: SourceTable, policy: SchemaPolicy, defaults: pa.RecordBatch | None = None
 ) -> tuple[Projection, SchemaChanged | None]:
     """What *known*, the captured table, becomes when the source's table is *now*.
 
-    :param defaults: for columns that are new, the text that older rows have there, where it is not null.
+    :param defaults: one row: the values that older rows have in columns that are new, where they are not null.
     :raises SchemaStopped: it cannot go on by itself, or the policy says stop.
     """
-    grown, change = _grown(known, now, defaults or {})
+    grown, change = _grown(known, now, defaults)
     if change is None:
         return _projection(grown, now), None
     if policy is SchemaPolicy.STOP:
@@ -73,7 +73,7 @@ def follow(
 
 
 def _grown(
-    known: SourceTable, now: SourceTable, defaults: Mapping[str, str]
+    known: SourceTable, now: SourceTable, defaults: pa.RecordBatch | None
 ) -> tuple[SourceTable, SchemaChanged | None]:
     if now.source_id != known.source_id:
         raise SchemaStopped(
@@ -115,8 +115,15 @@ def _grown(
         dropped=tuple(dropped),
         renamed=tuple(renamed),
         retyped=tuple(retyped),
-        defaults=tuple((column.name, defaults[column.name]) for column in added if column.name in defaults),
+        defaults=_of(defaults, added),
     )
+
+
+def _of(defaults: pa.RecordBatch | None, added: Sequence[SourceColumn]) -> pa.RecordBatch | None:
+    if defaults is None:
+        return None
+    chosen = defaults.select([column.name for column in added if column.name in defaults.schema.names])
+    return chosen if chosen.num_columns else None
 
 
 def _free(column: SourceColumn, taken: set[str]) -> str:

@@ -19,7 +19,7 @@ from headwater.sources.postgres.catalog import read_tables_by_oid
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.catalog_types import CatalogType, read_types
 from headwater.sources.postgres.connection import Connection, ask
-from headwater.sources.postgres.convert import convert_columns
+from headwater.sources.postgres.convert import convert_column, convert_columns
 from headwater.sources.postgres.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -34,11 +34,11 @@ FROM ROWS FROM (unnest(%s::bigint[]), unnest(%s::int[])) w (type, typmod)
 class DescribedTable:
     """A table as a Relation message describes it.
 
-    :ivar defaults: for each column that has one, the text that rows from before the column have there.
+    :ivar defaults: one row: for each column that has one, the value that rows from before the column have there.
     """
 
     table: SourceTable
-    defaults: Mapping[str, str]
+    defaults: pa.RecordBatch
 
     def convert(self, columns: Sequence[pa.StringArray]) -> list[pa.Array]:
         """Typed columns; see :func:`~headwater.sources.postgres.convert.convert_columns`."""
@@ -87,7 +87,7 @@ class Relations:
             for column in relation.columns
         )
         table = SourceTable(known.namespace, known.name, columns, key, relation.oid)
-        return DescribedTable(table, _defaults(catalog))
+        return DescribedTable(table, _defaults(table, catalog))
 
     def _learn(self, session: Connection, relation: pgoutput.Relation) -> None:
         new = {column.type_oid for column in relation.columns} - self._types.keys()
@@ -124,7 +124,8 @@ def _key(relation: pgoutput.Relation, known: SourceTable, ids: Mapping[str, int]
     return tuple(told)
 
 
-def _defaults(catalog: CatalogTable | None) -> dict[str, str]:
-    if catalog is None:
-        return {}
-    return {column.name: column.missing for column in catalog.columns if column.missing is not None}
+def _defaults(table: SourceTable, catalog: CatalogTable | None) -> pa.RecordBatch:
+    texts = {} if catalog is None else {column.number: column.missing for column in catalog.columns}
+    found = [column for column in table.columns if texts.get(column.field_id) is not None]
+    values = [convert_column(table, column, pa.array([texts[column.field_id]], pa.string())) for column in found]
+    return pa.RecordBatch.from_arrays(values, schema=pa.schema([column.field for column in found]))

@@ -1,0 +1,153 @@
+"""A capture under test, in a thread of the test, and the table that its log tells of."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tests.servers.postgres import Database
+
+from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState
+from headwater.capture.replay import replay
+from headwater.log_store import LogView
+from headwater.log_store.log_events import LogEvent, events_of
+from headwater.sources.open import open_source
+from headwater.sources.postgres.csv import read_csv
+from headwater.sources.postgres.offset import Lsn, PostgresOffset
+from headwater.sources.table import SourceTable
+from headwater.state import open_reader
+
+OPTIONS = CaptureOptions(epoch_seconds=0.05, heartbeat_seconds=0.5, retry_seconds=0.5)
+
+
+class RunningCapture:
+    """One capture of *database*; it can be stopped and started again over the same store."""
+
+    def __init__(
+        self, database: Database, folder: Path, tables: Sequence[str], dsn: str | None = None, **source: Any
+    ) -> None:
+        self.database = database
+        self.folder = folder
+        self.store = folder / "store"
+        self.options = OPTIONS
+        self._tables = list(tables)
+        self._dsn = dsn or database.dsn
+        self._source = source
+        self.failure: BaseException | None = None
+
+    def start(self, tables: Sequence[str] | None = None) -> None:
+        self.failure = None
+        source = open_source(self._dsn, spill=self.folder / "spill", **self._source)
+        self.capture = Capture(source, self.store, self._tables if tables is None else tables, self.options)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        self.wait_for(lambda: self.capture.state is not CaptureState.STARTING or self.failure is not None)
+
+    def _run(self) -> None:
+        try:
+            self.capture.run()
+        except BaseException as error:
+            self.failure = error
+
+    def wait_for(self, done: Any, seconds: float = 60.0) -> None:
+        end = time.monotonic() + seconds
+        while not done():
+            assert time.monotonic() < end, f"waited {seconds} s: {self.capture.statistics}"
+            time.sleep(0.02)
+
+    def wait_for_end(self) -> BaseException:
+        """The failure that ended it."""
+        self.wait_for(lambda: self.failure is not None)
+        self._thread.join(30)
+        assert self.failure is not None
+        return self.failure
+
+    def catch_up(self) -> None:
+        """Until all that the server has committed by now is durable."""
+        target = Lsn.parse(self.database.value("SELECT pg_current_wal_insert_lsn()::text"))
+        self.wait_for(lambda: self.failure is not None or self.durable() >= target)
+        if self.failure is not None:
+            raise self.failure
+
+    def durable(self) -> int:
+        try:
+            with open_reader(self.store) as reader, reader.snapshot() as view:
+                record, _ = SourceState.read(view)
+        except LookupError:
+            return 0
+        assert record is None or isinstance(record.offset, PostgresOffset)
+        return 0 if record is None else record.offset.lsn
+
+    def stop(self) -> None:
+        self.capture.stop()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+        if self.failure is not None:
+            raise self.failure
+
+    def replayed(self, log: str) -> pa.Table:
+        """The table that the log tells of."""
+        with open_reader(self.store) as reader, reader.snapshot() as view:
+            return replay(view, log)
+
+    def rows(self, log: str) -> list[dict[str, Any]]:
+        """All rows of a log in their order."""
+        with open_reader(self.store) as reader, reader.snapshot() as view:
+            shown = LogView.open(view, log)
+            rows = [row for batch in shown.read_range(0, shown.sealed) for row in batch.to_pylist()]
+        return sorted(rows, key=lambda row: (row["_epoch"], row["_seq"]))
+
+    def events(self, log: str) -> list[LogEvent]:
+        with open_reader(self.store) as reader, reader.snapshot() as view:
+            return list(events_of(view, log, 0, view.epoch))
+
+    def tables(self) -> dict[str, Any]:
+        """What is durable of the captured tables."""
+        with open_reader(self.store) as reader, reader.snapshot() as view:
+            return dict(SourceState.read(view)[1])
+
+    def assert_equal(self, *names: str) -> None:
+        """The table that each log tells of is the table at the source."""
+        self.catch_up()
+        for name in names:
+            source = open_source(self._dsn, spill=self.folder / "unused", **self._source)
+            (table,) = source.tables([name])
+            source.close()
+            expected = selected(self.database, table)
+            found = self.replayed(table.full_name).select(expected.schema.names)
+            order = [(column, "ascending") for column in table.key_columns]
+            found, expected = found.sort_by(order), expected.sort_by(order)
+            assert found.num_rows == expected.num_rows, (name, found.num_rows, expected.num_rows)
+            assert found.cast(expected.schema).equals(expected), name
+
+
+def selected(database: Database, table: SourceTable) -> pa.Table:
+    """The rows of a table, read from the server by ``SELECT`` through COPY."""
+    columns = ", ".join('"' + column.name.replace('"', '""') + '"' for column in table.columns)
+    name = ".".join('"' + part.replace('"', '""') + '"' for part in (table.namespace, table.name))
+    with database.connect() as session:
+        session.execute("SET timezone = 'UTC'")
+        session.execute("SET extra_float_digits = 1")
+        session.execute("SET bytea_output = 'hex'")
+        with session.cursor().copy(f"COPY (SELECT {columns} FROM {name}) TO STDOUT (FORMAT csv)".encode()) as copy:  # type: ignore[arg-type]
+            data = b"".join(bytes(block) for block in copy)
+    return pa.Table.from_batches(read_csv(table, data), table.schema)
+
+
+@contextlib.contextmanager
+def running(database: Database, folder: Path, *tables: str, **source: Any) -> Iterator[RunningCapture]:
+    """A capture that runs, and is stopped at the end."""
+    made = RunningCapture(database, folder, tables, **source)
+    made.start()
+    if made.failure is not None:
+        raise made.failure
+    try:
+        yield made
+    finally:
+        made.capture.stop()
+        made._thread.join(60)
