@@ -18,6 +18,7 @@ from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import DEFAULT_FORMAT, Log, LogRegistry
 from headwater.log_store.reader import KvLogStoreReader
 from headwater.log_store.remote import RemoteConsumers
+from headwater.log_store.retention import RetentionPolicies
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.state import LogStoreState, now_ms
@@ -57,8 +58,9 @@ class KvLogStoreFactory:
             self._catalog = Catalog.load(view)  # one for all: it gives each new table a number of its own
             self._registry = LogRegistry.load_or_create(self._catalog, view, self.sealer.batch)
             self.consumers = ConsumerBook(self._catalog, view, self.sealer.batch)
-        self.truncation = Truncation(self._registry, self.consumers, self.remote)
-        self.sealer.parts.append(self.truncation)
+            self.truncation = Truncation(self._registry, self.consumers, self.remote)
+            self.retention = RetentionPolicies(self._catalog, view, self.sealer.batch, store, self.truncation, clock)
+        self.sealer.parts += (self.retention, self.truncation)
         self._writers: WeakSet[KvLogStoreWriter] = WeakSet()
 
     def log(

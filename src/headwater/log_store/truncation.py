@@ -17,9 +17,9 @@ class Truncation:
     """The truncation of all logs of a store, in its writer's process."""
 
     def __init__(self, registry: LogRegistry, book: ConsumerBook, remote: RemoteConsumers) -> None:
-        self._registry = registry
-        self._book = book
-        self._remote = remote
+        self.registry = registry
+        self.book = book
+        self.remote = remote
         self._unwanted: dict[str, Epoch] = {}
 
     def forget_unneeded(self, log: str, upto: Epoch) -> None:
@@ -27,15 +27,15 @@ class Truncation:
         self._unwanted[log] = max(upto, self._unwanted.get(log, Epoch(0)))
 
     def add_to(self, batch: WriteBatch) -> None:
-        self._book.write(batch)
+        self.book.write(batch)
         delivered: dict[str, Epoch] = {}
-        for consumer in (*self._book, *self._remote.all()):
+        for consumer in (*self.book, *self.remote.all()):
             done = consumer.delivered()
             delivered[consumer.log] = min(done, delivered.get(consumer.log, done))
         for name, upto in (self._unwanted | delivered).items():
-            log = self._registry.find(name)
+            log = self.registry.find(name)
             if log is not None:
-                self._book.bounds.truncate(batch, log, upto)
+                self.book.bounds.truncate(batch, log, upto)
 
     def sealed(self) -> None:
-        self._book.bounds.sealed()
+        self.book.bounds.sealed()

@@ -54,7 +54,7 @@ def test_lag_in_epochs_rows_bytes_and_seconds_and_who_holds_the_log_back(table: 
 def test_a_consumer_that_missed_something_is_shown_as_such(table: Table) -> None:
     table.factory.consumers.register(table.log, "sink")
     table.seal()
-    apply_retention(table.factory, "orders", Retention(max_bytes=0), force=True)
+    apply_retention(table.factory, "orders", Retention(max_bytes=0, force=True))
     table.seal()
     (status,) = log_status(table.store)
     assert (status.consumers[0].missed, status.consumers[0].is_remote) == (True, False)
