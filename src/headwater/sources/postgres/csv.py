@@ -92,8 +92,7 @@ def _read(table: SourceTable, data: bytes | pa.Buffer, *, as_text: bool) -> list
 
 
 def _read_type(kind: pa.DataType) -> pa.DataType:
-    """What pyarrow parses from csv itself."""
+    """What pyarrow parses from csv itself. It does not look whether a decimal has more digits than its type."""
     types = pa.types
-    if types.is_binary(kind) or types.is_list(kind) or types.is_decimal256(kind):
-        return pa.string()
-    return kind
+    is_text = types.is_binary(kind) or types.is_list(kind) or types.is_decimal(kind)
+    return pa.string() if is_text else kind
