@@ -80,8 +80,10 @@ class RunningCapture:
                 record, _ = SourceState.read(view)
         except LookupError:
             return 0
-        assert record is None or isinstance(record.offset, PostgresOffset)
-        return 0 if record is None else record.offset.lsn
+        if record is None:
+            return 0
+        assert isinstance(record.offset, PostgresOffset)
+        return record.offset.lsn
 
     def stop(self) -> None:
         self.capture.stop()
@@ -134,7 +136,7 @@ def selected(database: Database, table: SourceTable) -> pa.Table:
         session.execute("SET timezone = 'UTC'")
         session.execute("SET extra_float_digits = 1")
         session.execute("SET bytea_output = 'hex'")
-        with session.cursor().copy(f"COPY (SELECT {columns} FROM {name}) TO STDOUT (FORMAT csv)".encode()) as copy:  # type: ignore[arg-type]
+        with session.cursor().copy(f"COPY (SELECT {columns} FROM {name}) TO STDOUT (FORMAT csv)".encode()) as copy:
             data = b"".join(bytes(block) for block in copy)
     return pa.Table.from_batches(read_csv(table, data), table.schema)
 

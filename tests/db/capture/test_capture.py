@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psycopg
 import pytest
 from tests.db.capture.running import RunningCapture, running
 from tests.servers.postgres import Database
@@ -18,9 +17,8 @@ ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(18,4), note
 
 
 def fill(database: Database, first: int, last: int, table: str = "orders") -> None:
-    database.execute(
-        f"INSERT INTO {table} SELECT i, i * 1.25, 'note ' || i, i % 3 = 0, now() FROM generate_series({first}, {last}) i"
-    )
+    values = "i, i * 1.25, 'note ' || i, i % 3 = 0, now()"
+    database.execute(f"INSERT INTO {table} SELECT {values} FROM generate_series({first}, {last}) i")
 
 
 def test_the_replayed_log_is_the_table(postgres: Database, tmp_path: Path) -> None:
@@ -243,10 +241,10 @@ def test_a_large_transaction_is_streamed_and_told_whole_at_its_commit(
     with running(database, tmp_path, "orders") as capture:
         with database.connect() as session, session.transaction():
             session.execute("INSERT INTO orders (id, note) SELECT i, 'kept' FROM generate_series(1, 5000) i")
-            with session.transaction() as savepoint:
-                session.execute("INSERT INTO orders (id, note) SELECT i, 'undone' FROM generate_series(5001, 9000) i")
-                fill(database, 20001, 20100)
-                raise psycopg.Rollback(savepoint)
+            session.execute("SAVEPOINT before")
+            session.execute("INSERT INTO orders (id, note) SELECT i, 'undone' FROM generate_series(5001, 9000) i")
+            fill(database, 20001, 20100)
+            session.execute("ROLLBACK TO SAVEPOINT before")
             session.execute("UPDATE orders SET note = 'changed' WHERE id % 2 = 0")
         capture.assert_equal("orders")
         epochs = {row["_epoch"] for row in capture.rows("public.orders") if row["id"] <= 9000}
