@@ -43,16 +43,15 @@ def read_schema(payload: pa.Schema) -> pa.Schema:
 def sorted_batch(chunk: Chunk, first_seq: int) -> tuple[pa.RecordBatch, NDArray[np.uint16]]:
     """The stored batch of *chunk*, rows ordered by vnode and in a vnode by seq; and its vnodes."""
     vnodes = chunk.vnodes.to_numpy()
-    order = np.argsort(vnodes, kind="stable")
-    ops: Any = chunk.ops
-    columns = chunk.rows.columns
-    if not np.array_equal(order, np.arange(len(order))):
+    rows, ops = chunk.rows, chunk.ops
+    if (vnodes[1:] >= vnodes[:-1]).all():
+        order = np.arange(len(vnodes))
+    else:
+        order = np.argsort(vnodes, kind="stable")
         indices = pa.array(order)
-        columns = [column.take(indices) for column in columns]
-        ops = ops.take(indices)
-        vnodes = vnodes[order]
+        rows, ops, vnodes = rows.take(indices), ops.take(indices), vnodes[order]
     seqs = pa.array((order + first_seq).astype(np.uint32))
-    arrays = [*columns, ops, pa.array(vnodes), seqs]
+    arrays: list[Any] = [*rows.columns, ops, pa.array(vnodes), seqs]
     return pa.RecordBatch.from_arrays(arrays, schema=stored_schema(chunk.rows.schema)), vnodes
 
 
