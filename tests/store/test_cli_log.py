@@ -16,7 +16,7 @@ from tests.store.log_store.tools import Table, chunk
 from typer.testing import CliRunner
 
 from headwater.cli.main import app
-from headwater.log_store import LogConsumer
+from headwater.log_store import LogConsumer, RetentionMiss
 from headwater.log_store.testing import epoch
 from headwater.stream import Op
 
@@ -187,3 +187,78 @@ def test_tail_with_a_limit_and_values(location: str) -> None:
     assert "secret 1" in shown
     assert "secret 2" not in shown
     assert "2 rows" in shown
+
+
+def test_retain_drops_the_oldest_but_nothing_that_a_consumer_needs(location: str) -> None:
+    consume(location, "mirror", 1)
+    dry = lines("retain", location, "orders", "--max-bytes", "0", "--dry-run")[0]
+    assert (dry["epochs"], dry["rows"], dry["needed_by"], dry["dry_run"]) == (4, 8, ["mirror"], True)
+    refused = headwater("retain", location, "orders", "--max-bytes", "0")
+    assert refused.returncode == 1
+    assert "mirror" in refused.stderr
+    assert f"headwater log drop {location} orders" in refused.stderr
+    assert len(lines("show", location, "orders")) == 4
+    assert lines("retain", location, "orders", "--max-bytes", "1TiB")[0]["epochs"] == 0
+    forced = lines("retain", location, "orders", "--max-bytes", "0B", "--force")[0]
+    assert (forced["epochs"], forced["needed_by"]) == (3, ["mirror"]), "epoch 1 was delivered"
+    assert lines("show", location, "orders") == []
+    with LogConsumer.open(location, "orders", "mirror") as mirror, pytest.raises(RetentionMiss):
+        mirror.wait(0.0)
+    assert "missed" in invoke("status", location)
+
+
+def test_retain_without_consumers_and_with_the_writer_running(location: str) -> None:
+    assert "Would drop 4 epochs" in invoke("retain", location, "orders", "--max-bytes", "1", "--dry-run")
+    table = Table(location)
+    owned = headwater("retain", location, "orders", "--max-bytes", "1")
+    assert owned.returncode == 1
+    assert "Stop that process, then: headwater log retain" in owned.stderr
+    assert "Would drop" in headwater("retain", location, "orders", "--max-bytes", "1", "--dry-run").stdout
+    table.close()
+    assert "Dropped 4 epochs" in invoke("retain", location, "orders", "--max-bytes", "1")
+    assert lines("show", location, "orders") == []
+    for wrong in (("--max-bytes", "1 parsec"), ("--max-age", "-3"), ("--max-age", "soon"), ()):
+        assert headwater("retain", location, "orders", *wrong).returncode == 2
+
+
+def test_a_policy_is_shown_set_and_taken_away(location: str) -> None:
+    assert "no policy" in invoke("retention", location, "orders")
+    found = lines("retention", location, "orders", "--max-bytes", "1.5GiB", "--max-age", "7d")[0]
+    policy = {"max_bytes": 3 << 29, "max_age_seconds": 604_800.0, "force": False}
+    assert found == {"log": "orders", "policy": policy} == lines("retention", location, "orders")[0]
+    assert "at most 1.5 GiB and 7 d; the rest is dropped, but nothing that a consumer needs" in invoke(
+        "retention", location, "orders"
+    )
+    assert headwater("retention", location, "orders", "--force").returncode == 2
+    assert headwater("retention", location, "orders", "--clear", "--max-age", "1d").returncode == 2
+    assert headwater("retention", location, "nothing").returncode == 1
+    assert lines("retention", location, "orders", "--clear")[0]["policy"] is None
+
+
+RUNNING = """
+import sys
+from headwater.log_store import LogConsumer, RetentionMiss
+with LogConsumer.open(sys.argv[1], "orders", "mirror") as consumer:
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_running_consumer_is_neither_rewound_nor_dropped(location: str) -> None:
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUNNING, location], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        for command in (
+            ("rewind", location, "orders", "mirror", "--to-epoch", "0"),
+            ("drop", location, "orders", "mirror", "-y"),
+        ):
+            refused = headwater(*command)
+            assert refused.returncode == 1
+            assert str(child.pid) in refused.stderr, "who it is"
+            assert f"Stop that process, then: headwater log {command[0]}" in refused.stderr
+    finally:
+        child.communicate(timeout=10)
+    assert headwater("rewind", location, "orders", "mirror", "--to-epoch", "0").returncode == 0

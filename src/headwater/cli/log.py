@@ -1,4 +1,4 @@
-"""``headwater log``: look into the logs of a store; rewind or drop a consumer; migrate, compact."""
+"""``headwater log``: look into the logs of a store; rewind or drop a consumer; limit, migrate, compact."""
 
 from __future__ import annotations
 
@@ -28,17 +28,19 @@ from headwater.log_store import (
     LogConsumer,
     LogNotFound,
     LogView,
+    RetentionRefused,
 )
 from headwater.log_store.columns import RESERVED
 from headwater.log_store.compaction import RUN_ROWS, Compaction
 from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration
+from headwater.log_store.retention import Retention, apply_retention, plan_retention, retention_of
 from headwater.log_store.status import ConsumerStatus, LogStatus, log_status
 from headwater.state import StateReader, open_reader, open_writer
 from headwater.state.errors import StoreOwned
 from headwater.stream import Epoch, EpochClock, Op, VnodeBitmap
 
 app = typer.Typer(
-    help="Look inside the logs of a store: epochs, rows, consumers; rewind, drop, migrate, compact.",
+    help="Look inside the logs of a store: epochs, rows, consumers; rewind, drop, limit, migrate, compact.",
     no_args_is_help=True,
 )
 
@@ -366,6 +368,112 @@ def drop(
         typer.echo(json.dumps({"log": log, "consumer": consumer, "rows_not_delivered": known.lag_rows}))
         return
     out.print(f"Log {escape(log)} has no consumer [bold]{escape(consumer)}[/] any more.")
+
+
+# -- retention -----------------------------------------------------------------------------------------------------
+
+_BYTES = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86_400}
+
+
+def _measure(text: str | None, units: dict[str, int], option: str) -> float | None:
+    """A number with a unit. :raises InputError: something else."""
+    if text is None:
+        return None
+    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    unit = units.get(text.removeprefix(number).upper())
+    try:
+        value = float(number) * unit if unit is not None else -1.0
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        names = ", ".join(f"{name.lower()}" for name in units if name)
+        raise InputError(f"Received {option} {text!r}; valid is a number and a unit: {names}.")
+    return value
+
+
+def _retention(max_bytes: str | None, max_age: str | None, force: bool) -> Retention:
+    size = _measure(max_bytes, _BYTES, "--max-bytes")
+    return Retention(None if size is None else int(size), _measure(max_age, _SECONDS, "--max-age"), force)
+
+
+MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="The most that the log may hold, such as 50GiB.")]
+MaxAge = Annotated[str | None, typer.Option("--max-age", help="How old its epochs may be, such as 90s, 12h or 7d.")]
+Force = Annotated[bool, typer.Option("--force", help="Also what a consumer has not read: it stops and says so.")]
+
+
+@app.command()
+def retain(
+    location: Location,
+    log: Name,
+    max_bytes: MaxBytes = None,
+    max_age: MaxAge = None,
+    force: Force = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go; the writer may run.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Drop the oldest epochs of a log, once. Its writer must not be running; see also: retention."""
+    wanted = _retention(max_bytes, max_age, force)
+    if wanted.max_bytes is None and wanted.max_age_seconds is None:
+        raise InputError("Received no bound.", next_step="Give --max-bytes, --max-age or both.")
+    with _next_step(location, log), _free(f"headwater log retain {location} {log}"):
+        if dry_run:
+            with open_reader(location) as store:
+                plan = plan_retention(store, log, wanted)
+        else:
+            with _owned(location) as factory:
+                try:
+                    plan = apply_retention(factory, log, wanted)
+                except RetentionRefused as error:
+                    error.next_step = f"Let it catch up, or drop it: headwater log drop {location} {log} CONSUMER"
+                    raise
+                for _ in range(2):  # what nobody needs is announced, then deleted
+                    _seal(factory)
+    if as_json:
+        fields = {"upto": int(plan.upto), "epochs": plan.epochs, "rows": plan.rows, "bytes": plan.bytes}
+        typer.echo(json.dumps({"log": log, **fields, "needed_by": list(plan.needed_by), "dry_run": dry_run}))
+        return
+    verb = "Would drop" if dry_run else "Dropped"
+    out.print(f"{verb} {plan.epochs:,} epochs of {escape(log)}: {plan.rows:,} rows, {amount(plan.bytes)}.")
+    if plan.needed_by:
+        names = ", ".join(plan.needed_by)
+        out.print(f"[bold yellow]{escape(names)}[/] {'needs' if dry_run else 'missed'} some of them.")
+
+
+@app.command()
+def retention(
+    location: Location,
+    log: Name,
+    max_bytes: MaxBytes = None,
+    max_age: MaxAge = None,
+    force: Force = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Take the policy away.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show the policy by which a log is limited; with bounds, set it (the writer must not be running then)."""
+    wanted = _retention(max_bytes, max_age, force)
+    is_set = wanted != Retention()
+    if clear and is_set:
+        raise InputError("Received bounds and --clear.", next_step="Give one of both.")
+    if force and wanted == Retention(force=True):
+        raise InputError("Received --force without a bound.", next_step="Give --max-bytes, --max-age or both.")
+    with _next_step(location, log), _free(f"headwater log retention {location} {log}"):
+        if clear or is_set:
+            with _owned(location) as factory:
+                factory.retention.put(factory.sealer.batch, log, None if clear else wanted)
+                _seal(factory)
+        with open_reader(location) as store, store.snapshot() as view:
+            LogView.open(view, log)
+            found = retention_of(view, log)
+    if as_json:
+        typer.echo(json.dumps({"log": log, "policy": None if found is None else asdict(found)}))
+    elif found is None:
+        out.print(f"Log {escape(log)} has no policy: it forgets what all its consumers have delivered, nothing else.")
+    else:
+        bounds = [amount(found.max_bytes)] if found.max_bytes is not None else []
+        bounds += [_span(found.max_age_seconds)] if found.max_age_seconds is not None else []
+        unread = "also what a consumer has not read" if found.force else "but nothing that a consumer needs"
+        out.print(f"Log {escape(log)} holds at most {' and '.join(bounds)}; the rest is dropped, {unread}.")
 
 
 # -- migrate and compact ---------------------------------------------------------------------------------------------

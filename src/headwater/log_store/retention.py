@@ -132,7 +132,7 @@ def apply_retention(
         names = ", ".join(repr(name) for name in plan.needed_by)
         raise RetentionRefused(
             f"Retention of log {log!r} would drop {plan.epochs} epochs that consumer {names} has not read.",
-            next_step="Let it catch up or drop it; Retention(force=True) drops them all the same and stops it with RetentionMiss.",
+            next_step="Let it catch up or drop it; Retention(force=True) drops them all the same, and stops it.",
         )
     if plan.needed_by:
         factory.consumers.drop_epochs(factory.sealer.batch, known, plan.upto)
@@ -198,8 +198,8 @@ class RetentionPolicies:
                 log = self._truncation.registry.get(name)
                 ends = self._ends.setdefault(name, _Ends())
                 ends.follow(view, log, self._truncation.book.gone(name))
-                consumers = [*self._truncation.book.of(name), *(consumer for consumer in remote if consumer.log == name)]
-                plan = ends.plan(policy, now, consumers)
+                elsewhere = [consumer for consumer in remote if consumer.log == name]
+                plan = ends.plan(policy, now, [*self._truncation.book.of(name), *elsewhere])
                 if not plan.needed_by:
                     self._truncation.forget_unneeded(name, plan.upto)
                 elif policy.force:
