@@ -1,0 +1,78 @@
+"""``headwater doctor``: whether a database can be captured, and the statement that mends what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from headwater.cli.terminal import out
+from headwater.errors import InputError
+from headwater.sources.diagnosis import Diagnosis, Level
+
+_STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+
+
+def doctor(
+    dsn: Annotated[str, typer.Argument(help="The database: postgresql://user@host/name.")],
+    table: Annotated[list[str] | None, typer.Option(help="A table to look at; again for more. Default: all.")] = None,
+    slot: Annotated[str, typer.Option(help="The replication slot of the capture.")] = "headwater",
+    publication: Annotated[str, typer.Option(help="The publication of the capture.")] = "headwater",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for machines.")] = False,
+) -> None:
+    """Look whether a database can be captured, and print the SQL that mends what is missing. Changes nothing.
+
+    Ends with 1 where there is a problem.
+    """
+    diagnosis = _examine(dsn, table or [], slot, publication)
+    if as_json:
+        typer.echo(json.dumps(diagnosis.to_json()))
+    else:
+        _show(diagnosis)
+    if not diagnosis.is_healthy:
+        raise typer.Exit(1)
+
+
+def _examine(dsn: str, tables: list[str], slot: str, publication: str) -> Diagnosis:
+    try:
+        from headwater.sources.postgres.connection import Dsn
+        from headwater.sources.postgres.doctor import examine
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "psycopg":
+            raise
+        raise InputError(
+            "The driver for Postgres is not installed.", next_step="Run: pip install 'headwater[postgres]'"
+        ) from None
+    return examine(Dsn(dsn), tables, slot=slot, publication=publication)
+
+
+def _show(diagnosis: Diagnosis) -> None:
+    table = Table(title=f"Doctor: {diagnosis.source}", title_justify="left", show_lines=False)
+    table.add_column("level", no_wrap=True)
+    table.add_column("check", no_wrap=True)
+    table.add_column("finding", overflow="fold")
+    for finding in diagnosis.findings:
+        told = f"{finding.table}: {finding.text}" if finding.table else finding.text
+        table.add_row(Text(finding.level.value, _STYLES[finding.level]), Text(finding.check), Text(told))
+    out.print(table)
+    mending = [finding for finding in diagnosis.findings if finding.fix and finding.level is not Level.OK]
+    for finding in mending:
+        out.print(
+            Text(f"-- {finding.level.value}: {finding.check}{f' of {finding.table}' if finding.table else ''}", "dim")
+        )
+        out.print(Text(str(finding.fix)), soft_wrap=True)
+    counts = {level: sum(finding.level is level for finding in diagnosis.findings) for level in Level}
+    out.print(
+        Text.assemble(
+            *(
+                (
+                    f"{counts[level]} {level.value}{'s' if counts[level] != 1 and level is not Level.OK else ''}  ",
+                    _STYLES[level],
+                )
+                for level in Level
+            )
+        )
+    )
