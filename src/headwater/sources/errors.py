@@ -151,10 +151,10 @@ class SpecialValue(SourceError, InputError):
 
     def __init__(self, table: str, column: str, source_type: str, values: str) -> None:
         self.table, self.column, self.source_type, self.values = table, column, source_type, values
-        self.option = f"special_values.{column}"
+        self.option = f"--special-values {table}.{column}"
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}) holds {values}, which its Arrow type does not have.",
-            next_step=f'Set {self.option} to "text" (the column becomes exact text) or "null" (such values are null).',
+            next_step=f"Capture it with {self.option}=text (the column becomes exact text) or =null (they become null).",
         )
 
 

@@ -164,12 +164,13 @@ class PostgresOffset(CdcOffset):
         :raises InvalidOffset: not such a JSON, or ``lsn``, ``txId`` or ``lsn_proc`` is missing.
         """
         try:
-            fields = json.loads(text)["sourceOffset"]
-            lsn, xid, proc = (_number(fields, name) for name in ("lsn", "txId", "lsn_proc"))
-        except (ValueError, KeyError, TypeError) as error:
-            if isinstance(error, InvalidOffset):
-                raise
-            raise InvalidOffset("The text is no offset of Debezium: it has no 'sourceOffset'.") from error
+            read = json.loads(text)
+        except ValueError:
+            read = None
+        fields = read.get("sourceOffset") if isinstance(read, dict) else None
+        if not isinstance(fields, dict):
+            raise InvalidOffset("The text is no offset of Debezium: it has no 'sourceOffset'.")
+        lsn, xid, proc = (_number(fields, name) for name in ("lsn", "txId", "lsn_proc"))
         return cls(Lsn(lsn), Lsn(_optional(fields, "lsn_commit") or 0), END_OF_TRANSACTION, xid, Lsn(proc))
 
 
