@@ -1,0 +1,66 @@
+"""Heartbeats: small records in the server's log, so that the slot goes on where nothing of ours is written.
+
+A slot releases the log up to what its reader acknowledged. In a database that rests beside others that write, a record
+of our own now and then gives the reader something to acknowledge, and shows how far behind it is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from headwater.sources.errors import SourceError
+from headwater.sources.postgres.connection import Connection, Dsn, connect, server_errors
+
+HEARTBEAT_PREFIX: Final = "headwater"
+HEARTBEAT_INTERVAL: Final = 60.0
+
+_BEAT: Final = "SELECT pg_catalog.pg_logical_emit_message(false, %s, '') - '0/0'::pg_catalog.pg_lsn"
+
+
+class Heartbeat:
+    """Writes heartbeats to one database. A failure is kept to be shown, and ends nothing.
+
+    :ivar last_error: why the last attempt failed; ``None`` if it did not.
+    :ivar last_lsn: where the last heartbeat is in the log.
+    :ivar last_time: when that was, in seconds since 1970.
+    """
+
+    def __init__(
+        self, dsn: Dsn, *, interval: float = HEARTBEAT_INTERVAL, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.last_error: SourceError | None = None
+        self.last_lsn: int | None = None
+        self.last_time: float | None = None
+        self._dsn = dsn
+        self._interval = interval
+        self._clock = clock
+        self._due = clock()
+        self._session: Connection | None = None
+
+    def beat(self) -> bool:
+        """Write a heartbeat if one is due; whether one was written. Never raises for what the server does."""
+        now = self._clock()
+        if now < self._due:
+            return False
+        self._due = now + self._interval
+        try:
+            if self._session is None:
+                self._session = connect(self._dsn)
+            with server_errors(self._dsn):
+                row = self._session.execute(_BEAT, [HEARTBEAT_PREFIX]).fetchone()
+        except SourceError as error:
+            self.last_error = error
+            self.close()
+            return False
+        assert row is not None
+        self.last_error = None
+        self.last_lsn, self.last_time = int(row[0]), time.time()
+        return True
+
+    def close(self) -> None:
+        """End the connection; the next heartbeat opens one again."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None

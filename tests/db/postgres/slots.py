@@ -1,0 +1,99 @@
+"""What the tests of the streams share: a published table, its slot, and messages in a readable form."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable, Iterator
+
+from tests.servers.postgres import Database
+
+from headwater.sources.postgres.connection import Dsn
+from headwater.sources.postgres.offset import Lsn
+from headwater.sources.postgres.peek import PeekStream
+from headwater.sources.postgres.stream import ReplicationStream
+
+SLOT, PUBLICATION = "s", "Pub, of 'all'"
+QUOTED = f'"{PUBLICATION}"'
+PATIENCE = 60.0
+
+AnyStream = ReplicationStream | PeekStream
+
+
+def published(database: Database, *more: str) -> None:
+    """A table ``t (id, v)``, published, and a slot; then *more*."""
+    database.execute(
+        "CREATE TABLE t (id bigint PRIMARY KEY, v text)",
+        f"CREATE PUBLICATION {QUOTED} FOR TABLE t",
+        f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+        *more,
+    )
+
+
+def opened(database: Database, start: int = 0, **options: object) -> ReplicationStream:
+    return ReplicationStream.open(Dsn(database.socket_dsn), SLOT, [PUBLICATION], start, **options)  # type: ignore[arg-type]
+
+
+def kind(message: bytes) -> str:
+    return chr(message[25])
+
+
+def kinds(messages: list[bytes]) -> str:
+    return "".join(map(kind, messages))
+
+
+def inserted(message: bytes, *, streamed: bool = False) -> int:
+    """The id of an Insert into ``t``."""
+    place = 30 if streamed else 26
+    (length,) = struct.unpack_from("!I", message, place + 8)
+    return int(message[place + 12 : place + 12 + length])
+
+
+def end_of_commit(message: bytes) -> int:
+    """The position after a Commit or Stream Commit."""
+    place = {"C": 35, "c": 39}[kind(message)]
+    return int(struct.unpack_from("!Q", message, place)[0])
+
+
+def read_until(stream: AnyStream, enough: Callable[[list[bytes]], bool], max_messages: int = 10_000) -> list[bytes]:
+    """Read until *enough* of all messages is true; fails when it does not become so."""
+    messages: list[bytes] = []
+    deadline = time.monotonic() + PATIENCE
+    while not enough(messages):
+        assert time.monotonic() < deadline, f"only {len(messages)} messages: {kinds(messages[-50:])}"
+        messages += stream.read(max_messages, 1 << 20, 0.2)
+    return messages
+
+
+def commits(count: int) -> Callable[[list[bytes]], bool]:
+    return lambda messages: sum(kind(message) in "Cc" for message in messages) >= count
+
+
+def confirmed(database: Database) -> int:
+    found = database.value(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{SLOT}'")
+    return Lsn.parse(found)
+
+
+def eventually(state: Callable[[], bool], while_reading: AnyStream | None = None) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not state():
+        assert time.monotonic() < deadline
+        if while_reading is not None:
+            assert while_reading.read(100, 1 << 20, 0.05) == []
+        else:
+            time.sleep(0.05)
+
+
+def blocks_of(messages: list[bytes]) -> Iterator[tuple[str, int, list[bytes]]]:
+    """``(kind, xid, messages)``: stream blocks as ``S``, stream ends as ``c`` and ``A``, plain messages as ``""``."""
+    place = 0
+    while place < len(messages):
+        what = kind(messages[place])
+        if what == "S":
+            end = next(at for at in range(place, len(messages)) if kind(messages[at]) == "E")
+            yield what, int.from_bytes(messages[place][26:30], "big"), messages[place + 1 : end]
+            place = end + 1
+        else:
+            xid = int.from_bytes(messages[place][26:30], "big") if what in "cA" else 0
+            yield (what if what in "cA" else ""), xid, [messages[place]]
+            place += 1
