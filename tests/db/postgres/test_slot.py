@@ -64,10 +64,8 @@ def confirmed(slot: Slot) -> Lsn:
 
 
 def write_wal(database: Database, megabytes: int) -> None:
-    body = "SELECT string_agg(md5((i * n)::text), '') FROM generate_series(1, 3000) n"
     database.execute(
-        f"INSERT INTO t SELECT i, ({body}) FROM generate_series(1, {megabytes * 11}) i ON CONFLICT (id) DO UPDATE"
-        " SET body = excluded.body || 'x'",
+        f"SELECT pg_logical_emit_message(false, 'fill', repeat('x', {megabytes} * 1000 * 1000))",
         "SELECT pg_switch_wal()",
         "CHECKPOINT",
     )
