@@ -154,7 +154,7 @@ class SpecialValue(SourceError, InputError):
         self.option = f"--special-values {table}.{column}"
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}) holds {values}, which its Arrow type does not have.",
-            next_step=f"Capture it with {self.option}=text (the column becomes exact text) or =null (they become null).",
+            next_step=f"Capture with {self.option}=text (the column becomes exact text) or =null (they become null).",
         )
 
 
