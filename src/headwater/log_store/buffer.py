@@ -66,6 +66,8 @@ class BufferStatistics:
     rows: int
     bytes_held: int
     unconsumed_items: int
+    unconsumed_rows: int
+    unconsumed_epochs: int
     consumed_items: int
     spilled_rows: int
     oldest_unconsumed_epoch: Epoch | None
@@ -85,6 +87,8 @@ class LogStoreBuffer:
         self._rows = 0
         self._bytes = 0
         self._spilled_rows = 0
+        self._unconsumed_rows = 0
+        self._unconsumed_barriers = 0
         self._next_chunk_id = 0
         self._last_barrier = Epoch(0)
         self._closed = False
@@ -100,6 +104,7 @@ class LogStoreBuffer:
             self._unconsumed.append(BufferedChunk(epoch, self._next_chunk_id, first_seq, chunk))
             self._next_chunk_id += 1
             self._count(chunk, 1)
+            self._unconsumed_rows += chunk.num_rows
             self._changed.notify_all()
             return True
 
@@ -109,6 +114,7 @@ class LogStoreBuffer:
             last = self._unconsumed[-1] if self._unconsumed else None
             rows = last_seq - first_seq + 1
             self._spilled_rows += rows
+            self._unconsumed_rows += rows
             joins = (
                 isinstance(last, SpilledRef)
                 and last.epoch == epoch
@@ -126,6 +132,7 @@ class LogStoreBuffer:
     def add_barrier(self, barrier: BarrierItem) -> None:
         with self._changed:
             self._unconsumed.append(barrier)
+            self._unconsumed_barriers += 1
             self._next_chunk_id = 0
             self._last_barrier = barrier.epoch
             self._changed.notify_all()
@@ -146,6 +153,7 @@ class LogStoreBuffer:
             self._unconsumed.clear()
             self._consumed.clear()
             self._rows = self._bytes = self._spilled_rows = self._next_chunk_id = 0
+            self._unconsumed_rows = self._unconsumed_barriers = 0
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -176,6 +184,7 @@ class LogStoreBuffer:
             if not self._unconsumed:
                 raise LogClosed("The writer of this log has ended.")
             item = self._unconsumed.popleft()
+            self._waits(item, -1)
             self._consumed.append(item)
             return item
 
@@ -189,9 +198,12 @@ class LogStoreBuffer:
     def rewind(self, after: Epoch) -> None:
         """Hand out the taken items again, without those of epochs up to *after*: they were delivered."""
         with self._changed:
+            for item in self._consumed:
+                self._waits(item, 1)
             self._unconsumed.extendleft(reversed(self._consumed))
             self._consumed.clear()
             while self._unconsumed and self._unconsumed[0].epoch <= after:
+                self._waits(self._unconsumed[0], -1)
                 self._forget(self._unconsumed.popleft())
             self._changed.notify_all()
 
@@ -203,10 +215,13 @@ class LogStoreBuffer:
     def statistics(self) -> BufferStatistics:
         with self._changed:
             oldest = self._unconsumed[0].epoch if self._unconsumed else None
+            open_end = bool(self._unconsumed) and not isinstance(self._unconsumed[-1], BarrierItem)
             return BufferStatistics(
                 self._rows,
                 self._bytes,
                 len(self._unconsumed),
+                self._unconsumed_rows,
+                self._unconsumed_barriers + open_end,
                 len(self._consumed),
                 self._spilled_rows,
                 oldest,
@@ -217,6 +232,15 @@ class LogStoreBuffer:
     def _count(self, chunk: Chunk, sign: int) -> None:
         self._rows += sign * chunk.num_rows
         self._bytes += sign * chunk.nbytes
+
+    def _waits(self, item: Buffered, sign: int) -> None:
+        """*item* is among those that were not taken, or no longer."""
+        if isinstance(item, BufferedChunk):
+            self._unconsumed_rows += sign * item.chunk.num_rows
+        elif isinstance(item, SpilledRef):
+            self._unconsumed_rows += sign * (item.last_seq - item.first_seq + 1)
+        else:
+            self._unconsumed_barriers += sign
 
     def _forget(self, item: Buffered) -> None:
         if isinstance(item, BufferedChunk):

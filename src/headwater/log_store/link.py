@@ -1,11 +1,16 @@
-"""What a writer and its reader tell each other beside the items: where it began, whose vnodes, what is done."""
+"""What a writer and its reader tell each other beside the items: where it began, whose vnodes, what is done.
+
+The reader also leaves its figures here, for metrics: constant work per item.
+"""
 
 from __future__ import annotations
 
 import threading
+import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from headwater.log_store.buffer import LogStoreBuffer
@@ -28,6 +33,24 @@ class Start:
     after_seal: Epoch
 
 
+DELAY_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Upper bounds, in seconds, of the buckets in which delays before a rewind are counted; one more is for the rest."""
+
+
+@dataclass(slots=True)
+class ReaderFigures:
+    """What a reader did.
+
+    :ivar busy_ns: time from an item that was handed out to the next call: how long deliveries kept the reader waiting.
+    :ivar delays: how many rewinds waited up to each of :data:`DELAY_BUCKETS`, without those of the buckets before.
+    """
+
+    latest_epoch: Epoch = field(default_factory=lambda: Epoch(0))
+    busy_ns: int = 0
+    delays: list[int] = field(default_factory=lambda: [0] * (len(DELAY_BUCKETS) + 1))
+    delay_seconds: float = 0.0
+
+
 class ReaderLink:
     """Shared by one writer and one reader."""
 
@@ -38,6 +61,8 @@ class ReaderLink:
         self._done: deque[Done] = deque()
         self._paused = False
         self._changed = threading.Condition()
+        self._handed_out_at: int | None = None
+        self.figures = ReaderFigures()
 
     # -- writer ------------------------------------------------------------------------------------------------
 
@@ -90,3 +115,19 @@ class ReaderLink:
     def add_done(self, done: list[Done]) -> None:
         with self._changed:
             self._done.extend(done)
+
+    def asked(self) -> None:
+        """The reader is asked for an item."""
+        if self._handed_out_at is not None:
+            self.figures.busy_ns += time.monotonic_ns() - self._handed_out_at
+            self._handed_out_at = None
+
+    def handed_out(self, epoch: Epoch) -> None:
+        """The reader gives an item of *epoch*."""
+        self.figures.latest_epoch = epoch
+        self._handed_out_at = time.monotonic_ns()
+
+    def rewound(self, delay: float) -> None:
+        """The reader waited *delay* seconds before it tries again."""
+        self.figures.delays[bisect_left(DELAY_BUCKETS, delay)] += 1
+        self.figures.delay_seconds += delay

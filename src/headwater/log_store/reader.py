@@ -126,6 +126,7 @@ class KvLogStoreReader:
         :raises LogClosed: the writer stopped, and everything was read.
         """
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
+        self._link.asked()
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._state is ReaderState.HISTORY:
             if not self._history_is_ready(deadline) or not self._may_read_history(deadline):
@@ -206,6 +207,7 @@ class KvLogStoreReader:
         if self._latest is not None:
             self._latest.check_next_epoch(item.epoch)
         self._latest = item.offset
+        self._link.handed_out(item.epoch)
         self._yielded.append((item.offset, done))
         if isinstance(item, ChunkItem):
             self._store_state.counters.read_rows += item.chunk.num_rows
@@ -237,6 +239,7 @@ class KvLogStoreReader:
         self._end_history()  # others may read while this one waits
         self._sleep(delay)
         self._store_state.counters.rewound(delay)
+        self._link.rewound(delay)
         self._latest = None
         self._reset()
         return delay

@@ -74,7 +74,7 @@ class KvLogStoreWriter:
         self._link = link
         self._state = WriterState.NEW
         self._was_paused = False
-        self._epoch = Epoch(0)
+        self._epoch = self._first_epoch = self._last_epoch = Epoch(0)
         self._next_seq = 0
         self._rows = self._bytes = self._chunks = 0
         if link is not None:
@@ -95,6 +95,21 @@ class KvLogStoreWriter:
         return self._buffer
 
     @property
+    def link(self) -> ReaderLink | None:
+        """What it shares with its reader, if it has one."""
+        return self._link
+
+    @property
+    def first_epoch(self) -> Epoch:
+        """The first epoch that it wrote: the live end begins there."""
+        return self._first_epoch
+
+    @property
+    def last_epoch(self) -> Epoch:
+        """The newest epoch that it ended."""
+        return self._last_epoch
+
+    @property
     def epoch(self) -> Epoch:
         """The epoch that is being written."""
         return self._epoch
@@ -107,7 +122,7 @@ class KvLogStoreWriter:
                 f"Epoch {epochs.curr} cannot be written: epoch {self._sealer.store.committed_epoch()} is sealed."
             )
         self._store_state.discard_unsealed()
-        self._epoch = epochs.curr
+        self._epoch = self._first_epoch = epochs.curr
         self._state = WriterState.PAUSED if pause_read_on_bootstrap else WriterState.RUNNING
         if self._link is not None:
             self._link.started(self._start(), paused=pause_read_on_bootstrap)
@@ -188,7 +203,7 @@ class KvLogStoreWriter:
                 BarrierItem(ended, chosen.is_checkpoint, chosen.is_stop, chosen.schema_change, chosen.new_vnode_bitmap)
             )
         self._sealer.ended = max(self._sealer.ended, ended)
-        self._epoch, self._next_seq = next_epoch, 0
+        self._last_epoch, self._epoch, self._next_seq = ended, next_epoch, 0
         self._rows = self._bytes = self._chunks = 0
         self._was_paused = paused
         self._state = WriterState.FLUSHING
