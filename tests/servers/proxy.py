@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import threading
+from collections.abc import Callable
 from typing import Self
 
 _PIECE = 1 << 16
@@ -76,15 +78,32 @@ class TcpProxy:
             server.settimeout(None)
             with self._lock:
                 self._open |= {client, server}
-            for source, target in ((client, server), (server, client)):
-                threading.Thread(target=self._forward, args=(source, target), daemon=True).start()
+            for source, target, change in ((client, server, self.to_server), (server, client, self.to_client)):
+                threading.Thread(target=self._forward, args=(source, target, change), daemon=True).start()
 
-    def _forward(self, source: socket.socket, target: socket.socket) -> None:
+    def to_server(self, piece: bytes) -> bytes:
+        """What the server gets of *piece*.
+
+        :raises ConnectionAbortedError: nothing: the client gets the error's bytes, and the connection ends.
+        """
+        return piece
+
+    def to_client(self, piece: bytes) -> bytes:
+        """What the client gets of *piece*."""
+        return piece
+
+    def _forward(self, source: socket.socket, target: socket.socket, change: Callable[[bytes], bytes]) -> None:
         try:
             while piece := source.recv(_PIECE):
                 self._flowing.wait()
-                target.sendall(piece)
+                target.sendall(change(piece))
             target.shutdown(socket.SHUT_WR)
+        except ConnectionAbortedError as refused:
+            with contextlib.suppress(OSError):
+                source.sendall(refused.args[0])
+                source.shutdown(socket.SHUT_WR)
+                source.recv(_PIECE)
+            self._end(source, target)
         except (OSError, ValueError):
             self._end(source, target)
 
@@ -93,6 +112,19 @@ class TcpProxy:
             self._open -= set(ends)
         for end in ends:
             _reset(end)
+
+
+class PoolerProxy(TcpProxy):
+    """Stands before Postgres as a connection pooler does: no replication, and process numbers of its own."""
+
+    def to_server(self, piece: bytes) -> bytes:
+        if b"\0replication\0" in piece:
+            said = b"SFATAL\0VFATAL\0C08P01\0Munsupported startup parameter: replication\0\0"
+            raise ConnectionAbortedError(b"E" + (len(said) + 4).to_bytes(4, "big") + said)
+        return piece
+
+    def to_client(self, piece: bytes) -> bytes:
+        return re.sub(rb"K\0\0\0\x0c.{4}(?=.{4}Z\0\0\0\x05)", b"K\0\0\0\x0c\x7f\0\0\x01", piece, flags=re.DOTALL)
 
 
 def _reset(end: socket.socket) -> None:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 
 import pytest
 from tests.servers.postgres import VERSIONS, Database, PostgresServer
-from tests.servers.proxy import TcpProxy
+from tests.servers.proxy import PoolerProxy
 from typer.testing import CliRunner, Result
 
 from headwater.cli.main import app
 from headwater.sources.diagnosis import Diagnosis, Finding, Level
+from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.postgres import server_checks
-from headwater.sources.postgres.connection import Connection, Dsn, connect, connect_replication
+from headwater.sources.postgres.connection import Dsn, connect, connect_replication
 from headwater.sources.postgres.doctor import examine
 from headwater.sources.postgres.slot import create_slot
 
@@ -314,20 +316,31 @@ def test_pg_hba_that_keeps_the_user_out(start_postgres: StartPostgres) -> None:
         assert "pg_hba.conf" in str(found.findings[0].fix)
 
 
-def test_a_way_that_lets_sql_through_and_replication_not(
-    newest_postgres: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with TcpProxy("127.0.0.1", newest_postgres.server.port) as proxy:
-        dsn = newest_postgres.dsn.replace(f":{newest_postgres.server.port}/", f":{proxy.port}/")
-
-        def blocked(address: Dsn) -> Connection:
-            proxy.refuse()
-            return connect_replication(address)
-
-        monkeypatch.setattr(server_checks, "connect_replication", blocked)
+def test_a_pooler_that_lets_sql_through_and_replication_not(newest_postgres: Database) -> None:
+    server = newest_postgres.server
+    with PoolerProxy("127.0.0.1", server.port) as pooler:
+        dsn = newest_postgres.dsn.replace(f":{server.port}/", f":{pooler.port}/")
+        with pytest.raises(SourceMisconfigured, match="pooler"):
+            connect_replication(Dsn(dsn))
         found = doctor(newest_postgres, dsn=dsn)
     assert level(found, "replication") is Level.PROBLEM
     assert "--poll" in str(one(found, "replication").fix)
+    assert level(found, "pooler") is Level.WARNING
+    assert "pooler" not in {finding.check for finding in doctor(newest_postgres).findings}
+
+
+def test_room_on_the_disk_is_told_where_the_server_is_on_this_machine(
+    newest_postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = doctor(newest_postgres)
+    told = {finding.check for finding in found.findings}
+    assert "log size" in told
+    if os.geteuid() in (0, newest_postgres.server.data.stat().st_uid):
+        assert level(found, "disk") in (Level.OK, Level.WARNING)
+        monkeypatch.setattr(server_checks, "LITTLE_ROOM", 1.0)
+        assert level(doctor(newest_postgres), "disk") is Level.WARNING
+    else:
+        assert "disk" not in told
 
 
 def command(*arguments: str) -> Result:

@@ -172,7 +172,7 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
 
 def translated(error: psycopg.Error, dsn: Dsn) -> SourceError:
     """The error of our tree for one of psycopg: by SQLSTATE, or by its text where a login was refused without one."""
-    said = dsn.hide(" ".join((error.diag.message_primary or str(error)).split()))
+    said = dsn.hide(" ".join((error.diag.message_primary or str(error)).split())).rpartition("FATAL: ")[2].strip()
     state = error.sqlstate or ""
     if not state:
         return _refused_login(said, dsn)
@@ -203,6 +203,11 @@ def _refused_login(said: str, dsn: Dsn) -> SourceError:
         return SourceBusy(
             f"{dsn} has no room for another connection: {said}.",
             next_step="End idle sessions, or raise max_connections.",
+        )
+    if "unsupported startup parameter" in said:
+        return SourceMisconfigured(
+            f"A connection pooler stands before {dsn} and refuses this connection: {said}.",
+            next_step="Give the address of the server itself, or capture by SQL: headwater capture --poll …",
         )
     if any(switch in said for switch in _SWITCHES):
         return _unreachable(said, dsn)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from headwater.process import status_fields
 from headwater.sources.diagnosis import Finding, Level
 from headwater.sources.errors import AccessDenied, SourceError
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect_replication
@@ -89,7 +90,7 @@ def check_server(server: Server) -> Iterator[Finding]:
     """All findings about the server, in the order in which they matter."""
     for check in (_version, _wal_level, _replication, _room, _plugin, _standby, _own_slot, _other_slots, _retention):
         yield from check(server)
-    for check in (_timeouts, _old_transactions, _disk, _encoding, _encryption, _sight):
+    for check in (_timeouts, _old_transactions, _disk, _pooler, _encoding, _encryption, _sight):
         yield from check(server)
 
 
@@ -289,13 +290,22 @@ def _disk(server: Server) -> Iterator[Finding]:
         )
         yield Finding("log size", Level.OK, f"The server's log takes {_amount(held)} on disk.")
     directory = server.settings.get("data_directory")
-    if directory is None or not _is_local(server.session) or not (Path(directory) / "PG_VERSION").exists():
+    if directory is None or not _is_on_this_host(server.session, Path(directory)):
         return
     usage = shutil.disk_usage(directory)
     text = f"{_amount(usage.free)} of {_amount(usage.total)} are free where the server keeps its data."
     full = usage.free < usage.total * LITTLE_ROOM
     fix = "-- make room: a full disk stops the server" if full else None
     yield Finding("disk", Level.WARNING if full else Level.OK, text, fix)
+
+
+def _pooler(server: Server) -> Iterator[Finding]:
+    """A pooler gives process numbers of its own."""
+    if ask(server.session, "SELECT pg_catalog.pg_backend_pid() AS pid")[0].pid != server.session.info.backend_pid:
+        text = (
+            "A connection pooler stands before the server; unless each session keeps its connection, settings get lost."
+        )
+        yield Finding("pooler", Level.WARNING, text, "-- give the address of the server itself")
 
 
 def _encoding(server: Server) -> Iterator[Finding]:
@@ -324,6 +334,15 @@ def _sight(server: Server) -> Iterator[Finding]:
 def _is_local(session: Connection) -> bool:
     host = session.info.host or "/"
     return host.startswith(("/", "@", "127.")) or host in ("localhost", "::1")
+
+
+def _is_on_this_host(session: Connection, directory: Path) -> bool:
+    """Whether *directory* here is the server's own: the session's process is a child of the one that holds it."""
+    try:
+        postmaster = (directory / "postmaster.pid").read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return False
+    return status_fields(session.info.backend_pid)[1:2] == [postmaster]
 
 
 def _amount(size: float) -> str:
