@@ -149,6 +149,10 @@ def test_columns_that_a_log_cannot_hold_are_refused_by_name() -> None:
     for bad in (pa.schema([("_op", pa.int8())]), pa.schema([("a", pa.int8()), ("a", pa.int8())])):
         with pytest.raises(ForeignSchema):
             check_payload(bad)
+    encoded_by = pa.dictionary(pa.int32(), pa.string())
+    for kind in (encoded_by, pa.list_(encoded_by), pa.struct([("x", pa.map_(pa.string(), encoded_by))])):
+        with pytest.raises(ForeignSchema, match=r"'coded'.*Cast"):
+            check_payload(pa.schema([("coded", kind)]))
     for kind in (pa.list_(pa.int64()), pa.struct([("x", pa.int64())]), pa.map_(pa.string(), pa.string())):
         with pytest.raises(ForeignSchema, match=r"'nested'.*format 1"):
             check_flat(pa.schema([("nested", kind)]))
