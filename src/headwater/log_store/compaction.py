@@ -34,6 +34,7 @@ from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import EpochEnd, Formats, LogView
 from headwater.log_store.rewrite import rewrite_epoch
+from headwater.log_store.synced_log import CONSUMER as SYNCED
 from headwater.stream import Epoch, Op
 
 BEFORE_EPOCH = failpoints.register("log_store.compact_before_epoch")
@@ -41,6 +42,7 @@ BEFORE_EPOCH = failpoints.register("log_store.compact_before_epoch")
 RUN_ROWS = 1_000_000
 """Rows whose keys are held in memory at once."""
 CHUNK_ROWS = 65_536
+CHUNK_BYTES = 64 << 20
 _FOR_EVER = 1 << 64
 
 
@@ -94,9 +96,11 @@ class Compaction:
     def step(self, max_rows: int = RUN_ROWS) -> bool:
         """Compact the next run of epochs, of about *max_rows* rows, in the next seal; whether it was the last.
 
-        :raises WrongCall: the log is being migrated: one of both at a time.
+        :raises WrongCall: the log is being migrated (one of both at a time), or is a synced log.
         """
         log = self._factory.existing(self._log.name)
+        if any(consumer.name == SYNCED for consumer in self._factory.consumers.of(log.name)):
+            raise WrongCall(f"Log {log.name!r} is a synced log: every change in it is needed.")
         if log.rows_held:
             raise WrongCall(
                 f"Log {log.name!r} is being migrated.", next_step="Finish that first: headwater log migrate."
@@ -149,14 +153,13 @@ class Compaction:
                 saved += same
                 continue
             failpoints.hit(BEFORE_EPOCH)
-            batch = _whole(shown, part)
             made = rewrite_epoch(
                 self._factory.sealer,
                 log,
                 part.epoch,
                 part.writer,
                 part.record,
-                _pieces(_survivors(batch, keep)),
+                _survivors(list(_batches(shown, part.epoch, part.writer, part.record)), keep),
                 part.record.format,
                 compacted=True,
                 compression=self._compression,
@@ -167,11 +170,6 @@ class Compaction:
 
 def _batches(shown: LogView, epoch: Epoch, writer: int, record: BarrierRecord) -> Iterator[pa.RecordBatch]:
     return shown.batches(epoch, Formats.of([(writer, record)]), record.vnodes)
-
-
-def _whole(shown: LogView, part: _Part) -> pa.RecordBatch:
-    batches = list(_batches(shown, part.epoch, part.writer, part.record))
-    return pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
 
 
 def _newest(shown: LogView, log: Log, run: list[EpochEnd]) -> tuple[list[_Part], NDArray[np.bool_]]:
@@ -218,30 +216,64 @@ def _key_batch(batch: pa.RecordBatch, log: Log) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[f"key{place}" for place in range(len(columns))])
 
 
-def _survivors(batch: pa.RecordBatch, keep: NDArray[np.bool_]) -> pa.RecordBatch:
-    """The rows to keep, ordered by vnode and seq, with valid update pairs."""
-    vnodes, seqs = batch.column(VNODE).to_numpy(), batch.column(SEQ).to_numpy()
+def _survivors(batches: list[pa.RecordBatch], keep: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+    """The rows to keep, ordered by vnode and seq, with valid update pairs, in chunks of some rows and bytes.
+
+    A chunk has whole vnodes: a vnode's rows in two chunks could come in the wrong order.
+    """
+    vnodes, seqs, ops = (
+        np.concatenate([batch.column(name).to_numpy() for batch in batches]) for name in (VNODE, SEQ, OP)
+    )
     order = np.lexsort((seqs, vnodes))
-    vnodes, seqs, keep = vnodes[order], seqs[order].astype(np.int64), keep[order]
-    ops = batch.column(OP).to_numpy()[order].copy()
+    ops[order] = _valid_ops(ops[order], vnodes[order], seqs[order].astype(np.int64), keep[order])
+    kept = order[keep[order]]
+    row_bytes = sum(batch.nbytes for batch in batches) // len(keep)
+    cuts = _cuts(vnodes[kept], max(1, min(CHUNK_ROWS, CHUNK_BYTES // max(1, row_bytes))))
+    for low, high in pairwise(cuts):
+        rows = kept[low:high]
+        batch = _taken(batches, rows)
+        place = batch.schema.get_field_index(OP)
+        yield batch.set_column(place, batch.schema.field(place), pa.array(ops[rows], pa.int8()))
+
+
+def _valid_ops(
+    ops: NDArray[np.int8], vnodes: NDArray[np.uint16], seqs: NDArray[np.int64], keep: NDArray[np.bool_]
+) -> NDArray[np.int8]:
+    """The ops of ordered rows when only those of *keep* stay: a half of a pair that stands alone is one no longer."""
     opens = np.zeros(len(ops), bool)
     opens[:-1] = (ops[:-1] == Op.UPDATE_DELETE) & (ops[1:] == Op.UPDATE_INSERT) & (vnodes[:-1] == vnodes[1:])
     opens[:-1] &= (seqs[:-1] + 1 == seqs[1:]) & keep[:-1] & keep[1:]
     closes = np.append(False, opens[:-1])
-    ops[(ops == Op.UPDATE_DELETE) & ~opens] = Op.DELETE
-    ops[(ops == Op.UPDATE_INSERT) & ~closes] = Op.INSERT
-    kept = batch.take(pa.array(order[keep]))
-    return kept.set_column(batch.schema.get_field_index(OP), batch.schema.field(OP), pa.array(ops[keep], pa.int8()))
+    valid = ops.copy()
+    valid[(ops == Op.UPDATE_DELETE) & ~opens] = Op.DELETE
+    valid[(ops == Op.UPDATE_INSERT) & ~closes] = Op.INSERT
+    return valid
 
 
-def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Chunks of some rows, cut between vnodes: a vnode's rows in two chunks could come in the wrong order."""
-    vnodes = batch.column(VNODE).to_numpy()
+def _cuts(vnodes: NDArray[np.uint16], rows: int) -> list[int]:
+    """Places between vnodes, about *rows* apart, from the first to behind the last."""
     borders = np.flatnonzero(np.append(True, vnodes[1:] != vnodes[:-1])) if len(vnodes) else np.zeros(0, np.int64)
     cuts = [0]
-    for wanted in range(CHUNK_ROWS, len(vnodes), CHUNK_ROWS):
+    for wanted in range(rows, len(vnodes), rows):
         at = int(borders[np.searchsorted(borders, wanted, side="right") - 1])
         if at > cuts[-1]:
             cuts.append(at)
-    for low, high in pairwise([*cuts, len(vnodes)]):
-        yield batch.slice(low, high - low)
+    return [*cuts, len(vnodes)] if len(vnodes) else []
+
+
+def _taken(batches: list[pa.RecordBatch], rows: NDArray[np.int64]) -> pa.RecordBatch:
+    """The rows with these numbers, counted over all batches. Only they are copied: the whole may be too big for one."""
+    starts = np.cumsum([0, *(batch.num_rows for batch in batches)])
+    source = np.searchsorted(starts, rows, side="right") - 1
+    places = [np.flatnonzero(source == number) for number in range(len(batches))]
+    parts = [
+        batch.take(pa.array(rows[place] - start))
+        for batch, place, start in zip(batches, places, starts, strict=False)
+        if len(place)
+    ]
+    joined = pa.Table.from_batches(parts).combine_chunks().to_batches()
+    if len(joined) != 1:
+        raise WrongCall(
+            "An epoch has more in one vnode than Arrow can hold in one column.", next_step="Leave this log as it is."
+        )
+    return joined[0].take(pa.array(np.argsort(np.concatenate(places))))

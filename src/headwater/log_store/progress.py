@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headwater.log_store.errors import ProgressConflict
+from headwater.log_store.errors import LogCorrupt, ProgressConflict
 from headwater.log_store.offset import StoragePlace
 from headwater.stream import Epoch, VnodeBitmap
 
@@ -174,9 +174,15 @@ class LogStoreVnodeProgress:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> LogStoreVnodeProgress:
-        groups = [
-            (VnodeBitmap.from_json(bitmap), StoragePlace(Epoch(epoch), seq)) for epoch, seq, bitmap in stored["places"]
-        ]
-        if len(groups) == 1:
-            return cls.aligned(*groups[0])
-        return cls(stored["count"], {vnode: place for bitmap, place in groups for vnode in bitmap})
+        """The inverse of :meth:`to_json`. :raises LogCorrupt: something else."""
+        try:
+            groups = [
+                (VnodeBitmap.from_json(bitmap), StoragePlace(Epoch(epoch), seq))
+                for epoch, seq, bitmap in stored["places"]
+            ]
+            made = cls(stored["count"], {vnode: place for bitmap, place in groups for vnode in bitmap})
+        except (KeyError, TypeError, ValueError) as error:
+            raise LogCorrupt("A stored progress cannot be read.") from error
+        if any(bitmap.count != made.vnode_count for bitmap, _ in groups):
+            raise LogCorrupt("A stored progress is of two vnode counts.")
+        return cls.aligned(*groups[0]) if len(groups) == 1 else made

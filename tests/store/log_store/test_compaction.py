@@ -13,6 +13,7 @@ import pytest
 from tests.store.log_store.tools import Row, Table, chunk, final_state
 
 from headwater.log_store import ForeignSchema, KvLogStoreFactory, LogView, WrongCall
+from headwater.log_store import compaction as compaction_module
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
 from headwater.log_store.remote import LogConsumer
@@ -169,6 +170,36 @@ def test_keys_of_many_types_and_large_epochs(tmp_path: Path) -> None:
         for vnode, seq, _ in got:
             seqs.setdefault(vnode, []).append(seq)
         assert all(found == sorted(found) for found in seqs.values())
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_large_rows_are_written_as_chunks_of_whole_vnodes(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compaction_module, "CHUNK_BYTES", 100)
+    rng = random.Random(seed)
+    made = Table(str(tmp_path / "store"), parts=2)
+    for _ in range(3):
+        made.write(churn(rng, 300, 90), churn(rng, 100, 300))
+    before = made.rows()
+    compact(made)
+    after = made.rows_in_order()
+    assert final_state(after) == final_state(before)
+    assert {row[:3] for row in after} <= {row[:3] for row in before}
+    per_vnode: dict[int, list[tuple[int, int]]] = {}
+    for vnode, at, seq, *_ in after:
+        per_vnode.setdefault(vnode, []).append((at, seq))
+    assert all(places == sorted(places) for places in per_vnode.values())
+    assert made.raw(1) > 20
+    made.close()
+
+
+def test_a_synced_log_is_refused(tmp_path: Path) -> None:
+    made = Table(str(tmp_path / "store"))
+    made.factory.synced.store(made.factory.log("between", made.log.schema, ("id",)))
+    with pytest.raises(WrongCall, match="synced"):
+        Compaction(made.factory, "between").step()
+    made.close()
 
 
 def test_a_compacted_log_can_be_migrated(tmp_path: Path) -> None:
