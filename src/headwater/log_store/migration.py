@@ -54,8 +54,13 @@ class MigrationProgress:
 class Migration:
     """The migration of one log to format 2, in the process that writes the store.
 
-    Call :meth:`step` at barriers, between the end of one epoch and the first rows of the next; what it did is durable
-    with the next seal.
+    Call :meth:`step` from the loop that writes, at any time between two seals, best after ``flush.finish()``; what it
+    did is durable with the next seal, be it in the background or not. A step takes as long as *max_epochs* need::
+
+        flush = writer.flush_current_epoch(clock.next())
+        flush.finish()
+        migrated = migrated or migration.step(max_epochs=4)
+        factory.sealer.seal_in_background(flush.epoch)
     """
 
     def __init__(
@@ -72,6 +77,7 @@ class Migration:
         self._stage_bytes = stage_bytes
         self._after = Epoch(0)
         self._first_new: Epoch | None = None
+        self._counted: int | None = None
         self._done = MigrationProgress(0, 0, 0, 0, 0)
 
     @property
@@ -116,6 +122,8 @@ class Migration:
         after = max(self._after, self._factory.consumers.gone(self._name))
         with self._factory.store.snapshot() as view:
             shown = LogView(view, log)
+            if self._counted is None:
+                self._counted = sum(1 for _ in groupby(_old(shown, after), key=itemgetter(0)))
             old = _old(shown, after)
             for epoch, group in islice(groupby(old, key=itemgetter(0)), max_epochs):
                 failpoints.hit(BEFORE_EPOCH)
@@ -136,9 +144,11 @@ class Migration:
                 self._after = epoch
                 self._done = replace(self._done, epochs=self._done.epochs + 1)
                 failpoints.hit(AFTER_EPOCH)
-            left = sum(1 for _ in groupby(_old(shown, max(after, self._after)), key=itemgetter(0)))
+            has_more = next(_old(shown, max(after, self._after)), None) is not None
+        # Those that were truncated meanwhile, or written before the writers changed over, were not counted.
+        left = max(1, self._counted - self._done.epochs) if has_more else 0
         self._done = replace(self._done, epochs_left=left)
-        return left > 0
+        return has_more
 
     def _count(self, rows: int, before: int, after: int) -> None:
         done = self._done

@@ -178,6 +178,47 @@ def test_a_live_reader_reads_on_buffered_and_spilled(tmp_path: Path, max_rows: i
         assert [rows_of(chunk) for chunk in got] == [rows_of(chunk) for chunk in written]
 
 
+@pytest.mark.parametrize("in_background", [False, True])
+def test_a_capture_loop_migrates_while_it_writes(tmp_path: Path, in_background: bool) -> None:
+    made = Table(str(tmp_path / "store"), log_format=1, stage_bytes=4000)
+    for _ in range(30):
+        made.write()
+    migration = Migration(made.factory, "orders", stage_bytes=2000)
+    written, lefts, steps, migrated = made.rows(), [], 0, False
+    with LogConsumer.open(made.location, "orders", "mirror") as mirror:
+        while not migrated and steps < 40:
+            chunk = random_chunk(made.rng, 40)
+            number = made.next
+            made.writers[0].write_chunk(chunk)
+            if steps % 5 == 4:  # in the middle of an epoch, too
+                migration.step(1)
+            flush = made.writers[0].flush_current_epoch(epoch(number + 1))
+            flush.finish()
+            made.next += 1
+            migrated = migration.step(max_epochs=3)
+            lefts.append(migration.progress.epochs_left)
+            if steps % 4 == 3:
+                steps += 1
+                continue  # a barrier without a seal
+            (made.factory.sealer.seal_in_background if in_background else made.factory.sealer.seal)(flush.epoch)
+            steps += 1
+        made.factory.sealer.wait()
+        made.seal()
+        assert migrated
+        assert steps > 10, "a few epochs at a time"
+        assert lefts == sorted(lefts, reverse=True)
+        assert (lefts[0], lefts[-1]) == (27, 0)
+        assert migration.progress.epochs >= 30
+        assert made.raw(0) == 0
+        assert {formats for number, formats in made.formats().items() if number <= made.next - 2} == {(2,)}
+        rows = made.rows()
+        assert [row for row in rows if row[1] <= epoch(30)] == written
+        assert len(rows) == len(written) + 40 * steps
+        after, upto = mirror.wait(0.0)
+        assert sorted(flat(mirror.read(after, upto))) == rows
+    made.close()
+
+
 def test_a_new_writer_after_the_switch_writes_the_new_format_whatever_it_was_given(table: Table) -> None:
     table.write()
     old = table.log
