@@ -639,6 +639,33 @@ def test_a_consumer_sent_back_before_its_start_keeps_what_it_has_not_read(reopen
     store.close()
 
 
+def test_a_live_reader_is_not_sent_back_or_dropped_behind_its_back(reopen: Reopen) -> None:
+    store = reopen()
+    factory, pair = two(store, 1, 2)
+    for number in (1, 2):
+        for instance, own in zip(pair, (EVEN, ODD), strict=True):
+            instance.writer.write_chunk(numbered_chunk(100 * number, 20).filter_vnodes(own))
+            instance.flush(number + 1, seal=False)
+        factory.sealer.seal(epoch(number))
+    book, log = factory.consumers, pair[0].log
+    with pytest.raises(WrongCall, match="'sink' of log 'orders' is read by 2 live readers"):
+        book.rewind(log, "sink", Epoch(0))
+    with pytest.raises(WrongCall, match="stops them first"):
+        book.drop(factory.sealer.batch, "orders", "sink")
+    pair[0].reader.truncate(pair[0].until_barrier()[1].offset)
+    pair[0].flush(4, seal=False, is_stop=True)
+    with pytest.raises(WrongCall, match="1 live reader of"):
+        book.rewind(log, "sink", Epoch(0))
+    pair[1].flush(4, is_stop=True)
+    assert book.of("orders")[0].progress.bitmap() == EVEN
+    book.rewind(log, "sink", Epoch(0))
+    again = Instance.open(store, 5, factory=factory)
+    for number in (1, 2):
+        assert rows_of(again.until_barrier()[0]) == rows_of(numbered_chunk(100 * number, 20))
+    with pytest.raises(WrongCall, match="1 live reader of"):
+        book.rewind(log, "sink", epoch(1))
+
+
 def test_many_consumers_do_not_take_up_the_addresses_of_the_writer(
     reopen: Reopen, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from headwater.log_store import remote
 from headwater.log_store.errors import EpochGone, InvalidOffset, LogNotFound, ProgressConflict, RetentionMiss
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
+from headwater.log_store.offset import StoragePlace
+from headwater.log_store.progress import LogStoreVnodeProgress
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
 from headwater.log_store.writer import KvLogStoreWriter
-from headwater.state import StateStore, open_writer
+from headwater.state import Catalog, StateStore, TableSchema, WriteBatch, beside, open_writer
+from headwater.state.beside import marks_beside
 from headwater.state.errors import StoreOwned
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
 
@@ -156,3 +164,148 @@ def test_what_cannot_be_is_refused(source: Source) -> None:
         see(consumer, 4)
         with pytest.raises(RetentionMiss, match="unread by consumer 'mirror'"):
             consumer.wait(1)
+
+
+class Looks:
+    """Counts the looks at all consumers, and those of them that were read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lists = self.reads = 0
+        listed, read = marks_beside, remote.RemoteConsumers._row
+
+        def counted(*arguments: Any) -> Any:
+            self.lists += 1
+            return listed(*arguments)
+
+        def counted_read(*arguments: Any) -> Any:
+            self.reads += 1
+            return read(*arguments)
+
+        monkeypatch.setattr(remote, "marks_beside", counted)
+        monkeypatch.setattr(remote.RemoteConsumers, "_row", counted_read)
+
+    def taken(self) -> tuple[int, int]:
+        found = (self.lists, self.reads)
+        self.lists = self.reads = 0
+        return found
+
+
+def test_the_consumers_of_all_logs_are_looked_at_once_per_seal_and_read_when_they_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    location = str(tmp_path / "store")
+    with open_writer(location) as store:
+        factory = KvLogStoreFactory(store)
+        writers = [factory.writer(factory.log(f"t{number}", SCHEMA, KEY)) for number in range(10)]
+        for writer in writers:
+            writer.init(EpochPair(epoch(1), Epoch(0)))
+        looks = Looks(monkeypatch)
+
+        def seal(number: int) -> tuple[int, int]:
+            for writer in writers:
+                writer.flush_current_epoch(epoch(number + 1)).finish()
+            factory.sealer.seal(epoch(number))
+            return looks.taken()
+
+        seal(1)
+        for number in range(10):
+            for name in ("a", "b"):
+                LogConsumer.open(location, f"t{number}", name).close()
+        looks.taken()
+        rest(tmp_path, -3600)
+        assert seal(2) == (1, 20)
+        assert seal(3) == (1, 20), "not surely in the past: the time of the files says nothing"
+        rest(tmp_path)
+        assert seal(4) == (1, 20)
+        assert seal(5) == (1, 0)
+        for name in ("a", "b"):
+            with LogConsumer.open(location, "t3", name) as consumer:
+                consumer.commit(epoch(4))
+        looks.taken()
+        rest(tmp_path, 5.0)
+        assert seal(6) == (1, 2)
+        assert factory.consumers.gone("t3") == 0
+        assert seal(7) == (1, 0)
+        assert factory.consumers.gone("t3") == epoch(4)
+        shutil.rmtree(tmp_path / "store" / "consumers" / "t3" / "a")
+        assert seal(8) == (1, 0)
+        assert [found.name for found in factory.remote.of("t3")] == ["b"]
+        factory.close()
+
+
+def rest(folder: Path, seconds: float = 10.0) -> None:
+    """As if the consumers had written nothing for some *seconds*."""
+    for path in folder.rglob("consumers/*/*/data.mdb"):
+        then = time.time() - seconds
+        if path.stat().st_mtime > time.time() - 2:
+            os.utime(path, (then, then))
+
+
+def test_a_consumer_on_an_object_store_is_read_again_after_a_commit_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(f"slatedb+file://{tmp_path}/store")
+    source.write(2)
+    with LogConsumer.open(source.location, "public.orders", "mirror") as consumer:
+        looks = Looks(monkeypatch)
+        source.write(3)
+        assert looks.taken() == (3, 1)
+        consumer.commit(epoch(2))
+        source.write(2)
+        assert looks.taken() == (2, 1)
+        assert source.held() == [3, 4, 5, 6, 7]
+    source.factory.close()
+    source.store.close()
+
+
+def test_the_stores_of_many_consumers_need_few_addresses(tmp_path: Path) -> None:
+    source = Source(str(tmp_path / "store"))
+    source.write(1)
+    before = mapped_gib()
+    with ExitStack() as stack:
+        for number in range(40):
+            stack.enter_context(LogConsumer.open(source.location, "public.orders", f"c{number}"))
+        assert len(source.factory.remote.all()) == 40
+        assert mapped_gib() - before < 100, "1 GiB each, and the log's own store once"
+    source.factory.close()
+    source.store.close()
+
+
+def mapped_gib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE") / (1 << 30)
+
+
+def test_a_start_that_is_refused_late_leaves_no_consumer(source: Source) -> None:
+    source.write(2)
+    with LogConsumer.open(source.location, "public.orders", "mirror") as consumer:
+        consumer.commit(epoch(2))
+        consumer.drop()
+    for start, error in ((epoch(9), InvalidOffset), (Epoch(0), None)):
+        if error is not None:
+            with pytest.raises(error):  # its store is there, so only the second look refuses it
+                LogConsumer.open(source.location, "public.orders", "mirror", start=start)
+            assert source.factory.remote.all() == []
+        else:
+            LogConsumer.open(source.location, "public.orders", "mirror", start=start).close()
+            assert [found.name for found in source.factory.remote.all()] == ["mirror"]
+
+
+def test_progress_of_the_first_version_is_read_and_written_on(tmp_path: Path) -> None:
+    source = Source(str(tmp_path / "store"))
+    source.write(3)
+    old = TableSchema("consumer_progress", 1, remote.PROGRESS.key, remote.PROGRESS.value[:2])
+    with open_writer(beside(source.location, "consumers", "public.orders", "mirror")) as own, own.snapshot() as view:
+        batch = WriteBatch()
+        place = LogStoreVnodeProgress.aligned(VnodeBitmap.full(256), StoragePlace(epoch(2)))
+        Catalog.load(view).open_or_create(old, batch).put(batch, 0, ("mirror",), (place.to_json(), 0))
+        own.seal(epoch(1), batch)
+    assert source.factory.remote.all()[0].delivered() == epoch(2)
+    with LogConsumer.open(source.location, "public.orders", "mirror") as consumer:
+        assert delivered(consumer) == (epoch(3), source.ids(3))
+        consumer.commit(epoch(3))
+    for _ in range(2):  # a reader that was open meanwhile looks again
+        found = source.factory.remote.all()[0].delivered()
+    assert found == epoch(3)
+    source.factory.close()
+    source.store.close()
