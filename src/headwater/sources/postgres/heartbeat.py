@@ -16,7 +16,10 @@ from headwater.sources.postgres.connection import Connection, Dsn, connect, serv
 HEARTBEAT_PREFIX: Final = "headwater"
 HEARTBEAT_INTERVAL: Final = 60.0
 
-_BEAT: Final = "SELECT pg_catalog.pg_logical_emit_message(false, %s, '') - '0/0'::pg_catalog.pg_lsn"
+# the message alone would wait unflushed for somebody's commit, and is not sent before
+_BEAT: Final = """
+SELECT pg_catalog.pg_logical_emit_message(false, %s, '') - '0/0'::pg_catalog.pg_lsn, pg_catalog.pg_current_xact_id()
+"""
 
 
 class Heartbeat:

@@ -42,7 +42,7 @@ from headwater.sources.postgres.slot import ServerIdentity, check_slot, read_slo
 PEEK_CHANGES: Final = 100_000
 PEEK_INTERVAL: Final = 0.25
 
-_BEGIN, _COMMIT, _MESSAGE = b"BCM"
+_BEGIN, _MESSAGE = b"BM"
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER_SIZE: Final = 19
 _TRAILER: Final = b"\xff\xff"
@@ -246,11 +246,13 @@ class PeekStream(CopyStream):
             raise SourceProtocolError("A row of changes is not of the form that was asked for.")
         self._rows += 1
         kind = row[18]
-        if kind == _BEGIN:
-            self._left_out = self._is_old(row[19:27])
-        elif kind == _MESSAGE and not row[19] & 1 and self._is_old(row[20:28]):
-            return None
-        if self._left_out:
+        if kind == _MESSAGE and not row[19] & 1:
+            left_out = self._is_old(row[20:28])
+        else:
+            if kind == _BEGIN:
+                self._left_out = self._is_old(row[19:27])
+            left_out = self._left_out
+        if left_out:
             return None
         position = row[6:14]
         return b"w" + position + position + _NO_TIME + row[18:]
