@@ -21,7 +21,7 @@ if [ "$(id -u)" = 0 ]; then
   apt-get install -y -qq --no-install-recommends postgresql-common >/dev/null
   config=/etc/postgresql-common/createcluster.conf
   if [ ! -d "/etc/postgresql/$MAJOR" ] && ! grep -q '^create_main_cluster *= *false' "$config" 2>/dev/null; then
-    cp "$config" "$config.headwater"
+    touch "$config" && cp "$config" "$config.headwater"
     echo 'create_main_cluster = false' >>"$config"
     trap 'mv "$config.headwater" "$config"' EXIT
   fi

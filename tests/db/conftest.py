@@ -42,10 +42,12 @@ def newest_postgres(postgres_servers: Callable[[int], PostgresServer]) -> Iterat
 
 @pytest.fixture
 def start_postgres() -> Iterator[StartPostgres]:
-    """Starts servers of the test's own, to be killed, restarted or set up as it likes: ``(major, settings)``."""
+    """Starts servers of the test's own, to be killed, restarted or set up as it likes; see :class:`PostgresServer`."""
     with contextlib.ExitStack() as servers:
 
-        def start(major: int = NEWEST, settings: Mapping[str, str] | None = None) -> PostgresServer:
-            return servers.enter_context(PostgresServer(major, settings))
+        def start(
+            major: int = NEWEST, settings: Mapping[str, str] | None = None, *, primary: PostgresServer | None = None
+        ) -> PostgresServer:
+            return servers.enter_context(PostgresServer(major, settings, primary=primary))
 
         yield start

@@ -31,6 +31,7 @@ from tests.servers.binaries import PostgresBinaries, postgres_binaries, reachabl
 VERSIONS = (15, 16, 18)
 NEWEST = VERSIONS[-1]
 SUPERUSER = "postgres"
+STANDBY = "standby"
 
 _SETTINGS: dict[str, str] = {
     "autovacuum_naptime": "1h",
@@ -62,13 +63,20 @@ class PostgresServer:
 
     :param major: the version, one of :data:`VERSIONS`.
     :param settings: over those of this module, as ``postgresql.conf`` spells them.
+    :param primary: be a standby of this server, through a physical slot there of the name ``standby``.
     """
 
-    def __init__(self, major: int = NEWEST, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        major: int = NEWEST,
+        settings: Mapping[str, str] | None = None,
+        *,
+        primary: PostgresServer | None = None,
+    ) -> None:
         binaries = postgres_binaries(major)
         self.major = major
         self.version = binaries.version
-        self.password = secrets.token_hex(8)
+        self.password: str = primary.password if primary else secrets.token_hex(8)
         self.settings = {**_SETTINGS, **(settings or {})}
         self.base = Path(tempfile.mkdtemp(prefix=f"headwater-pg{major}-", dir="/tmp"))
         self.data = self.base / "data"
@@ -83,7 +91,10 @@ class PostgresServer:
             self._watchdog = subprocess.Popen(
                 ["sh", "-c", _WATCHDOG, "watchdog", str(self.base)], stdin=subprocess.PIPE, start_new_session=True
             )
-            self._make_cluster()
+            if primary is None:
+                self._make_cluster()
+            else:
+                self._copy_cluster(primary)
             self.start()
         except BaseException:
             self.close()
@@ -170,6 +181,11 @@ class PostgresServer:
             time.sleep(0.01)
         self._process = None
 
+    def promote(self) -> None:
+        """Make the standby a primary, and wait until it is one."""
+        with self.connect() as admin:
+            assert admin.execute("SELECT pg_promote(wait_seconds => 60)").fetchone() == (True,)
+
     def reload(self, **settings: str) -> None:
         """Change settings that need no restart and wait until the server took them."""
         with self.connect() as admin:
@@ -216,6 +232,21 @@ class PostgresServer:
             *("--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={password}"),
         )
         password.unlink()
+
+    def _copy_cluster(self, primary: PostgresServer) -> None:
+        source = make_conninfo(primary.socket_dsn(), dbname="")
+        self.run(
+            "pg_basebackup",
+            *("-D", str(self.data), "-d", source, "--checkpoint=fast", "--no-sync"),
+            *("--create-slot", f"--slot={STANDBY}"),
+        )
+        (self.data / "standby.signal").touch()
+        self._own(self.data / "standby.signal")
+        self.settings |= {
+            "primary_conninfo": primary.socket_dsn(),
+            "primary_slot_name": STANDBY,
+            "wal_retrieve_retry_interval": "100ms",
+        }
 
     def _within_reach(self, binaries: PostgresBinaries) -> PostgresBinaries:
         """The server's user may not enter a checkout under ``/root``: it then gets a copy."""

@@ -19,6 +19,7 @@ from headwater.sources.errors import (
     SourceNotFound,
     SourceUnreachable,
 )
+from headwater.sources.postgres import connection
 from headwater.sources.postgres.connection import SESSION, Dsn, connect, connect_replication, server_errors
 
 SECRET = "s3cr3t-word"
@@ -149,3 +150,9 @@ def _free_connections(database: Database) -> int:
             " WHERE name IN ('max_connections', 'superuser_reserved_connections', 'reserved_connections')"
         )
     )
+
+
+def test_a_server_that_is_too_old_is_refused(newest_postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "OLDEST_VERSION", 990000)
+    with pytest.raises(SourceMisconfigured, match="too old"):
+        connect(Dsn(newest_postgres.dsn))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -248,3 +249,99 @@ def test_open_transactions_that_hold_a_new_slot_up_are_named(
             assert read_slot(session, NAME) is None
             writer.execute("COMMIT")
             assert create_slot(session, NAME).name == NAME
+
+
+def wait_until(server: PostgresServer, condition: str) -> None:
+    deadline = time.monotonic() + 60
+    with server.connect() as session:
+        while session.execute(f"SELECT {condition}".encode()).fetchone() != (True,):
+            assert time.monotonic() < deadline, condition
+            time.sleep(0.02)
+
+
+def wal_end(server: PostgresServer) -> Lsn:
+    with server.connect() as session:
+        return server_position(session).wal_end
+
+
+@pytest.mark.parametrize("major", VERSIONS, ids=[f"pg{version}" for version in VERSIONS])
+def test_failover_to_a_standby_without_the_slot_is_told(start_postgres: StartPostgres, major: int) -> None:
+    primary = start_postgres(major)
+    with primary.database() as database:
+        _, known = start(database)
+        standby = start_postgres(major, primary=primary)
+        database.execute("INSERT INTO t VALUES (1)")
+        held = wal_end(primary)
+        wait_until(standby, f"pg_last_wal_replay_lsn() >= '{held}'")
+        primary.kill9()
+        standby.promote()
+        promoted = Database(standby, database.name)
+        promoted.execute("INSERT INTO t VALUES (2)")
+        with pytest.raises(SlotLost):
+            check(promoted, held, known)
+
+
+@pytest.mark.parametrize("major", VERSIONS, ids=[f"pg{version}" for version in VERSIONS])
+def test_failover_to_a_standby_that_had_less_is_told_also_when_it_has_more_by_now(
+    start_postgres: StartPostgres, major: int
+) -> None:
+    primary = start_postgres(major)
+    with primary.database() as database:
+        _, known = start(database)
+        standby = start_postgres(major, primary=primary)
+        wait_until(standby, f"pg_last_wal_replay_lsn() >= '{wal_end(primary)}'")
+        standby.stop()
+        database.execute("INSERT INTO t SELECT i FROM generate_series(1, 1000) i")
+        held = wal_end(primary)
+        primary.kill9()
+        standby.start()
+        standby.promote()
+        promoted = Database(standby, database.name)
+        with pytest.raises(SourceWentBack, match="before our position"):
+            check(promoted, held, known)
+        write_wal(promoted, 16)
+        with connect(Dsn(promoted.dsn)) as session:
+            create_slot(session, NAME)
+        assert wal_end(standby) > held
+        with pytest.raises(SourceWentBack, match="left our timeline 1"):
+            check(promoted, held, known)
+
+
+def test_failover_to_a_standby_with_a_copy_of_the_slot_goes_on(start_postgres: StartPostgres) -> None:
+    primary = start_postgres(settings={"synchronized_standby_slots": ""})
+    with primary.database() as database:
+        slot, known = start(database)
+        assert slot.failover
+        synced = {"sync_replication_slots": "on", "hot_standby_feedback": "on"}
+        standby = start_postgres(settings=synced, primary=primary)
+        database.execute("INSERT INTO t VALUES (1)")
+        copied = "SELECT count(*) FROM pg_replication_slots WHERE synced AND NOT temporary"
+        deadline = time.monotonic() + 60
+        with standby.connect() as session, database.connect() as writer:
+            while session.execute(copied).fetchone() != (1,):
+                assert time.monotonic() < deadline, standby.log[-2000:]
+                writer.execute("SELECT pg_log_standby_snapshot()")
+                writer.execute(f"SELECT pg_replication_slot_advance('{NAME}', pg_current_wal_lsn())".encode())
+                time.sleep(0.1)
+        with connect(Dsn(database.dsn)) as session:
+            after = read_slot(session, NAME)
+        assert after is not None
+        database.execute("INSERT INTO t VALUES (2)")
+        wait_until(standby, f"pg_last_wal_replay_lsn() >= '{wal_end(primary)}'")
+        primary.kill9()
+        standby.promote()
+        promoted = Database(standby, database.name)
+        promoted.execute("INSERT INTO t VALUES (3)")
+        going_on = check(promoted, confirmed(after), known)
+        assert going_on.name == NAME
+        assert server_identity(promoted).timeline == 2
+        read = promoted.value(
+            f"SELECT count(*) FROM pg_logical_slot_peek_binary_changes('{NAME}', NULL, NULL,"
+            " 'proto_version', '1', 'publication_names', 'p') WHERE get_byte(data, 0) = ascii('I')"
+        )
+        assert read == 2
+
+
+def server_identity(database: Database) -> ServerIdentity:
+    with connect(Dsn(database.dsn)) as session:
+        return server_position(session).identity

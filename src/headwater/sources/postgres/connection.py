@@ -43,6 +43,9 @@ SESSION: Final[Mapping[str, str]] = {
     "idle_in_transaction_session_timeout": "0",
 }
 
+OLDEST_VERSION: Final = 150000
+"""Older servers lack column lists and row filters of publications, which are looked at."""
+
 _CONNECT: Final[Mapping[str, Any]] = {
     "application_name": "headwater",
     "connect_timeout": 10,
@@ -130,6 +133,7 @@ def connect(dsn: Dsn) -> Connection:
     """A session for SQL, in autocommit.
 
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
+    :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
     return _open(dsn, dsn.conninfo())
 
@@ -138,6 +142,7 @@ def connect_replication(dsn: Dsn) -> Connection:
     """A session of the replication protocol in the database, which also takes SQL.
 
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
+    :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
     return _open(dsn, dsn.conninfo(replication="database"))
 
@@ -146,6 +151,11 @@ def _open(dsn: Dsn, conninfo: str) -> Connection:
     with server_errors(dsn):
         connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
         try:
+            if connection.info.server_version < OLDEST_VERSION:
+                raise SourceMisconfigured(
+                    f"{dsn} has Postgres {connection.info.server_version // 10000}, which is too old.",
+                    next_step=f"Capture from Postgres {OLDEST_VERSION // 10000} or later.",
+                )
             wanted = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION.items())
             connection.execute(f"SELECT {wanted}".encode())
         except BaseException:

@@ -15,7 +15,6 @@ from headwater.sources.postgres.connection import Connection, Dsn, ask, connect_
 from headwater.sources.postgres.names import literal, quoted
 from headwater.sources.postgres.slot import PLUGIN, Slot, read_slots
 
-OLDEST: Final = 140000
 OLD_TRANSACTION_SECONDS: Final = 300
 MUCH_LOG: Final = 1 << 30
 FEW_CONNECTIONS: Final = 3
@@ -100,11 +99,7 @@ def set_setting(name: str, value: str) -> str:
 
 
 def _version(server: Server) -> Iterator[Finding]:
-    shown = server.settings.get("server_version", str(server.version))
-    if server.version < OLDEST:
-        yield Finding("version", Level.PROBLEM, f"Postgres {shown} is too old.", "-- upgrade to Postgres 14 or later")
-    else:
-        yield Finding("version", Level.OK, f"Postgres {shown}.")
+    yield Finding("version", Level.OK, f"Postgres {server.settings.get('server_version', server.version)}.")
 
 
 def _wal_level(server: Server) -> Iterator[Finding]:
