@@ -1,0 +1,238 @@
+"""Stored bytes of a log that are not what was written: every reader stops with a clear error, and skips nothing."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+
+from headwater.log_store import KvLogStoreFactory, LogCorrupt, LogView, UnknownVersion, layout
+from headwater.log_store.chunk_codec import Compression, encode_batch
+from headwater.log_store.item import ChunkItem
+from headwater.log_store.log import LOGS
+from headwater.log_store.progress import LogStoreVnodeProgress
+from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
+from headwater.state import Catalog, StateStore, WriteBatch, open_writer
+from headwater.stream import Epoch, EpochPair
+
+Change = Callable[[bytes], bytes]
+
+
+class Damaged:
+    """A log of one sealed epoch, whose records can be replaced."""
+
+    def __init__(self, log_format: int, compression: Compression = Compression.NONE) -> None:
+        self.store: StateStore = open_writer(f"memory://{uuid.uuid4()}")
+        factory = KvLogStoreFactory(self.store, compression=compression)
+        self.log = factory.log("orders", SCHEMA, KEY, log_format)
+        writer = factory.writer(self.log)
+        writer.init(EpochPair(epoch(1), Epoch(0)))
+        for first in (0, 10):
+            writer.write_chunk(numbered_chunk(first, 10))
+        writer.flush_current_epoch(epoch(2)).finish()
+        factory.sealer.seal(epoch(1))
+        factory.close()
+        self.next = 2
+
+    def records(self, space: int) -> list[tuple[bytes, bytes]]:
+        with self.store.snapshot() as view:
+            found = view.scan_prefix(layout.prefix(self.log.number) + bytes((space,)))
+            return [(bytes(key), bytes(value)) for key, value in found]
+
+    def put(self, key: bytes, value: bytes | None) -> None:
+        batch = WriteBatch()
+        batch.delete(key) if value is None else batch.put(key, value)
+        self.store.seal(epoch(self.next), batch)
+        self.next += 1
+
+    def range(self) -> list[int]:
+        with self.store.snapshot() as view:
+            batches = LogView.open(view, "orders").read_range(0, epoch(1))
+            return sorted(key for batch in batches for key in batch.column("id").to_pylist())
+
+    def history(self) -> list[int]:
+        factory = KvLogStoreFactory(self.store)
+        reader, writer = factory.pair(factory.existing("orders"), "sink")
+        writer.init(EpochPair(epoch(self.next), epoch(self.next - 1)))
+        reader.init(1)
+        reader.start_from()
+        found: list[int] = []
+        try:
+            while isinstance(item := reader.next_item(1), ChunkItem):
+                found += item.chunk.rows.column("id").to_pylist()
+        finally:
+            factory.close()
+        return sorted(found)
+
+    def is_noticed(self, key: bytes, value: bytes | None, *errors: type[Exception]) -> None:
+        """Both ways of reading stop; with the right bytes both go on."""
+        (good,) = (held for name, held in [pair for space in range(3) for pair in self.records(space)] if name == key)
+        self.put(key, value)
+        for read in (self.range, self.history):
+            with pytest.raises(errors):
+                read()
+        self.put(key, good)
+        assert self.range() == self.history() == list(range(20))
+
+
+def _unnoticed(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(reason=reason, raises=pytest.fail.Exception, strict=True)
+
+
+@pytest.fixture(params=[1, 2], ids=["v1", "v2"])
+def damaged(request: pytest.FixtureRequest) -> Iterator[Damaged]:
+    made = Damaged(request.param)
+    yield made
+    made.store.close()
+
+
+@pytest.mark.parametrize("compression", list(Compression), ids=lambda how: how.name.lower())
+def test_a_chunk_that_is_cut_anywhere(compression: Compression) -> None:
+    made = Damaged(2, compression)
+    (key, value), _ = made.records(layout.CHUNKS)
+    for cut in (*range(64), *range(64, len(value), 37), len(value) - 1):
+        made.is_noticed(key, value[:cut], LogCorrupt)
+    made.store.close()
+
+
+def test_a_row_that_is_cut_anywhere_or_has_more() -> None:
+    made = Damaged(1)
+    key, value = made.records(layout.ROWS)[7]
+    for cut in range(len(value)):
+        made.is_noticed(key, value[:cut], LogCorrupt)
+    made.is_noticed(key, value + b"\0", LogCorrupt)
+    made.store.close()
+
+
+def test_a_barrier_that_is_cut_anywhere(damaged: Damaged) -> None:
+    ((key, value),) = damaged.records(layout.BARRIERS)
+    for cut in (*range(0, len(value), 5), len(value) - 1):
+        damaged.is_noticed(key, value[:cut], LogCorrupt)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda value: value.replace(b'"v":1', b'"v":2'), UnknownVersion),
+        (lambda value: value.replace(b'"format":', b'"format":9'), UnknownVersion),
+        (lambda value: value.replace(b'"count":256', b'"count":0'), LogCorrupt),
+        (lambda value: value.replace(b'"count":256', b'"count":"x"'), LogCorrupt),
+        (lambda value: value.replace(b'"vnodes"', b'"others"'), LogCorrupt),
+        (lambda _: b"", LogCorrupt),
+        (lambda _: b"[]", LogCorrupt),
+        (lambda _: b"7", LogCorrupt),
+        (lambda _: b"\xff\xfe", LogCorrupt),
+    ],
+)
+def test_a_barrier_of_another_shape(damaged: Damaged, change: Change, error: type[Exception]) -> None:
+    ((key, value),) = damaged.records(layout.BARRIERS)
+    damaged.is_noticed(key, change(value), error)
+
+
+def test_a_value_of_another_version(damaged: Damaged) -> None:
+    space = layout.ROWS if damaged.log.format == 1 else layout.CHUNKS
+    key, value = damaged.records(space)[0]
+    for version in (0, 3 - damaged.log.format, 3, 255):
+        damaged.is_noticed(key, bytes((version,)) + value[1:], UnknownVersion)
+    for schema in (0, 2, 65_535):
+        damaged.is_noticed(key, value[:2] + struct.pack("<H", schema) + value[4:], UnknownVersion, LogCorrupt)
+
+
+def test_a_log_of_another_version(damaged: Damaged) -> None:
+    with damaged.store.snapshot() as view:
+        table = Catalog.load(view).open(LOGS)
+        row = table.get(view, 0, ("orders",))
+    assert row is not None
+    batch = WriteBatch()
+    table.put(batch, 0, ("orders",), (row[0], 3, *row[2:]))
+    damaged.store.seal(epoch(damaged.next), batch)
+    with pytest.raises(UnknownVersion, match="Upgrade"):
+        damaged.range()
+
+
+def test_lengths_that_are_claimed_and_not_there() -> None:
+    made = Damaged(2)
+    (key, value), _ = made.records(layout.CHUNKS)
+    (start,) = struct.unpack_from("<Q", value, 24)
+    lies: list[Change] = [
+        lambda good: good[:4] + b"\xff" * 4 + good[8:],  # rows
+        lambda good: good[:12] + b"\xff\xff" + good[14:],  # blocks
+        lambda good: good[:20] + b"\xff" * 4 + good[24:],  # rows of a block
+        lambda good: good[:24] + b"\xff" * 8 + good[32:],  # where a block is
+        lambda good: good[:32] + b"\xff" * 8 + good[40:],  # and how long
+        lambda good: good[: start + 4] + b"\xff\xff\xff\x7f" + good[start + 8 :],  # its metadata
+        lambda good: good[:1] + b"\x07" + good[2:],  # a compression that there is not
+    ]
+    for lie in lies:
+        made.is_noticed(key, lie(value), LogCorrupt)
+    made.store.close()
+    rows = Damaged(1)
+    key, value = rows.records(layout.ROWS)[0]
+    rows.is_noticed(key, value[:13] + b"\xff\xff\xff\xff" + value[17:], LogCorrupt)
+    rows.store.close()
+
+
+@pytest.mark.parametrize("log_format", [1, pytest.param(2, marks=_unnoticed("the length of a key is not looked at"))])
+def test_a_key_that_is_none(log_format: int) -> None:
+    made = Damaged(log_format)
+    key, value = made.records(layout.ROWS if log_format == 1 else layout.CHUNKS)[0]
+    made.put(key + b"x", value)
+    try:
+        for read in (made.range, made.history):
+            with pytest.raises(LogCorrupt):
+                read()
+    finally:
+        made.store.close()
+
+
+@_unnoticed("ops are not looked at by range reads, and called bad input by live readers")
+def test_an_op_that_is_none(damaged: Damaged) -> None:
+    if damaged.log.format == 1:
+        key, value = damaged.records(layout.ROWS)[0]
+        damaged.is_noticed(key, value[:1] + b"\x09" + value[2:], LogCorrupt)
+        return
+    (key, _), _ = damaged.records(layout.CHUNKS)
+    with damaged.store.snapshot() as view:
+        batch = next(LogView.open(view, "orders").read_range(0, epoch(1))).drop_columns(["_epoch"])
+    place = batch.schema.get_field_index("_op")
+    batch = batch.set_column(place, batch.schema.field(place), pa.array([9] * batch.num_rows, pa.int8()))
+    value = encode_batch(batch, batch.column("_vnode").to_numpy(), 0, 1, 256, Compression.NONE)
+    damaged.is_noticed(key, value, LogCorrupt)
+
+
+@_unnoticed("what a barrier says of rows and chunks is not compared with what is there")
+def test_a_record_that_is_gone(damaged: Damaged) -> None:
+    key, _ = damaged.records(layout.ROWS if damaged.log.format == 1 else layout.CHUNKS)[0]
+    damaged.is_noticed(key, None, LogCorrupt)
+
+
+@_unnoticed("no checksum")
+def test_a_flipped_bit_in_the_values_of_a_chunk() -> None:
+    made = Damaged(2)
+    (key, value), _ = made.records(layout.CHUNKS)
+    at = value.index(b"name ")  # a text: elsewhere a flipped bit may end the process
+    try:
+        made.is_noticed(key, value[:at] + bytes((value[at] ^ 1,)) + value[at + 1 :], LogCorrupt)
+    finally:
+        made.store.close()
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {},
+        {"count": 256},
+        {"count": 256, "places": [[1]]},
+        {"count": 256, "places": [[-1, None, {"count": 256, "ranges": [[0, 9]]}]]},
+        {"count": 256, "places": [[1, None, {"count": 256, "ranges": [[0, 999]]}]]},
+        {"count": 256, "places": [[1, None, {"count": 8, "ranges": [[0, 8]]}]]},
+        {"count": 256, "places": 7},
+    ],
+    ids=str,
+)
+def test_progress_that_is_none(stored: dict[str, object]) -> None:
+    with pytest.raises(LogCorrupt):
+        LogStoreVnodeProgress.from_json(stored)
