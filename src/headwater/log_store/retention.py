@@ -182,7 +182,8 @@ class RetentionPolicies:
             self._table.delete(batch, 0, (log,))
         else:
             self._policies[log] = policy
-            self._table.put(batch, 0, (log,), (policy.max_bytes, policy.max_age_seconds, policy.force))
+            age = None if policy.max_age_seconds is None else float(policy.max_age_seconds)
+            self._table.put(batch, 0, (log,), (policy.max_bytes, age, policy.force))
 
     def add_to(self, batch: WriteBatch) -> None:
         now = self._clock()
