@@ -14,7 +14,7 @@ def test_every_snippet_of_the_guide_runs_in_order(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
     for snippet in snippets:
         exec(snippet.replace("/var/lib/shop/state", str(tmp_path / "store")), names)
-    assert len(snippets) == 7
+    assert len(snippets) == 8
     assert names["compaction"].saved.rows == 2
     assert names["consumer"].delivered() == names["after"]
     names["store"].close()
