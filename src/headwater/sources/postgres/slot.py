@@ -70,7 +70,7 @@ class ServerIdentity:
 class ServerPosition:
     """Where the server is.
 
-    :ivar wal_end: the end of its log.
+    :ivar wal_end: the end of its log on disk; nothing beyond was ever sent.
     :ivar forks: for each earlier timeline of its history the position at which it was left; ``None`` where this
         connection cannot ask for it.
     """
@@ -126,7 +126,7 @@ SELECT (SELECT system_identifier::text FROM pg_catalog.pg_control_system()) AS s
        ELSE ('x' || pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8)
             )::bit(32)::int END AS timeline,
        (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
-             ELSE pg_catalog.pg_current_wal_insert_lsn() END - '0/0'::pg_catalog.pg_lsn) AS wal_end
+             ELSE pg_catalog.pg_current_wal_flush_lsn() END - '0/0'::pg_catalog.pg_lsn) AS wal_end
 """
 
 # Sessions that a new slot has to wait for: it begins where no older transaction is open.
