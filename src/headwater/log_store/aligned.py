@@ -37,7 +37,8 @@ class AlignedLogStore:
         if not self._stopped and not self.wants_input:
             raise WrongCall("There is something to poll.", next_step="Push while wants_input is true.")
         self.log.follow(message)
-        self._message = message
+        if not isinstance(message, Chunk) or message.num_rows:
+            self._message = message
 
     def poll(self) -> SyncedMessage | None:
         """The first barrier, then persisted rows and their watermarks, then each message; ``None`` when it is polled.
@@ -60,8 +61,5 @@ class AlignedLogStore:
                 self.log.commit(message, None, {})
             self._stopped = self.log.stops(message)
         self._message = None
-        if isinstance(message, Chunk) and not message.num_rows:
-            return None
-        if isinstance(message, Watermark) and not self.log.passes(message):
-            return None
-        return message
+        passes = not isinstance(message, Watermark) or self.log.passes(message)
+        return message if passes else None
