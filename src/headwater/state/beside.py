@@ -27,7 +27,7 @@ Names = tuple[str, ...]
 
 def beside(location: str, *parts: str) -> str:
     """The location of the store *parts* beside the one at *location*."""
-    names = "/".join(quote(part, safe="") for part in parts)
+    names = "/".join(map(_to_segment, parts))
     engine, rest = split_location(location)
     if engine == "memory":
         return f"memory://{rest}/{names}"
@@ -68,12 +68,25 @@ def marks_beside(location: str, first: str, depth: int) -> dict[Names, Hashable]
     """Those stores, each with a mark: while it stays the same, nothing was sealed there. ``None`` says nothing."""
     engine, rest = split_location(location)
     if engine == "memory":
-        found = _memory_marks(rest, quote(first, safe=""))
+        found = _memory_marks(rest, _to_segment(first))
     elif engine == "slatedb":
-        found = _object_marks(rest, quote(first, safe=""), depth)
+        found = _object_marks(rest, _to_segment(first), depth)
     else:
-        found = _embedded_marks(f"{rest}/{quote(first, safe='')}", depth)
-    return {tuple(map(unquote, names)): mark for names, mark in found if len(names) == depth}
+        found = _embedded_marks(f"{rest}/{_to_segment(first)}", depth)
+    return {tuple(map(_from_segment, names)): mark for names, mark in found if len(names) == depth}
+
+
+_NOTHING = "%"
+"""Stands for an empty name: no other one becomes it."""
+
+
+def _to_segment(name: str) -> str:
+    """A name as one segment of a path that is never a way up or no way at all."""
+    return quote(name, safe="").replace(".", "%2E") if set(name) == {"."} else quote(name, safe="") or _NOTHING
+
+
+def _from_segment(segment: str) -> str:
+    return "" if segment == _NOTHING else unquote(segment)
 
 
 def _memory_marks(name: str, first: str) -> Iterator[tuple[Names, Hashable]]:
