@@ -218,6 +218,7 @@ def test_large_transactions_are_streamed_and_only_what_committed_is_replayed(
 
         mine: dict[int, list[int]] = defaultdict(list)
         next_id = 0
+        messages: list[bytes] = []
         with opened(postgres) as stream:
             for number in range(4):
                 for place, session in enumerate(sessions):
@@ -235,6 +236,7 @@ def test_large_transactions_are_streamed_and_only_what_committed_is_replayed(
                 postgres.execute(f"INSERT INTO t VALUES ({next_id}, 'small')")
                 expected.append([next_id])
                 next_id += 1
+                messages += read_until(stream, commits(1))
             second.rollback()
             first.commit()
             expected.append(mine[0])
@@ -242,7 +244,7 @@ def test_large_transactions_are_streamed_and_only_what_committed_is_replayed(
             expected.append([next_id])
             third.commit()
             expected.append(mine[2])
-            messages = read_until(stream, commits(len(expected)))
+            messages += read_until(stream, commits(3))
     assert "S" in kinds(messages)
     assert "c" in kinds(messages)
     with SpillStore(tmp_path, held_per_transaction=10_000) as spill:
@@ -253,18 +255,24 @@ def test_large_transactions_are_streamed_and_only_what_committed_is_replayed(
     assert postgres.value("SELECT count(*) FROM t") == sum(map(len, expected))
 
 
-def test_the_columns_that_a_rolled_back_savepoint_announced_are_kept(postgres: Database, tmp_path: Path) -> None:
-    """The server announces a table once per streamed transaction, also where what followed was rolled back."""
-    published(postgres)
+def test_a_column_that_was_added_and_rolled_back_leaves_no_trace(postgres: Database, tmp_path: Path) -> None:
+    """The server has streamed rows with the new column before the savepoint is rolled back."""
+    published(postgres, "CREATE TABLE unrelated (id int)")
     stream_early(postgres)
+    rows = "INSERT INTO t SELECT g, repeat('y', 60) FROM generate_series({}, {}) g"
+    messages: list[bytes] = []
     with postgres.connect() as session, opened(postgres) as stream:
         session.autocommit = False
+        session.execute(rows.format(1, 1000).encode())
         session.execute("SAVEPOINT one")
-        session.execute("INSERT INTO t SELECT g, repeat('y', 60) FROM generate_series(1, 5000) g")
+        session.execute("ALTER TABLE t ADD COLUMN more int")
+        session.execute(rows.format(1001, 3000).encode())
+        postgres.execute("INSERT INTO unrelated VALUES (1)")
+        messages += read_until(stream, lambda read: [len(columns) for columns in map(described, read)].count(3) > 0)
         session.execute("ROLLBACK TO one")
-        session.execute("INSERT INTO t SELECT g, repeat('y', 60) FROM generate_series(5001, 10000) g")
+        session.execute(rows.format(3001, 5000).encode())
         session.commit()
-        messages = read_until(stream, commits(1))
+        messages += read_until(stream, commits(1))
     with SpillStore(tmp_path) as spill:
         for what, xid, block in blocks_of(messages):
             if what == "S":
@@ -273,9 +281,24 @@ def test_the_columns_that_a_rolled_back_savepoint_announced_are_kept(postgres: D
                 spill.abort(xid, int.from_bytes(block[0][30:34], "big"))
             elif what == "c":
                 replayed = [one for part in spill.replay(xid) for one in part]
-                assert kinds(replayed).startswith("R")
-                rows = [inserted(one, streamed=True) for one in replayed if kind(one) == "I"]
-                assert rows == list(range(5001, 10_001))
+                found = [inserted(one, streamed=True) for one in replayed if kind(one) == "I"]
+                assert found == [*range(1, 1001), *range(3001, 5001)]
+                first_after = next(kind(one) for one in replayed if one[26:30] != xid.to_bytes(4, "big"))
+                assert first_after == "R", "the server describes the table again"
+                assert {tuple(described(one)) for one in replayed if kind(one) == "R"} == {("id", "v")}
+
+
+def described(message: bytes) -> list[str]:
+    """The columns of a streamed Relation; none of another message."""
+    if kind(message) != "R":
+        return []
+    _, _, rest = message[34:].split(b"\0", 2)
+    names, rest = [], rest[3:]
+    while rest:
+        name, _, rest = rest[1:].partition(b"\0")
+        names.append(name.decode())
+        rest = rest[8:]
+    return names
 
 
 def through(proxy: TcpProxy, database: Database) -> Dsn:

@@ -34,7 +34,7 @@ _NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 _TYPE: Final = 25  # of a raw message: where its pgoutput message begins
 _SUBXID: Final = slice(26, 30)
-_UNDONE: Final = b"IUDTM"  # what a rollback undoes; relations and types stay, the server sends them only once
+_ORIGIN: Final = ord("O")  # the one kind without a sub-transaction
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,10 @@ class SpillStore:
         self._held_bytes += size
 
     def abort(self, xid: int, subxid: int) -> None:
-        """Forget transaction *xid*, or of it what its sub-transaction *subxid* did; an unknown one is none of ours."""
+        """Forget transaction *xid*, or of it what its sub-transaction *subxid* did; an unknown one is none of ours.
+
+        That includes the tables that it described: the server describes them again for what follows.
+        """
         self._check_open()
         if xid == subxid:
             self.drop(xid)
@@ -145,7 +148,7 @@ class SpillStore:
         undone = transaction.undone
         for block in self._blocks(transaction):
             if undone:
-                block = [one for one in block if one[_SUBXID] not in undone or one[_TYPE] not in _UNDONE]
+                block = [one for one in block if one[_SUBXID] not in undone or one[_TYPE] == _ORIGIN]
             if block:
                 yield block
 
