@@ -111,7 +111,8 @@ class Capture:
         try:
             self.state = CaptureState.RUNNING
             while not self._stop.is_set():
-                session.serve(self._requests.new(session.answers))
+                if session.at_boundary:
+                    session.serve(self._requests.new(session.answers))
                 session.step()
                 if self.statistics.epochs > sealed:
                     self._failures = 0

@@ -16,7 +16,7 @@ from headwater.errors import HeadwaterError, TransientError
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateReader, StateTable, TableSchema, WriteBatch
 from headwater.state import open_reader as open_store_reader
 from headwater.state.beside import open_beside_reader, open_beside_writer
-from headwater.state.errors import StoreNotFound
+from headwater.state.errors import StoreNotFound, StoreOwned
 from headwater.stream import Epoch
 
 REQUESTS = TableSchema(
@@ -93,15 +93,12 @@ def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float 
     """Ask the running capture of the store at *location*, and wait for its answer.
 
     :raises HeadwaterError: what the capture answered. :raises TransientError: no answer in time.
+    :raises StoreNotFound: there is no store.
     """
     request = uuid.uuid4().hex
-    with open_beside_writer(str(location), _BESIDE, takeover=False) as store:
-        batch = WriteBatch()
-        with store.snapshot() as view:
-            Catalog.load(view).open_or_create(REQUESTS, batch).put(batch, 0, (request,), (kind, detail))
-        store.seal(Epoch(store.committed_epoch()).next(time.time_ns() // 1_000_000), batch)
     end = time.monotonic() + seconds
     with open_store_reader(location) as reader:
+        _put(str(location), request, kind, detail, end)
         while time.monotonic() < end:
             with reader.snapshot() as view:
                 catalog = Catalog.load(view)
@@ -115,6 +112,22 @@ def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float 
         f"The capture did not answer within {seconds:g} s.",
         next_step="Look whether it runs; it will do what was asked when it does.",
     )
+
+
+def _put(location: str, request: str, kind: str, detail: dict[str, Any], end: float) -> None:
+    """Write the request down; somebody else who asks at the same time is waited for."""
+    while True:
+        try:
+            with open_beside_writer(location, _BESIDE, takeover=False) as store:
+                batch = WriteBatch()
+                with store.snapshot() as view:
+                    Catalog.load(view).open_or_create(REQUESTS, batch).put(batch, 0, (request,), (kind, detail))
+                store.seal(Epoch(store.committed_epoch()).next(time.time_ns() // 1_000_000), batch)
+            return
+        except StoreOwned:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.05)
 
 
 def _all(view: Snapshot) -> list[Request]:

@@ -10,6 +10,7 @@ source is told after the seal, never before.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -22,8 +23,9 @@ from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError, InputError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
-from headwater.sources.errors import SchemaStopped
-from headwater.sources.events import Boundary, Changes, Event, Finding, Registered, SchemaChanged, Truncated
+from headwater.sources.errors import SchemaStopped, SourceBusy
+from headwater.sources.events import Boundary, Changes, Event, Finding, Registered, SchemaChanged, Stopped, Truncated
+from headwater.sources.offset import CdcOffset
 from headwater.sources.source import Source
 from headwater.sources.table import SourceTable
 from headwater.state import StateStore
@@ -56,6 +58,7 @@ class CaptureSession:
         self._factory = KvLogStoreFactory(store, clock=now_ms)
         self._sealer = self._factory.sealer
         self._writers: dict[str, KvLogStoreWriter] = {}
+        self._leaving: list[KvLogStoreWriter] = []
         self._tables: dict[str, SourceTable] = {}
         self._rows = self._bytes = 0
         self._at_boundary = True
@@ -66,67 +69,71 @@ class CaptureSession:
                 self.answers = Answers(self._factory.catalog, view, self._sealer.batch)
             self._clock = EpochClock(now_ms, store.committed_epoch())
             self._epochs = EpochPair(self._clock.next(), store.committed_epoch())
-            self._record = self._open_tables(names)
+            self._opened = time.monotonic()
+            self._looked = self._asked = -math.inf
+            self._open_known()
+            self._record = self._state.record or self._begin(names)
             self._stream = source.open(list(self._tables.values()), self._record.offset, self._record.identity)
         except BaseException:
             self._factory.close()
             raise
-        self._opened = time.monotonic()
-        self._looked = self._asked = 0.0
+        try:
+            if self._add(names):
+                self._end_epoch(self._record)
+                self._sealer.seal(self._epochs.prev)
+        except BaseException:
+            self.close()
+            raise
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def _open_tables(self, names: Sequence[str]) -> SourceRecord:
-        """Those of the store and those of *names*; a source that is not known yet begins here.
-
-        Who the source is, and its tables, are durable before their first change is read.
-        """
+    def _open_known(self) -> None:
         for known in self._state.tables.values():
             if known.state is TableState.ACTIVE:
                 log = self._factory.existing(known.log)
                 table = SourceTable.of_log(known.namespace, known.name, log.schema, log.key_columns, known.source_id)
                 self._open_writer(table)
-        new = self._new_tables(names)
-        record = self._state.record
-        if record is None:
-            failpoints.hit(BEFORE_BEGIN)
-            offset, identity = self._source.begin(new)
-            failpoints.hit(AFTER_BEGIN)
-            record = SourceRecord(identity, offset)
-        else:
-            for table in new:
-                self._source.include(table)
-        self._capture(new, record)
-        if new or record is not self._state.record:
-            self._end_epoch(record)
-            self._sealer.seal(self._epochs.prev)
+
+    def _begin(self, names: Sequence[str]) -> SourceRecord:
+        """Who the source is, and its tables, are durable before their first change is read."""
+        tables = self._source.tables(names)
+        failpoints.hit(BEFORE_BEGIN)
+        offset, identity = self._source.begin(tables)
+        failpoints.hit(AFTER_BEGIN)
+        record = SourceRecord(identity, offset)
+        self._capture(tables, offset)
+        self._end_epoch(record)
+        self._sealer.seal(self._epochs.prev)
         return record
 
-    def _new_tables(self, names: Sequence[str]) -> list[SourceTable]:
-        """:raises SchemaStopped: one that was captured before and stopped: going on would leave a gap."""
+    def _add(self, names: Sequence[str]) -> bool:
+        """Capture those of *names* that are not captured yet, from the boundary that was reached; whether any is new.
+
+        :raises SchemaStopped: one was captured before and stopped: going on would leave a gap.
+        """
         found = self._source.tables(names)
         for table in found:
             known = self._state.tables.get(table.full_name)
             if known is not None and known.state is TableState.STOPPED:
-                raise SchemaStopped(
-                    table.full_name, known.reason, next_step=f"Run: headwater resnapshot {table.full_name}"
-                )
-        return [table for table in found if table.full_name not in self._writers]
+                step = f"Run: headwater resnapshot {table.full_name}"
+                raise SchemaStopped(table.full_name, known.reason.removesuffix(step).rstrip(), next_step=step)
+        new = [table for table in found if table.full_name not in self._writers]
+        if new:
+            since = max(self._source.include(new), self._record.offset)
+            self._capture(new, since)
+            for table in new:
+                self._stream.add_table(table)
+        return bool(new)
 
-    def _capture(self, tables: Sequence[SourceTable], record: SourceRecord) -> None:
+    def _capture(self, tables: Sequence[SourceTable], since: CdcOffset) -> None:
         registrations = self._source.register(tables)
         for table in tables:
+            self._factory.log(table.full_name, table.log_schema(self._source.position_type), table.key_columns)
+        for table in tables:
             name = table.full_name
-            self._factory.log(name, table.log_schema(self._source.position_type), table.key_columns)
             self._open_writer(table)
             entry = CapturedTable(
-                name,
-                table.namespace,
-                table.name,
-                table.source_id,
-                TableState.ACTIVE,
-                record.offset,
-                registrations[name],
+                name, table.namespace, table.name, table.source_id, TableState.ACTIVE, since, registrations[name]
             )
             self._state.put_table(self._sealer.batch, entry)
 
@@ -137,18 +144,18 @@ class CaptureSession:
         self._writers[name], self._tables[name] = writer, table
 
     def serve(self, requests: Sequence[Request]) -> None:
-        """Do what was asked, with the next seal. An answer tells what could not be done; the capture goes on."""
+        """Do what was asked, with the next seal. An answer tells what could not be done; the capture goes on.
+
+        Call it where :attr:`at_boundary` holds.
+        """
         for request in requests:
-            problem = None
+            problem: HeadwaterError | None = None
             try:
                 if request.kind != ADD_TABLES:
                     raise InputError(f"Received the request {request.kind!r}; valid is {ADD_TABLES!r}.")
-                new = self._new_tables(request.detail["tables"])
-                for table in new:
-                    self._source.include(table)
-                self._capture(new, self._record)
-                for table in new:
-                    self._stream.add_table(table)
+                self._add(request.detail["tables"])
+            except SourceBusy as error:
+                problem = error
             except TransientError:
                 raise
             except HeadwaterError as error:
@@ -157,13 +164,18 @@ class CaptureSession:
             self._rows += 1
 
     def _stop_table(self, name: str, reason: str) -> None:
-        """Its changes end here; the others go on."""
+        """Its changes end here, those before are sealed with the epoch; the others go on."""
         self._state.stop_table(self._sealer.batch, name, reason)
         self._stream.remove_table(self._tables.pop(name))
-        del self._writers[name]
+        self._leaving.append(self._writers.pop(name))
         self._rows += 1
 
     # -- the loop --------------------------------------------------------------------------------------------------
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether no transaction is half way."""
+        return self._at_boundary
 
     def step(self) -> None:
         """Take what comes within an instant, and seal when it is time."""
@@ -213,6 +225,8 @@ class CaptureSession:
             self._write(event)
         elif isinstance(event, SchemaChanged):
             self._change_schema(event)
+        elif isinstance(event, Stopped):
+            self._stop_table(event.table.full_name, event.reason)
         else:
             self._truncate(event)
 
@@ -247,8 +261,9 @@ class CaptureSession:
 
     def _end_epoch(self, record: SourceRecord) -> None:
         following = self._clock.next()
-        for writer in self._writers.values():
+        for writer in (*self._writers.values(), *self._leaving):
             writer.end_epoch(following)
+        self._leaving = []
         self._state.put(self._sealer.batch, record)
         self._epochs = self._epochs.next(following)
         self._rows = self._bytes = 0

@@ -1,9 +1,9 @@
 """What the stream of a source tells the capture, in the order of the source's commits.
 
-A transaction is told as :class:`Changes`, :class:`Truncated` and :class:`SchemaChanged` of its tables and ends at a
-:class:`Boundary`. Several small transactions may come as one: what counts is that nothing is half way at a boundary, so
-an epoch may be sealed there and only there. The changes of one table keep their order; between tables of one
-transaction there is none.
+A transaction is told as :class:`Changes`, :class:`Truncated`, :class:`SchemaChanged` and :class:`Stopped` of its tables
+and ends at a :class:`Boundary`. Several small transactions may come as one: what counts is that nothing is half way at
+a boundary, so an epoch may be sealed there and only there. The changes of one table keep their order; between tables of
+one transaction there is none.
 """
 
 from __future__ import annotations
@@ -67,6 +67,17 @@ class SchemaChanged:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """A table changed so that its changes cannot be told from here on; those of the others can.
+
+    :ivar reason: what changed, and what to do.
+    """
+
+    table: SourceTable
+    reason: str
+
+
 def packed_row(row: pa.RecordBatch) -> str:
     """A batch as text for JSON: an Arrow IPC stream in base64."""
     sink = pa.BufferOutputStream()
@@ -93,7 +104,7 @@ class Boundary:
     transactions: int
 
 
-Event: TypeAlias = Changes | Truncated | SchemaChanged | Boundary
+Event: TypeAlias = Changes | Truncated | SchemaChanged | Stopped | Boundary
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,12 +77,12 @@ def _grown(
 ) -> tuple[SourceTable, SchemaChanged | None]:
     if now.source_id != known.source_id:
         raise SchemaStopped(
-            known.full_name, "it was dropped and made anew.", next_step=f"headwater resnapshot {known.full_name}"
+            known.full_name, "it was dropped and made anew.", next_step=f"Run: headwater resnapshot {known.full_name}"
         )
     current = {column.field_id: column for column in now.columns}
     old = {column.field_id for column in known.columns}
     columns: list[SourceColumn] = []
-    dropped, renamed, retyped = [], [], []
+    dropped, renamed, retyped, revived = [], [], [], []
     for column in known.columns:
         found = current.get(column.field_id)
         if found is None:
@@ -97,21 +97,23 @@ def _grown(
                 raise SchemaStopped(
                     known.full_name,
                     f"column {found.name!r} changed from {column.source_type} to {found.source_type}.",
-                    next_step=f"headwater resnapshot {known.full_name}",
+                    next_step=f"Run: headwater resnapshot {known.full_name}",
                 )
             retyped.append(found.name)
+        if column.dropped:
+            revived.append(found.name)
         columns.append(found)
     added = [column for column in now.columns if column.field_id not in old]
     names = {column.name for column in (*columns, *added) if not column.dropped}
     columns = [replace(column, name=_free(column, names)) if column.dropped else column for column in columns]
     key = _key_after(known, now)
     grown = SourceTable(known.namespace, known.name, (*columns, *added), key, now.source_id)
-    if not (dropped or renamed or retyped or added):
+    if not (dropped or renamed or retyped or revived or added):
         return grown, None
     return grown, SchemaChanged(
         known,
         grown,
-        added=tuple(column.name for column in added),
+        added=(*revived, *(column.name for column in added)),
         dropped=tuple(dropped),
         renamed=tuple(renamed),
         retyped=tuple(retyped),
@@ -139,7 +141,9 @@ def _key_after(known: SourceTable, now: SourceTable) -> tuple[str, ...]:
         known.columns[place].type != now.column(name).type
         for place, name in zip(known.key_places, now.key_columns, strict=True)
     ):
-        raise SchemaStopped(known.full_name, "its key changed.", next_step=f"headwater resnapshot {known.full_name}")
+        raise SchemaStopped(
+            known.full_name, "its key changed.", next_step=f"Run: headwater resnapshot {known.full_name}"
+        )
     return now.key_columns
 
 

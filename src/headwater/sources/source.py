@@ -46,8 +46,12 @@ class Source(Protocol):
         """
         ...
 
-    def include(self, table: SourceTable) -> None:
-        """Make the source log the changes of one more table."""
+    def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
+        """Make the source log the changes of more tables; the position after which it logs all of them.
+
+        :raises UnsupportedTable: one cannot be captured beside the others.
+        :raises SourceBusy: transactions that began before stayed open; calling again goes on.
+        """
         ...
 
     def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
@@ -56,6 +60,8 @@ class Source(Protocol):
 
     def check(self, tables: Sequence[Registered]) -> list[Finding]:
         """Look whether the source still logs these tables for us, and make its log go on where it is idle.
+
+        What is found is told once the open stream has passed the place where it was seen: the changes before it count.
 
         :raises SourceError: it does not log for us at all; what to do.
         """

@@ -8,6 +8,7 @@ import pytest
 from tests.db.capture.running import RunningCapture, running
 from tests.servers.postgres import Database
 
+from headwater.capture import TableState
 from headwater.log_store.log_events import SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
@@ -145,17 +146,22 @@ def test_the_policy_stop_stops_before_the_change_and_evolve_goes_on_there(
     again.stop()
 
 
-def test_a_type_that_becomes_another_stops_the_capture(newest_postgres: Database, tmp_path: Path) -> None:
-    newest_postgres.execute(ORDERS)
-    capture = RunningCapture(newest_postgres, tmp_path, ["orders"])
-    capture.start()
-    newest_postgres.execute(
-        "ALTER TABLE orders ALTER COLUMN amount TYPE int USING 0", "INSERT INTO orders (id, amount) VALUES (1, 2)"
-    )
-    error = capture.wait_for_end()
-    assert isinstance(error, SchemaStopped)
-    assert "numeric(18,4)" in str(error)
-    assert "headwater resnapshot public.orders" in str(error)
+def test_a_type_that_becomes_another_stops_the_table_and_the_others_go_on(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute(ORDERS, "CREATE TABLE other (id int PRIMARY KEY)")
+    with running(newest_postgres, tmp_path, "orders", "other") as capture:
+        fill(newest_postgres, 1, 10)
+        newest_postgres.execute(
+            "ALTER TABLE orders ALTER COLUMN amount TYPE int USING 0", "INSERT INTO orders (id, amount) VALUES (11, 2)"
+        )
+        newest_postgres.execute("INSERT INTO other VALUES (1)")
+        capture.assert_equal("other")
+        stopped = capture.tables()["public.orders"]
+        assert [row["id"] for row in capture.rows("public.orders")] == list(range(1, 11))
+    assert stopped.state is TableState.STOPPED
+    assert "numeric(18,4)" in stopped.reason
+    assert "headwater resnapshot public.orders" in stopped.reason
 
 
 def test_a_table_without_a_key_is_refused_with_the_statement_that_helps(

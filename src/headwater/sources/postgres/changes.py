@@ -15,10 +15,14 @@ Message, Origin, Type  nothing: heartbeats only make the log go on
 =====================  =========================================================================================
 
 A boundary is told where no transaction is half way. What lies before the start position is never told again.
+
+The server describes a table once per connection, so descriptions of tables that are not captured are kept: one may be
+added later.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -27,7 +31,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.events import Boundary, Changes, Event, StreamStatus, Truncated
+from headwater.sources.errors import SchemaStopped, UnsupportedTable
+from headwater.sources.events import Boundary, Changes, Event, Stopped, StreamStatus, Truncated
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres import pgoutput
@@ -41,6 +46,7 @@ from headwater.sources.table import SourceTable
 MAX_ROWS = 32_768
 MAX_BYTES = 16 << 20
 MAX_MESSAGES = 65_536
+_TRUNCATIONS_KEPT = 1000
 
 
 class RawStream(Protocol):
@@ -70,6 +76,7 @@ class _Replay:
 class _Followed:
     """A captured table and how its rows are told at the moment."""
 
+    message: pgoutput.Relation
     relation: DescribedTable
     projection: Projection
 
@@ -94,6 +101,9 @@ class PostgresChangeStream:
         self._policy = policy
         self._known = {table.source_id: table for table in tables}
         self._followed: dict[int, _Followed] = {}
+        self._ignored: dict[int, pgoutput.Relation] = {}
+        self._before: list[Event] = []
+        self._truncations: deque[tuple[int, int]] = deque(maxlen=_TRUNCATIONS_KEPT)
         self._decoder = make_decoder()
         self._start = start
         self._told = start
@@ -105,18 +115,34 @@ class PostgresChangeStream:
         self._transactions = self._last_counted = 0
 
     def add_table(self, table: SourceTable) -> None:
-        """See :class:`~headwater.sources.events.ChangeStream`. The server tells its columns before its first row."""
+        """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary."""
         self._known[table.source_id] = table
+        described = self._ignored.get(table.source_id or 0)
+        if described is not None:
+            self._follow(described, self._before)
 
     def remove_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`."""
         self._known.pop(table.source_id, None)
-        if table.source_id is not None and self._followed.pop(table.source_id, None) is not None:
-            self._decoder.ignore_relation(table.source_id)
+        followed = self._followed.get(table.source_id or 0)
+        if followed is not None:
+            self._ignore(followed.message)
+
+    @property
+    def position(self) -> Lsn:
+        """All that committed before it was told."""
+        return self._told.lsn
+
+    def has_truncated(self, oid: int, xid: int) -> bool:
+        """Whether the transaction of this number told that the table was truncated, not long ago."""
+        return (oid, xid) in self._truncations
 
     def poll(self, timeout: float, *, stop_at_boundary: bool) -> list[Event]:
         """See :class:`~headwater.sources.events.ChangeStream`."""
-        events: list[Event] = []
+        if self._before:
+            events, self._before = [*self._before, Boundary(self._told, None, 0)], []
+            return events
+        events = []
         if self._replay is None and self._place >= len(self._queue):
             self._queue, self._place = self._stream.read(MAX_MESSAGES, MAX_BYTES, timeout), 0
             if not self._queue:
@@ -181,17 +207,30 @@ class PostgresChangeStream:
         self._tell_rows(events)
         known = self._known.get(relation.oid) or self._by_name(relation)
         if known is None:
-            self._followed.pop(relation.oid, None)
-            self._decoder.ignore_relation(relation.oid)
+            self._ignore(relation)
+            return
+        try:
+            described = self._relations.describe(relation, known)
+            projection, change = follow(known, described.table, self._policy, described.defaults)
+        except (SchemaStopped, UnsupportedTable) as error:
+            if self._policy is SchemaPolicy.STOP:
+                raise
+            self._known.pop(known.source_id, None)
+            self._ignore(relation)
+            events.append(Stopped(known, _told(error)))
             return
         keys = [place for place, column in enumerate(relation.columns) if column.is_key]
         self._decoder.add_relation(relation.oid, len(relation.columns), keys)
-        described = self._relations.describe(relation, known)
-        projection, change = follow(known, described.table, self._policy, described.defaults)
-        self._followed[relation.oid] = _Followed(described, projection)
+        self._ignored.pop(relation.oid, None)
+        self._followed[relation.oid] = _Followed(relation, described, projection)
         self._known[relation.oid] = projection.table
         if change is not None:
             events.append(change)
+
+    def _ignore(self, relation: pgoutput.Relation) -> None:
+        self._followed.pop(relation.oid, None)
+        self._ignored[relation.oid] = relation
+        self._decoder.ignore_relation(relation.oid)
 
     def _by_name(self, relation: pgoutput.Relation) -> SourceTable | None:
         """A captured table of that name with another oid: it was dropped and made anew, which :func:`follow` tells."""
@@ -208,6 +247,7 @@ class PostgresChangeStream:
         position = PostgresOffset.of_row(commit_lsn, self._decoder.next_seq, xid)
         self._decoder.next_seq += 1
         for oid in message.oids:
+            self._truncations.append((oid, xid))
             if oid in self._followed and self._is_new(commit_lsn):
                 events.append(Truncated(self._followed[oid].projection.table, position))
 
@@ -320,6 +360,11 @@ class PostgresChangeStream:
             self._stream.close()
         finally:
             self._spill.close()
+
+
+def _told(error: SchemaStopped | UnsupportedTable) -> str:
+    what = error.change if isinstance(error, SchemaStopped) else error.reason
+    return f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()
 
 
 def _commit_times(times: NDArray[np.int64]) -> pa.TimestampArray:

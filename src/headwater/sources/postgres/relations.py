@@ -14,6 +14,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from headwater.sources.errors import SchemaStopped, SourceNotFound
 from headwater.sources.postgres import pgoutput
 from headwater.sources.postgres.catalog import read_tables_by_oid
 from headwater.sources.postgres.catalog_table import CatalogTable
@@ -65,10 +66,16 @@ class Relations:
     def describe(self, relation: pgoutput.Relation, known: SourceTable) -> DescribedTable:
         """The table that *relation* tells of; *known* is the captured one.
 
-        :raises SourceNotFound: a type of it was dropped since.
+        :raises SchemaStopped: a type of it was dropped since. :raises UnsupportedTable: it has no key any more.
         """
         with self.sql() as session:
-            self._learn(session, relation)
+            try:
+                self._learn(session, relation)
+            except SourceNotFound:
+                name = known.full_name
+                raise SchemaStopped(
+                    name, "the type of one of its columns was dropped.", next_step=f"Run: headwater resnapshot {name}"
+                ) from None
             catalog = read_tables_by_oid(session, [relation.oid]).get(relation.oid)
         ids = _field_ids(relation, known, catalog)
         key = _key(relation, known, ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from headwater.sources.errors import ForeignOffset
+from headwater.errors import TransientError
+from headwater.sources.errors import ForeignOffset, SourceBusy, SourceNotFound, UnsupportedTable
 from headwater.sources.events import ChangeStream, Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
@@ -21,7 +23,13 @@ from headwater.sources.postgres.connection import Connection, Dsn, ask, connect,
 from headwater.sources.postgres.heartbeat import Heartbeat
 from headwater.sources.postgres.names import TableName
 from headwater.sources.postgres.offset import POSITION_TYPE, PostgresOffset
-from headwater.sources.postgres.publication import Publication, check_publication, ensure_publication, read_publication
+from headwater.sources.postgres.publication import (
+    Publication,
+    check_publication,
+    ensure_publication,
+    read_publication,
+    require_disjoint,
+)
 from headwater.sources.postgres.relations import Relations
 from headwater.sources.postgres.slot import ServerIdentity, create_slot, read_slot, server_position
 from headwater.sources.postgres.spill import SpillStore
@@ -29,22 +37,43 @@ from headwater.sources.postgres.stream import ReplicationStream
 from headwater.sources.postgres.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
+WRITERS_SECONDS: Final = 2.0
+"""How long a table that is added waits for the transactions that write to it."""
+
+_SPILLS: Final = 8
 _REGISTERED: Final = """
-SELECT r.prrelid::bigint AS table, r.oid::bigint AS entry
-FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
-WHERE p.pubname = %s AND r.prrelid = ANY(%s::oid[])
+SELECT w.oid::bigint AS table, r.oid::bigint AS entry, p.oid::bigint AS publication
+FROM unnest(%s::oid[]) w (oid)
+LEFT JOIN pg_catalog.pg_publication p ON p.pubname = %s
+LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = w.oid
 """
-# A partition made in place and one that was attached later: the latter came with rows that the log does not tell.
+# Attaching a table changes all its columns; one that was made as a partition has columns as old as itself.
+# What is attached may come with rows that the log does not tell.
 _LEAVES: Final = """
 SELECT w.oid::bigint AS table, c.oid::bigint AS leaf, n.nspname AS namespace, c.relname AS name,
        pg_catalog.pg_relation_filenode(c.oid)::bigint AS file,
-       (SELECT a.xmin::text FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attname = 'tableoid')
-       IS DISTINCT FROM (SELECT i.xmin::text FROM pg_catalog.pg_inherits i WHERE i.inhrelid = c.oid) AS attached
+       c.xmin::text::bigint AS xid,
+       NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_attribute s USING (attrelid)
+                   WHERE a.attrelid = c.oid AND a.attnum > 0 AND s.attname = 'tableoid' AND s.attnum < 0
+                     AND a.xmin::text = s.xmin::text AND a.cmin::text = s.cmin::text) AS attached
 FROM unnest(%s::oid[]) w (oid)
 CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
 JOIN pg_catalog.pg_class c ON c.oid = t.relid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE t.isleaf AND c.oid <> w.oid
+"""
+# Who may have written to a table, or to a partition of it, in a transaction that is still open.
+_WRITERS: Final = """
+SELECT DISTINCT l.virtualtransaction AS transaction, l.pid
+FROM pg_catalog.pg_locks l
+WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_catalog.pg_backend_pid()
+  AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+  AND l.relation = ANY(%s::oid[])
+  AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+_LOG_END: Final = """
+SELECT (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+             ELSE pg_catalog.pg_current_wal_flush_lsn() END - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn
 """
 
 
@@ -76,6 +105,8 @@ class PostgresSource:
         self._poll = poll
         self._heartbeat = Heartbeat(self._dsn, interval=heartbeat_seconds)
         self._session: Connection | None = None
+        self._stream: PostgresChangeStream | None = None
+        self._seen: dict[Finding, int] = {}
 
     @property
     def name(self) -> str:
@@ -136,10 +167,36 @@ class PostgresSource:
         assert slot.confirmed is not None
         return PostgresOffset.at(slot.confirmed), identity.to_json()
 
-    def include(self, table: SourceTable) -> None:
-        """See :class:`~headwater.sources.source.Source`."""
+    def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
+        """See :class:`~headwater.sources.source.Source`.
+
+        The server sends what is written after the table came into the publication, so a transaction that had written to
+        it before would come in part. Those are waited for.
+        """
         with self._sql() as session:
-            ensure_publication(session, self._publication, self._in_catalog(session, [table]))
+            new = self._in_catalog(session, tables)
+            publication = read_publication(session, self._publication)
+            sent = [] if publication is None else list(publication.tables)
+            require_disjoint([*read_tables_by_oid(session, sent).values(), *new])
+            ensure_publication(session, self._publication, new)
+            self._await_writers(
+                session, [oid for table in new for oid in (table.oid, *(leaf.oid for leaf in table.leaves))]
+            )
+            return PostgresOffset.at(ask(session, _LOG_END)[0].lsn)
+
+    def _await_writers(self, session: Connection, oids: Sequence[int]) -> None:
+        end = time.monotonic() + WRITERS_SECONDS
+        writers = {row.transaction: row.pid for row in ask(session, _WRITERS, [oids])}
+        while writers:
+            if time.monotonic() >= end:
+                pids = ", ".join(str(pid) for pid in writers.values() if pid is not None) or "of prepared transactions"
+                raise SourceBusy(
+                    f"Transactions that have written to the table are still open (server processes {pids}).",
+                    next_step="Try again when they have ended, or end them with pg_terminate_backend(pid).",
+                )
+            time.sleep(0.02)
+            still = {row.transaction for row in ask(session, _WRITERS, [oids])}
+            writers = {transaction: pid for transaction, pid in writers.items() if transaction in still}
 
     def _in_catalog(self, session: Connection, tables: Sequence[SourceTable]) -> list[CatalogTable]:
         return read_tables(session, [TableName(table.namespace, table.name) for table in tables])
@@ -161,11 +218,23 @@ class PostgresSource:
         stream = self._raw_stream(start.lsn, known)
         try:
             relations = Relations(self._sql, self._special)
-            spill = SpillStore(self._spill)
-            return PostgresChangeStream(stream, relations, spill, tables, start, self._policy, self.held_bytes)
+            self._seen = {}
+            self._stream = PostgresChangeStream(
+                stream, relations, self._spill_store(), tables, start, self._policy, self.held_bytes
+            )
+            return self._stream
         except BaseException:
             stream.close()
             raise
+
+    def _spill_store(self) -> SpillStore:
+        """In a directory of its own: a capture that was fenced may hang, and hold the one before."""
+        for number in range(_SPILLS - 1):
+            try:
+                return SpillStore(self._spill / str(number))
+            except SourceBusy:
+                continue
+        return SpillStore(self._spill / str(_SPILLS - 1))
 
     def _raw_stream(self, start: int, known: ServerIdentity) -> RawStream:
         if self._poll:
@@ -175,9 +244,12 @@ class PostgresSource:
         return ReplicationStream.open(self._dsn, self._slot, [self._publication], start, known=known)
 
     def held_bytes(self) -> int | None:
-        """How much of its log the server keeps for us."""
-        with self._sql() as session:
-            slot = read_slot(session, self._slot)
+        """How much of its log the server keeps for us; ``None`` while it cannot be asked."""
+        try:
+            with self._sql() as session:
+                slot = read_slot(session, self._slot)
+        except TransientError:
+            return None
         return None if slot is None else slot.held_bytes
 
     # -- looking after it ------------------------------------------------------------------------------------------
@@ -186,14 +258,19 @@ class PostgresSource:
         """See :class:`~headwater.sources.source.Source`: the table's entry in the publication, and its partitions."""
         oids = [table.source_id for table in tables]
         with self._sql() as session:
-            entries = {row.table: row.entry for row in ask(session, _REGISTERED, [self._publication, oids])}
+            entries = {row.table: row for row in ask(session, _REGISTERED, [oids, self._publication])}
             leaves: dict[int, dict[str, Any]] = {}
             for row in ask(session, _LEAVES, [oids]):
                 name = str(TableName(row.namespace, row.name))
-                leaves.setdefault(row.table, {})[str(row.leaf)] = [name, row.file, row.attached]
+                leaves.setdefault(row.table, {})[str(row.leaf)] = [name, row.file, row.attached, row.xid]
         return {
             table.full_name: json.dumps(
-                {"entry": entries.get(table.source_id), "leaves": leaves.get(table.source_id or 0, {})}, sort_keys=True
+                {
+                    "publication": entries[table.source_id].publication,
+                    "entry": entries[table.source_id].entry,
+                    "leaves": leaves.get(table.source_id or 0, {}),
+                },
+                sort_keys=True,
             )
             for table in tables
         }
@@ -205,18 +282,72 @@ class PostgresSource:
             oids = [entry.table.source_id for entry in tables if entry.table.source_id is not None]
             present = read_tables_by_oid(session, oids)
             publication = read_publication(session, self._publication)
-        now = self.register([entry.table for entry in tables])
-        found: list[Finding] = []
+            if tables and publication is None:
+                raise SourceNotFound(
+                    f"The publication {self._publication!r} was dropped: changes since then may be missing.",
+                    next_step="Run: headwater resnapshot",
+                )
+            now = self.register([entry.table for entry in tables])
+            seen_at = ask(session, _LOG_END)[0].lsn
+        found: dict[Finding, int] = {}
         for entry in tables:
-            table, resnapshot = entry.table, f"Run: headwater resnapshot {entry.table.full_name}"
-            if table.source_id not in present:
-                found.append(Finding(table, f"The table was dropped at the source. {resnapshot}", stops=True))
-            elif publication is None or table.source_id not in publication.tables:
-                reason = f"The table was taken out of the publication {self._publication!r}."
-                found.append(Finding(table, f"{reason} {resnapshot}", stops=True))
-            else:
-                found += _compared(table, entry.registration, now[table.full_name], resnapshot)
-        return found
+            finding = self._compared(entry, present.get(entry.table.source_id or 0), publication, now)
+            if finding is not None:
+                found[finding] = self._seen.get(finding, seen_at)
+        self._seen = found
+        position = 0 if self._stream is None else self._stream.position
+        return [finding for finding, place in found.items() if place <= position]
+
+    def _compared(
+        self, entry: Registered, catalog: CatalogTable | None, publication: Publication | None, now: Mapping[str, str]
+    ) -> Finding | None:
+        """What is to be told about a table."""
+        table = entry.table
+        resnapshot = f"Run: headwater resnapshot {table.full_name}"
+        before, registration = json.loads(entry.registration), json.loads(now[table.full_name])
+        reason = self._lost(table, catalog, publication)
+        if reason is None and (before["publication"], before["entry"]) != (
+            registration["publication"],
+            registration["entry"],
+        ):
+            reason = (
+                f"The table was taken out of the publication {self._publication!r} and put back; changes between may be"
+                " missing."
+            )
+        if reason is not None:
+            return Finding(table, f"{reason} {resnapshot}", stops=True)
+        if before == registration:
+            return None
+        told = self._moved(table.source_id or 0, before["leaves"], registration["leaves"])
+        reason = f"Postgres does not log this: {'; '.join(told)}. {resnapshot}" if told else ""
+        return Finding(table, reason, stops=False, registration=now[table.full_name])
+
+    def _lost(self, table: SourceTable, catalog: CatalogTable | None, publication: Publication | None) -> str | None:
+        """Why the log has not all changes of a table any more."""
+        if catalog is None:
+            return "The table was dropped at the source."
+        if (catalog.name.namespace, catalog.name.name) != (table.namespace, table.name):
+            return f"The table is called {catalog.name} at the source by now."
+        try:
+            catalog.require_capturable()
+            catalog.require_identity()
+        except UnsupportedTable as error:
+            return f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
+        problems = [] if publication is None else publication.problems([catalog])
+        return f"{problems[0][0]} Run: {problems[0][1]}" if problems else None
+
+    def _moved(self, root: int, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+        """What happened to partitions that the log does not tell."""
+        told = [f"partition {old[leaf][0]} was detached or dropped with its rows" for leaf in old.keys() - new.keys()]
+        for leaf in new.keys() - old.keys():
+            if new[leaf][2]:
+                told.append(f"partition {new[leaf][0]} was attached, perhaps with rows")
+        for leaf in old.keys() & new.keys():
+            name, file, _, xid = new[leaf]
+            with_root = self._stream is not None and self._stream.has_truncated(root, xid)
+            if old[leaf][1] != file and not with_root:
+                told.append(f"partition {name} was truncated or rewritten")
+        return sorted(told)
 
     def close(self) -> None:
         """End the connections."""
@@ -224,24 +355,3 @@ class PostgresSource:
         if self._session is not None:
             self._session.close()
             self._session = None
-
-
-def _compared(table: SourceTable, before: str, now: str, resnapshot: str) -> list[Finding]:
-    """What happened to a table in its publication and to its partitions that the log does not tell."""
-    if before == now:
-        return []
-    old, new = json.loads(before), json.loads(now)
-    if old["entry"] != new["entry"] and old["entry"] is not None:
-        reason = "The table was taken out of the publication and put back; changes between may be missing."
-        return [Finding(table, f"{reason} {resnapshot}", stops=True)]
-    told = []
-    for leaf in old["leaves"].keys() - new["leaves"].keys():
-        told.append(f"partition {old['leaves'][leaf][0]} was detached or dropped with its rows")
-    for leaf in new["leaves"].keys() - old["leaves"].keys():
-        if new["leaves"][leaf][2]:
-            told.append(f"partition {new['leaves'][leaf][0]} was attached, perhaps with rows")
-    for leaf in old["leaves"].keys() & new["leaves"].keys():
-        if old["leaves"][leaf][1] != new["leaves"][leaf][1]:
-            told.append(f"partition {new['leaves'][leaf][0]} was truncated or rewritten")
-    reason = f"Postgres does not log this: {'; '.join(sorted(told))}. {resnapshot}" if told else ""
-    return [Finding(table, reason, stops=False, registration=now)]

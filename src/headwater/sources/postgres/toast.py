@@ -3,6 +3,8 @@
 What is read is the value of now, not of the update: if it changed since, the change follows in the stream and carries
 it. If the row is gone by now its value cannot be known; it is null, ``_unavailable`` names the column, and the delete
 follows in the stream. A table with REPLICA IDENTITY FULL needs none of this: the server sends the old row.
+
+The table and its columns are found by number: by name it might be another one by now.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from io import BytesIO
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +20,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from psycopg import errors as pg
 from psycopg import sql
-from pyarrow import csv
 
-from headwater.sources.postgres.connection import Connection
+from headwater.sources.postgres.connection import Connection, ask
+from headwater.sources.postgres.csv import read_texts
 from headwater.sources.postgres.decoder import RawRows
-from headwater.sources.table import SourceTable
+from headwater.sources.table import SourceColumn, SourceTable
 
 KEYS_AT_ONCE = 1000
+_NAMES = """
+SELECT n.nspname AS namespace, c.relname AS name, c.relkind = 'p' AS partitioned,
+       (SELECT pg_catalog.jsonb_object_agg(a.attnum, a.attname) FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
+"""
 SqlSession: TypeAlias = Callable[[], AbstractContextManager[Connection]]
 
 
@@ -38,67 +46,72 @@ def complete(raw: RawRows, table: SourceTable, sql_session: SqlSession) -> tuple
     if not masks:
         return columns, pa.nulls(len(raw.ops), pa.string())
     rows = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
-    names = [table.columns[place].name for place in masks]
+    wanted = [table.columns[place] for place in masks]
     values, found = _read(
-        table, [columns[place].take(pa.array(rows)) for place in table.key_places], names, sql_session
+        table, [columns[place].take(pa.array(rows)) for place in table.key_places], wanted, sql_session
     )
     for (place, mask), read in zip(masks.items(), values, strict=True):
         columns[place] = pc.replace_with_mask(columns[place], pa.array(mask), read.filter(pa.array(mask[rows])))
-    return columns, _unavailable(names, list(masks.values()), rows, found)
+    return columns, _unavailable([column.name for column in wanted], list(masks.values()), rows, found)
 
 
 def _read(
-    table: SourceTable, keys: list[pa.Array], names: list[str], sql_session: SqlSession
+    table: SourceTable, keys: list[pa.Array], wanted: list[SourceColumn], sql_session: SqlSession
 ) -> tuple[list[pa.Array], NDArray[np.bool_]]:
-    """The values of *names* of the rows with these keys, each in its place, and whether the row is there."""
+    """The values of *wanted* of the rows with these keys, each in its place, and whether the row is there."""
     pieces = []
     for start in range(0, len(keys[0]), KEYS_AT_ONCE):
         part = [key.slice(start, KEYS_AT_ONCE) for key in keys]
         with sql_session() as session:
-            pieces.append(_read_some(table, part, names, session))
+            pieces.append(_read_some(table, part, wanted, session))
     whole = pa.concat_tables(pieces).combine_chunks()
     found = pc.equal(whole.column(0), "t").to_numpy(zero_copy_only=False)
     return [column.combine_chunks() for column in whole.columns[1:]], found
 
 
-def _read_some(table: SourceTable, keys: list[pa.Array], names: list[str], connection: Connection) -> pa.Table:
+def _read_some(
+    table: SourceTable, keys: list[pa.Array], wanted: list[SourceColumn], connection: Connection
+) -> pa.Table:
     key_columns = [table.column(name) for name in table.key_columns]
-    labels = [sql.Identifier(f"k{place}") for place in range(len(keys))]
-    query = sql.SQL(
-        "COPY (SELECT t.tableoid IS NOT NULL, {values} FROM unnest({keys}) WITH ORDINALITY AS k({labels}, n)"
-        " LEFT JOIN {table} t ON {match} ORDER BY k.n) TO STDOUT (FORMAT csv)"
-    ).format(
-        values=sql.SQL(", ").join(sql.SQL("t.{}").format(sql.Identifier(name)) for name in names),
-        keys=sql.SQL(", ").join(sql.SQL("{}::text[]").format(sql.Literal(key.to_pylist())) for key in keys),
-        labels=sql.SQL(", ").join(labels),
-        table=sql.Identifier(table.namespace, table.name),
-        match=sql.SQL(" AND ").join(
-            sql.SQL("t.{} = k.{}::{}").format(sql.Identifier(column.name), label, sql.SQL(column.source_type))
-            for column, label in zip(key_columns, labels, strict=True)
-        ),
-    )
-    labels_of_values = [f"v{place}" for place in range(len(names))]
     text = BytesIO()
     try:
+        now = ask(connection, _NAMES, [table.source_id])
+        numbers = [str(column.field_id) for column in (*key_columns, *wanted)]
+        if not now or not now[0].columns.keys() >= set(numbers):
+            return _nothing(len(keys[0]), len(wanted))
+        query = _query(now[0], keys, key_columns, wanted)
         with connection.cursor() as cursor, cursor.copy(query) as copy:
             for block in copy:
                 text.write(block)
     except (pg.UndefinedTable, pg.UndefinedColumn):  # dropped or renamed since: as if every row were gone
-        nothing = pa.nulls(len(keys[0]), pa.string())
-        gone = pa.array(np.full(len(keys[0]), "f"), pa.string())
-        return pa.table([gone, *(nothing for _ in names)], names=["found", *labels_of_values])
-    text.seek(0)
-    return csv.read_csv(
-        text,
-        read_options=csv.ReadOptions(column_names=["found", *labels_of_values], use_threads=False),
-        parse_options=csv.ParseOptions(newlines_in_values=True),
-        convert_options=csv.ConvertOptions(
-            column_types={name: pa.string() for name in ("found", *labels_of_values)},
-            null_values=[""],
-            strings_can_be_null=True,
-            quoted_strings_can_be_null=False,
+        return _nothing(len(keys[0]), len(wanted))
+    return read_texts(table.full_name, text.getvalue(), len(wanted) + 1)
+
+
+def _query(now: Any, keys: list[pa.Array], key_columns: list[SourceColumn], wanted: list[SourceColumn]) -> sql.Composed:
+    """*now*: the names of the table and of its columns as they are."""
+    labels = [sql.Identifier(f"k{place}") for place in range(len(keys))]
+    names = {column.field_id: sql.Identifier(now.columns[str(column.field_id)]) for column in (*key_columns, *wanted)}
+    return sql.SQL(
+        "COPY (SELECT t.tableoid IS NOT NULL, {values} FROM unnest({keys}) WITH ORDINALITY AS k({labels}, n)"
+        " LEFT JOIN {only}{table} t ON {match} ORDER BY k.n) TO STDOUT (FORMAT csv)"
+    ).format(
+        values=sql.SQL(", ").join(sql.SQL("t.{}").format(names[column.field_id]) for column in wanted),
+        keys=sql.SQL(", ").join(sql.SQL("{}::text[]").format(sql.Literal(key.to_pylist())) for key in keys),
+        labels=sql.SQL(", ").join(labels),
+        only=sql.SQL("" if now.partitioned else "ONLY "),
+        table=sql.Identifier(now.namespace, now.name),
+        match=sql.SQL(" AND ").join(
+            sql.SQL("t.{} = k.{}::{}").format(names[column.field_id], label, sql.SQL(column.source_type))
+            for column, label in zip(key_columns, labels, strict=True)
         ),
     )
+
+
+def _nothing(rows: int, columns: int) -> pa.Table:
+    """As if every row were gone."""
+    values = [pa.nulls(rows, pa.string()) for _ in range(columns)]
+    return pa.table([pa.array(np.full(rows, "f"), pa.string()), *values], names=[str(n) for n in range(columns + 1)])
 
 
 def _unavailable(
