@@ -6,19 +6,21 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from tests.servers.postgres import Database
 
-from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState
+from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState, TableState
 from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.log_store.log_events import LogEvent, events_of
 from headwater.sources.open import open_source
-from headwater.sources.postgres.csv import read_csv
+from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.offset import Lsn, PostgresOffset
+from headwater.sources.postgres.snapshot import read_table
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 
@@ -40,10 +42,11 @@ class RunningCapture:
         self._source = source
         self.failure: BaseException | None = None
 
-    def start(self, tables: Sequence[str] | None = None) -> None:
+    def start(self, tables: Sequence[str] | None = None, *, takeover: bool = False) -> None:
         self.failure = None
         source = open_source(self._dsn, spill=self.folder / "spill", **self._source)
-        self.capture = Capture(source, self.store, self._tables if tables is None else tables, self.options)
+        names = self._tables if tables is None else tables
+        self.capture = Capture(source, self.store, names, self.options, takeover=takeover)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         self.wait_for(lambda: self.capture.state is not CaptureState.STARTING or self.failure is not None)
@@ -85,6 +88,11 @@ class RunningCapture:
         assert isinstance(record.offset, PostgresOffset)
         return record.offset.lsn
 
+    def fails_to_start(self, tables: Sequence[str] | None = None) -> BaseException:
+        """Start it, to the failure that ends it."""
+        self.start(tables)
+        return self.wait_for_end()
+
     def stop(self) -> None:
         self.capture.stop()
         self._thread.join(60)
@@ -113,6 +121,19 @@ class RunningCapture:
         with open_reader(self.store) as reader, reader.snapshot() as view:
             return dict(SourceState.read(view)[1])
 
+    def assert_once(self, *logs: str) -> None:
+        """No row of the logs is there twice, and each log is in commit order."""
+        for log in logs:
+            positions = [row["_position"] for row in self.rows(log)]
+            assert all(one < other for one, other in pairwise(positions)), log
+
+    def wait_until_stopped(self, log: str) -> str:
+        """Until the table is durably stopped; why."""
+        self.wait_for(lambda: self.failure is not None or self.tables()[log].state is TableState.STOPPED)
+        if self.failure is not None:
+            raise self.failure
+        return str(self.tables()[log].reason)
+
     def assert_equal(self, *names: str) -> None:
         """The table that each log tells of is the table at the source."""
         self.catch_up()
@@ -129,16 +150,8 @@ class RunningCapture:
 
 
 def selected(database: Database, table: SourceTable) -> pa.Table:
-    """The rows of a table, read from the server by ``SELECT`` through COPY."""
-    columns = ", ".join('"' + column.name.replace('"', '""') + '"' for column in table.columns)
-    name = ".".join('"' + part.replace('"', '""') + '"' for part in (table.namespace, table.name))
-    with database.connect() as session:
-        session.execute("SET timezone = 'UTC'")
-        session.execute("SET extra_float_digits = 1")
-        session.execute("SET bytea_output = 'hex'")
-        with session.cursor().copy(f"COPY (SELECT {columns} FROM {name}) TO STDOUT (FORMAT csv)".encode()) as copy:
-            data = b"".join(bytes(block) for block in copy)
-    return pa.Table.from_batches(read_csv(table, data), table.schema)
+    """The rows of a table, read from the server as a snapshot."""
+    return pa.Table.from_batches(read_table(Dsn(database.dsn), table), table.schema)
 
 
 @contextlib.contextmanager

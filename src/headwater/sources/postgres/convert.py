@@ -49,16 +49,10 @@ def convert_column(table: SourceTable, column: SourceColumn, text: pa.StringArra
     :raises InvalidKey: a key column has a value that is none, or a null although it has none in the source.
     :raises UndecodableValue: a value is none of the type.
     """
-    place = _Place(table, column)
-    typed = _typed(place, column.type, text)
-    check_key(table, column, typed)
-    return typed
-
-
-def check_key(table: SourceTable, column: SourceColumn, values: pa.Array) -> None:
-    """:raises InvalidKey: *column* is of the key, is never null in the source, and has nulls here."""
-    if values.null_count and not column.nullable and column.name in table.key_columns:
+    typed = _typed(_Place(table, column), column.type, text)
+    if typed.null_count and not column.nullable and column.name in table.key_columns:
         raise InvalidKey(table.full_name, column.name, column.source_type, "a key is null.")
+    return typed
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,11 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv
 import pytest
 
 from headwater.sources.errors import InvalidKey, SourceProtocolError, SpecialValue, UndecodableValue
 from headwater.sources.postgres.convert import convert_column, convert_columns
-from headwater.sources.postgres.csv import csv_options, read_csv
+from headwater.sources.postgres.csv import read_csv
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 UTC = dt.UTC
@@ -314,14 +313,21 @@ def test_what_is_no_csv_of_the_table_is_refused_without_showing_it(data: bytes) 
     assert caught.value.__context__ is None
 
 
-def test_csv_can_be_read_in_streams() -> None:
-    """The options work with pyarrow's own readers, too."""
-    table = table_of(pa.list_(pa.int32()))
-    options = csv_options(table)
-    reader = pa.csv.open_csv(
-        pa.BufferReader(b'1,"{1,2}"\n2,\n'),
-        pa.csv.ReadOptions(column_names=["id", "v"]),
-        options.parse,
-        options.convert,
-    )
-    assert [options.finish(batch).to_pydict() for batch in reader] == [{"id": [1, 2], "v": [[1, 2], None]}]
+def test_csv_keeps_a_byte_order_mark_that_a_value_begins_with() -> None:
+    mark = "\ufeff"
+    table = SourceTable("public", "t", (SourceColumn("v", pa.string(), "text", 1),), ("v",))
+    for value in (mark, mark + "a", mark + mark, mark + ","):
+        assert from_snapshot_line(table, value) == value
+
+
+def from_snapshot_line(table: SourceTable, value: str) -> str:
+    text = f'"{value}"' if "," in value else value
+    (batch,) = read_csv(table, f"{text}\n".encode())
+    read: str = batch.column("v")[0].as_py()
+    return read
+
+
+def test_csv_of_some_columns_is_read_in_their_order() -> None:
+    table = table_of(pa.date32())
+    (batch,) = read_csv(table, b"2024-01-01\n\n", [table.column("v")])
+    assert batch.to_pydict() == {"v": [dt.date(2024, 1, 1), None]}

@@ -1,0 +1,200 @@
+"""Snapshot: the rows of a table as Arrow batches, by ``COPY … TO STDOUT (FORMAT csv)``.
+
+The server sends each row whole in one message, so a block of messages is a block of whole rows, also where values have
+line breaks. This thread takes messages from the socket, another parses the block before: both cost about the same, and
+the server's own work goes on meanwhile. At most :data:`BLOCKS_AHEAD` blocks are held beside the one that is being read.
+"""
+
+from __future__ import annotations
+
+import select
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final, Self
+
+import pyarrow as pa
+from psycopg import errors as pg
+from psycopg import sql
+from psycopg.errors import error_from_result
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn
+
+from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.postgres.connection import Dsn, ask, connect, server_errors
+from headwater.sources.postgres.csv import read_csv
+from headwater.sources.table import SourceColumn, SourceTable
+
+BATCH_BYTES: Final = 4 << 20
+BLOCKS_AHEAD: Final = 2
+_TLS_PATIENCE_MS: Final = 20
+
+_KIND: Final = """
+SELECT c.relkind::text AS kind FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+
+
+def read_table(
+    dsn: Dsn,
+    table: SourceTable,
+    *,
+    columns: Sequence[str] | None = None,
+    where: sql.Composable | None = None,
+    snapshot: str | None = None,
+    batch_bytes: int = BATCH_BYTES,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of *table*, over a session of its own; see :class:`SnapshotSession`."""
+    with SnapshotSession(dsn, snapshot) as session:
+        yield from session.read(table, columns=columns, where=where, batch_bytes=batch_bytes)
+
+
+class SnapshotSession:
+    """A session that reads tables; with *snapshot*, all of them as they were when that was exported.
+
+    One thread. A read that is given up before its end closes the session.
+
+    :param snapshot: what ``pg_export_snapshot()`` or the creation of a slot gave; its transaction must still be open.
+    :raises SnapshotExpired: it is not. :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
+    """
+
+    def __init__(self, dsn: Dsn, snapshot: str | None = None) -> None:
+        self._dsn = dsn
+        self._session = connect(dsn)
+        if snapshot is not None:
+            try:
+                self._take_part(snapshot)
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the session. Closing twice is fine."""
+        self._session.close()
+
+    def _take_part(self, snapshot: str) -> None:
+        with server_errors(self._dsn):
+            self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            try:
+                self._session.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+                return
+            except (pg.UndefinedObject, pg.InvalidParameterValue, pg.ObjectNotInPrerequisiteState):
+                pass
+        raise SnapshotExpired(
+            f"The exported snapshot {snapshot!r} is gone at {self._dsn}: the transaction that exported it has ended.",
+            next_step="Take a new snapshot; it stays while the transaction that exports it is open.",
+        )
+
+    def read(
+        self,
+        table: SourceTable,
+        *,
+        columns: Sequence[str] | None = None,
+        where: sql.Composable | None = None,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of *table* in batches of about *batch_bytes* of csv, in no order.
+
+        :param columns: which, and in which order; all by default. A column that the source dropped is null.
+        :param where: a condition on its columns. Operators of extensions must be written with their schema.
+        :raises SpecialValue: as :func:`~headwater.sources.postgres.convert.convert_column`, and so its other errors.
+        :raises SourceNotFound: the table is gone. :raises SourceUnreachable: the connection broke.
+        """
+        wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
+        pending: deque[Future[list[pa.RecordBatch]]] = deque()
+        parser = ThreadPoolExecutor(1, thread_name_prefix="headwater-snapshot")
+        whole = False
+        try:
+            for block in self._blocks(self._statement(table, wanted, where), batch_bytes):
+                pending.append(parser.submit(read_csv, table, block, wanted))
+                while len(pending) > BLOCKS_AHEAD or (pending and pending[0].done()):
+                    yield from pending.popleft().result()
+            whole = True
+            while pending:
+                yield from pending.popleft().result()
+        finally:
+            parser.shutdown(cancel_futures=True)
+            if not whole:
+                self.close()
+
+    def _statement(self, table: SourceTable, columns: Sequence[SourceColumn], where: sql.Composable | None) -> bytes:
+        with server_errors(self._dsn):
+            found = ask(self._session, _KIND, [table.namespace, table.name])
+        if not found:
+            raise SourceNotFound(
+                f"The database has no table {table.full_name}.", next_step="Look whether it was dropped or renamed."
+            )
+        # Rows of tables that inherit from a plain table are not its own; a partitioned table has no others.
+        only = sql.SQL("") if found[0].kind == "p" else sql.SQL("ONLY ")
+        statement = sql.SQL("COPY (SELECT {} FROM {}{}{}) TO STDOUT (FORMAT csv)").format(
+            sql.SQL(", ").join(
+                sql.SQL("NULL") if column.dropped else sql.Identifier(column.name) for column in columns
+            ),
+            only,
+            sql.Identifier(table.namespace, table.name),
+            sql.SQL("") if where is None else sql.SQL(" WHERE {}").format(where),
+        )
+        return statement.as_bytes(self._session)
+
+    def _blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
+        """The messages of a COPY, joined to blocks of *size* bytes and one message more."""
+        messages: list[memoryview] = []
+        with server_errors(self._dsn):
+            connection, socket = self._session.pgconn, _Socket(self._session.pgconn)
+            socket.start_copy(statement)
+            get_copy_data, held = connection.get_copy_data, 0
+            while True:
+                length, message = get_copy_data(1)
+                if length > 0:
+                    messages.append(message)
+                    held += length
+                    if held >= size:
+                        yield b"".join(messages)
+                        messages, held = [], 0
+                elif length == 0:
+                    socket.wait()
+                else:
+                    break
+            while (result := connection.get_result()) is not None:
+                if result.status != ExecStatus.COMMAND_OK:
+                    raise error_from_result(result)
+        if messages:
+            yield b"".join(messages)
+
+
+class _Socket:
+    """Waits for what the server sends, without holding other threads back."""
+
+    def __init__(self, connection: PGconn) -> None:
+        self._connection = connection
+        # libpq may leave a part of a TLS record behind, of which the socket tells nothing
+        self._patience = _TLS_PATIENCE_MS if connection.ssl_in_use else None
+        self._input, self._output = select.poll(), select.poll()
+        self._input.register(connection.socket, select.POLLIN)
+        self._output.register(connection.socket, select.POLLIN | select.POLLOUT)
+
+    def start_copy(self, statement: bytes) -> None:
+        connection = self._connection
+        connection.send_query(statement)
+        while connection.flush():
+            self._output.poll()
+            connection.consume_input()
+        while connection.is_busy():
+            self.wait()
+        result = connection.get_result()
+        assert result is not None
+        if result.status != ExecStatus.COPY_OUT:
+            while connection.get_result() is not None:
+                pass
+            raise error_from_result(result)
+
+    def wait(self) -> None:
+        """Until something may have come."""
+        self._input.poll(self._patience)
+        self._connection.consume_input()
