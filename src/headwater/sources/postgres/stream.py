@@ -49,6 +49,8 @@ ACKNOWLEDGE_INTERVAL: Final = 1.0
 ACKNOWLEDGE_BYTES: Final = 1 << 20
 SILENCE: Final = 120.0
 SLOT_RELEASE: Final = 5.0
+GATHER_MESSAGES: Final = 500
+GATHER_SECONDS: Final = 0.001
 _RETRY_STATUS: Final = 0.1
 
 _XLOG_DATA: Final = ord("w")
@@ -158,6 +160,7 @@ class ReplicationStream(CopyStream):
         attempts = self._attempts
         untried, size, keepalives = attempts, 0, 0
         deadline: float | None = None
+        gathered = timeout <= 0
         while True:
             length, data = get(1)
             if length > 0:
@@ -176,8 +179,12 @@ class ReplicationStream(CopyStream):
             elif untried:
                 connection.consume_input()
                 untried -= 1
-            elif batch:
+            elif batch and (gathered or len(batch) >= GATHER_MESSAGES):
                 break
+            elif batch:
+                # the server sends message by message: without a pause each would be a batch
+                gathered, untried = True, attempts
+                time.sleep(GATHER_SECONDS)
             else:
                 now = self._clock()
                 deadline = now + timeout if deadline is None else deadline
