@@ -1,0 +1,107 @@
+"""``headwater capture`` as a process of its own, to be killed, stopped and started again over one store."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tests.servers.postgres import Database
+
+from headwater import failpoints
+from headwater.capture import SourceState
+from headwater.sources.postgres.offset import Lsn, PostgresOffset
+from headwater.state import open_reader
+
+SECONDS = 120.0
+
+
+def wait_for(done: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
+    """:raises AssertionError: it did not come about in time."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)
+
+
+class CaptureProcess:
+    """One capture of *tables*; what it says goes to a file, which outlives its lives."""
+
+    def __init__(self, database: Database, folder: Path, tables: Sequence[str], name: str = "capture") -> None:
+        self._database = database
+        self._tables = tables
+        self.store = folder / "store"
+        self._said = folder / f"{name}.said"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str, armed: str = "") -> None:
+        """Start it with failpoints *armed*."""
+        command = [str(Path(sys.executable).with_name("headwater")), "capture", self._database.dsn, "--json"]
+        command += ["--store", str(self.store), "--epoch-ms", "50", *arguments]
+        for table in self._tables:
+            command += ["--table", table]
+        with self._said.open("ab") as said:
+            self._process = subprocess.Popen(
+                command, env=os.environ | {failpoints.VARIABLE: armed}, stdout=subprocess.DEVNULL, stderr=said
+            )
+
+    @property
+    def process(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None
+        return self._process
+
+    @property
+    def said(self) -> str:
+        """What it wrote to stderr in all its lives."""
+        return self._said.read_text()
+
+    def kill9(self) -> None:
+        """:raises AssertionError: it had ended by itself."""
+        assert self.process.poll() is None, self.said
+        self.process.kill()
+        assert self.process.wait(SECONDS) == -signal.SIGKILL
+
+    def killed_by_failpoint(self) -> None:
+        """:raises AssertionError: it did not come to the failpoint."""
+        assert self.process.wait(SECONDS) == -signal.SIGKILL, self.said
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        assert self.process.wait(SECONDS) == 0, self.said
+
+    def close(self) -> None:
+        """End it however it is."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def durable(self) -> int:
+        """How far the source's log is durable in the store."""
+        try:
+            with open_reader(self.store) as reader, reader.snapshot() as view:
+                record, _ = SourceState.read(view)
+        except LookupError:
+            return 0
+        if record is None:
+            return 0
+        assert isinstance(record.offset, PostgresOffset)
+        return record.offset.lsn
+
+    def catch_up(self) -> None:
+        """Until all that the server has committed by now is durable."""
+        target = Lsn.parse(self._database.value("SELECT pg_current_wal_insert_lsn()::text"))
+        self._database.execute("SELECT pg_logical_emit_message(true, 'tests', '')")  # a commit after all others
+        wait_for(lambda: self._runs() and self.durable() >= target, f"the capture to come to {target}")
+
+    def wait_until_it_reads(self) -> None:
+        """Until the server sends it the slot's changes."""
+        query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headwater' AND active"
+        wait_for(lambda: self._runs() and self._database.value(query), "the capture to read its slot")
+
+    def _runs(self) -> bool:
+        assert self.process.poll() is None, self.said
+        return True

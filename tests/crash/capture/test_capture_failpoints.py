@@ -1,0 +1,104 @@
+"""A kill at every durable step of a capture, and the next start gives what no kill would have given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.crash.capture.capture_process import CaptureProcess
+from tests.crash.capture.shop import TABLES, Transaction, make_tables, verify
+from tests.servers.postgres import Database
+
+from headwater import failpoints
+from headwater.capture import session
+from headwater.log_store import sealer
+from headwater.log_store import state as log_state
+from headwater.state.engines import claim, embedded
+
+NOTHING, SLOT, FLOWING, LARGE = "nothing is there yet", "the slot is there", "changes flow", "a large epoch"
+STEPS = (
+    # failpoint, which time it is passed, and when that is
+    (claim.OPEN_BEFORE_COMMIT, 1, NOTHING),
+    (session.BEFORE_BEGIN, 1, NOTHING),
+    (session.AFTER_BEGIN, 1, SLOT),
+    (log_state.BEFORE_DISCARD, 2, SLOT),
+    (sealer.BEFORE_SEAL, 1, SLOT),
+    (embedded.SEAL_BEFORE_COMMIT, 1, SLOT),
+    (sealer.AFTER_SEAL, 1, SLOT),
+    (sealer.BEFORE_SEAL, 3, FLOWING),
+    (embedded.SEAL_BEGUN, 2, FLOWING),
+    (embedded.SEAL_BEFORE_COMMIT, 3, FLOWING),
+    (embedded.SEAL_AFTER_COMMIT, 3, FLOWING),
+    (sealer.AFTER_SEAL, 3, FLOWING),
+    (session.BEFORE_ACKNOWLEDGE, 1, FLOWING),
+    (session.BEFORE_ACKNOWLEDGE, 3, FLOWING),
+    (session.AFTER_ACKNOWLEDGE, 1, FLOWING),
+    (session.AFTER_ACKNOWLEDGE, 3, FLOWING),
+    (sealer.BEFORE_STAGE, 1, LARGE),
+    (embedded.STAGE_BEFORE_COMMIT, 4, LARGE),  # at the start each of the three logs stages that it discards
+    (sealer.AFTER_STAGE, 1, LARGE),
+)
+
+
+def test_every_durable_step_of_capture_has_a_crash_test() -> None:
+    covered = {step for step, _, _ in STEPS}
+    assert {name for name in failpoints.registered() if name.startswith("capture.")} <= covered
+    of_a_writer = {sealer.BEFORE_STAGE, sealer.AFTER_STAGE, sealer.BEFORE_SEAL, sealer.AFTER_SEAL}
+    assert of_a_writer | {log_state.BEFORE_DISCARD} <= covered
+
+
+def write(database: Database, *, large: bool) -> list[int]:
+    """Transactions of every kind but a truncation, apart in time so that they fall into several epochs."""
+    confirmed = []
+    with database.connect() as opened:
+        for number in range(12):
+            with opened.transaction():
+                transaction = Transaction(opened)
+                transaction.insert_orders(20)
+                transaction.insert_lines(5)
+                if number % 3 == 1:
+                    transaction.update("orders", "amount = amount + 1", 5)
+                    transaction.change_keys("orders", 11)
+                    transaction.delete("lines", 7)
+                if number == 5:
+                    transaction.insert_orders(3000)
+                confirmed.append(transaction.end())
+            opened.execute("SELECT pg_sleep(0.06)")
+        if large:
+            confirmed.append(_write_much(opened))
+    return confirmed
+
+
+def _write_much(opened: psycopg.Connection[tuple[object, ...]]) -> int:
+    with opened.transaction():
+        transaction = Transaction(opened)
+        row = "nextval('ids'), 1, repeat(md5(i::text), 32768)"
+        transaction.changes["lines"] += transaction.run(f"INSERT INTO lines SELECT {row} FROM generate_series(1, 80) i")
+        return transaction.end()
+
+
+@pytest.mark.parametrize(("step", "hit", "when"), STEPS, ids=[f"{step}@{hit}" for step, hit, _ in STEPS])
+def test_a_kill_at_a_durable_step_loses_and_repeats_nothing(
+    step: str, hit: int, when: str, database: Database, tmp_path: Path
+) -> None:
+    make_tables(database)
+    capture = CaptureProcess(database, tmp_path, TABLES)
+    confirmed: list[int] = []
+    try:
+        capture.start(armed=f"{step}=kill@{hit}")
+        if when in (FLOWING, LARGE):
+            capture.wait_until_it_reads()
+            confirmed += write(database, large=when == LARGE)
+        capture.killed_by_failpoint()
+        if when == SLOT:
+            confirmed += write(database, large=False)
+        capture.start()
+        capture.wait_until_it_reads()
+        confirmed += write(database, large=False)
+        capture.catch_up()
+        capture.stop()
+        assert verify(database, capture.store, confirmed) == len(confirmed)
+        assert capture.said == ""
+    finally:
+        capture.close()
