@@ -1,4 +1,4 @@
-"""Build hook: compiles the Postgres decoder where there is a C compiler; without one, Python decodes."""
+"""Build hook: compiles the helpers of the hot paths where there is a C compiler; without one, Python does it all."""
 
 from __future__ import annotations
 
@@ -11,30 +11,35 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCE = "src/headwater/sources/postgres/_decoder.c"
+SOURCES = ("src/headwater/sources/postgres/_decoder.c", "src/headwater/stream/_gather.c")
 
 
-class DecoderBuildHook(BuildHookInterface):  # type: ignore[misc]
-    """The library lands beside its source, so an editable install finds it, too; a wheel is then of this platform."""
+class ExtensionBuildHook(BuildHookInterface):  # type: ignore[misc]
+    """A library lands beside its source, so an editable install finds it, too; a wheel is then of this platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        source = Path(self.root, SOURCE)
-        library = source.with_name("_decoder" + str(sysconfig.get_config_var("EXT_SUFFIX")))
+        for name in SOURCES:
+            self._build(Path(self.root, name), version, build_data)
+
+    def _build(self, source: Path, version: str, build_data: dict[str, Any]) -> None:
+        library = source.with_name(source.stem + str(sysconfig.get_config_var("EXT_SUFFIX")))
         reason = (
             "HEADWATER_NO_EXTENSION is set" if os.environ.get("HEADWATER_NO_EXTENSION") else _compile(source, library)
         )
         if reason is not None:
             library.unlink(missing_ok=True)
-            self.app.display_warning(f"headwater: the Postgres decoder was not compiled, Python will decode: {reason}")
+            self.app.display_warning(f"headwater: {source.name} was not compiled, Python will do its work: {reason}")
             return
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
         if version != "editable":
-            build_data["force_include"][str(library)] = f"headwater/sources/postgres/{library.name}"
+            build_data["force_include"][str(library)] = str(library.relative_to(Path(self.root, "src")))
 
     def clean(self, versions: list[str]) -> None:
-        for library in Path(self.root, SOURCE).parent.glob("_decoder.*.so"):
-            library.unlink()
+        for name in SOURCES:
+            source = Path(self.root, name)
+            for library in source.parent.glob(f"{source.stem}.*.so"):
+                library.unlink()
 
 
 def _compile(source: Path, library: Path) -> str | None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-C_SOURCE = ROOT / "src/headwater/sources/postgres/_decoder.c"
 SUFFIX = str(sysconfig.get_config_var("EXT_SUFFIX"))
 
 
@@ -39,14 +38,15 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
-    place = tmp_path / loaded.SOURCE
-    place.parent.mkdir(parents=True)
-    place.write_bytes(C_SOURCE.read_bytes())
-    return loaded.DecoderBuildHook(tmp_path)
+    for source in loaded.SOURCES:
+        place = tmp_path / source
+        place.parent.mkdir(parents=True)
+        place.write_bytes((ROOT / source).read_bytes())
+    return loaded.ExtensionBuildHook(tmp_path)
 
 
 def libraries(hook: Any) -> list[Path]:
-    return sorted(Path(hook.root).rglob("_decoder.*.so"))
+    return sorted(Path(hook.root).rglob("*.so"))
 
 
 def test_a_compiler_makes_a_decoder_for_this_platform(hook: Any) -> None:
@@ -56,11 +56,14 @@ def test_a_compiler_makes_a_decoder_for_this_platform(hook: Any) -> None:
         pytest.skip("there is no C compiler")
     build: dict[str, Any] = {"force_include": {}}
     hook.initialize("standard", build)
-    (library,) = libraries(hook)
-    assert library.name == "_decoder" + SUFFIX
+    library, gather = libraries(hook)
+    assert (library.name, gather.name) == ("_decoder" + SUFFIX, "_gather" + SUFFIX)
     assert build["infer_tag"] is True
     assert build["pure_python"] is False
-    assert build["force_include"] == {str(library): f"headwater/sources/postgres/_decoder{SUFFIX}"}
+    assert build["force_include"] == {
+        str(library): f"headwater/sources/postgres/_decoder{SUFFIX}",
+        str(gather): f"headwater/stream/_gather{SUFFIX}",
+    }
     assert hook.said == []
     program = (
         "import importlib.util, sys\n"
@@ -84,6 +87,7 @@ def test_without_a_compiler_the_build_goes_on_and_says_so_in_one_line(
     hook.initialize("editable", build)
     assert build == {"force_include": {}}
     assert libraries(hook) == []
-    (said,) = hook.said
-    assert "not compiled" in said
-    assert "\n" not in said
+    assert len(hook.said) == 2
+    for said in hook.said:
+        assert "not compiled" in said
+        assert "\n" not in said

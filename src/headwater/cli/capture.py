@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
@@ -44,6 +45,7 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a live line.")] = False,
 ) -> None:
     """Follow a database's log: every change of the tables, once, durable before the database may forget it."""
+    keep_freed_memory()
     options = CaptureOptions(epoch_seconds=epoch_ms / 1000)
     source = open_source(
         dsn,

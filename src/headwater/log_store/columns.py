@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from headwater.log_store.errors import ForeignSchema
 from headwater.stream import Chunk
+from headwater.stream.gather import take_columns
 
 OP, VNODE, SEQ, EPOCH = "_op", "_vnode", "_seq", "_epoch"
 RESERVED = (OP, VNODE, SEQ, EPOCH)
@@ -54,15 +55,14 @@ def read_schema(payload: pa.Schema) -> pa.Schema:
 def sorted_batch(chunk: Chunk, first_seq: int) -> tuple[pa.RecordBatch, NDArray[np.uint16]]:
     """The stored batch of *chunk*, rows ordered by vnode and in a vnode by seq; and its vnodes."""
     vnodes = chunk.vnodes.to_numpy()
-    rows, ops = chunk.rows, chunk.ops
+    columns, ops = chunk.rows.columns, chunk.ops
     if (vnodes[1:] >= vnodes[:-1]).all():
         order = np.arange(len(vnodes))
     else:
         order = np.argsort(vnodes, kind="stable")
-        indices = pa.array(order)
-        rows, ops, vnodes = rows.take(indices), ops.take(indices), vnodes[order]
+        columns, ops, vnodes = take_columns(chunk.rows, order), ops.take(pa.array(order)), vnodes[order]
     seqs = pa.array((order + first_seq).astype(np.uint32))
-    arrays: list[Any] = [*rows.columns, ops, pa.array(vnodes), seqs]
+    arrays: list[Any] = [*columns, ops, pa.array(vnodes), seqs]
     return pa.RecordBatch.from_arrays(arrays, schema=stored_schema(chunk.rows.schema)), vnodes
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from headwater.stream.bitmap import VnodeBitmap
 from headwater.stream.errors import ChunkError, ReservedColumnError
+from headwater.stream.gather import take_columns
 from headwater.stream.op import Op
 from headwater.stream.update_pair import check_ops, check_vnodes_of_pairs, without_key_changes
 from headwater.stream.vnode import (
@@ -298,11 +299,9 @@ class Chunk:
 
     def _take(self, places: NDArray[np.int64]) -> Chunk:
         """The rows at *places*, which part no pair."""
-        indices = pa.array(places)
-        columns = [_take_column(column, indices) for column in self.rows.columns]
         return _trusted(
-            pa.RecordBatch.from_arrays(columns, schema=self.schema),
-            self.ops.take(indices),
+            pa.RecordBatch.from_arrays(take_columns(self.rows, places), schema=self.schema),
+            self.ops.take(pa.array(places)),
             uint16_array(self.vnodes.to_numpy()[places]),
         )
 
@@ -313,17 +312,6 @@ def _trusted(rows: pa.RecordBatch, ops: pa.Int8Array, vnodes: pa.UInt16Array) ->
     for name, value in (("rows", rows), ("ops", ops), ("vnodes", vnodes)):
         object.__setattr__(chunk, name, value)
     return chunk
-
-
-# Arrow has no take for these.
-_VIEWS: Final = ((pa.string_view(), pa.large_string()), (pa.binary_view(), pa.large_binary()))
-
-
-def _take_column(column: Any, indices: Any) -> Any:
-    for view, copied in _VIEWS:
-        if column.type == view:
-            return column.cast(copied).take(indices).cast(view)
-    return column.take(indices)
 
 
 def _row_bytes(rows: pa.RecordBatch) -> NDArray[np.int64]:

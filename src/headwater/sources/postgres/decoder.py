@@ -26,13 +26,13 @@ do rows of ignored relations: the numbers depend on the transaction alone.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
 
+from headwater import compiled
 from headwater.sources.postgres.python_decoder import PythonDecoder
 from headwater.sources.postgres.raw_rows import RawColumn, RawRows, utf8_of
 
@@ -133,7 +133,7 @@ def make_decoder() -> RowDecoder:
 
 def is_compiled() -> bool:
     """Whether the compiled code was built and is not switched off by ``HEADWATER_PURE``."""
-    return bool(Decoder) and os.environ.get("HEADWATER_PURE", "0") in ("", "0")
+    return bool(Decoder) and compiled.is_wanted()
 
 
 class CompiledDecoder(Decoder or object):  # type: ignore[misc]
