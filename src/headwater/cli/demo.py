@@ -25,6 +25,7 @@ from rich.table import Table
 
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import HeadwaterError
+from headwater.sources.open import postgres_driver
 
 _START_SECONDS = 60.0
 
@@ -81,9 +82,10 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def _run(folder: Path, seconds: float, *, quiet: bool) -> Summary:
-    from headwater.demo import shop
-    from headwater.demo.check import check
-    from headwater.demo.server import embedded_postgres
+    with postgres_driver():
+        from headwater.demo import shop
+        from headwater.demo.check import check
+        from headwater.demo.server import embedded_postgres
 
     store = folder / "store"
     with ExitStack() as stack:

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.terminal import out
-from headwater.errors import InputError
 from headwater.sources.diagnosis import Diagnosis, Level
+from headwater.sources.open import postgres_driver
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
@@ -37,15 +37,9 @@ def doctor(
 
 
 def _examine(dsn: str, tables: list[str], slot: str, publication: str) -> Diagnosis:
-    try:
+    with postgres_driver():
         from headwater.sources.postgres.connection import Dsn
         from headwater.sources.postgres.doctor import examine
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "psycopg":
-            raise
-        raise InputError(
-            "The driver for Postgres is not installed.", next_step="Run: pip install 'headwater[postgres]'"
-        ) from None
     return examine(Dsn(dsn), tables, slot=slot, publication=publication)
 
 

@@ -58,6 +58,10 @@ class SourceMisconfigured(SourceError, InputError):
     """A setting of the server, the slot or the publication does not allow the capture."""
 
 
+class DriverMissing(SourceError, InputError):
+    """The library that speaks to this kind of database is not installed."""
+
+
 class InvalidDsn(SourceError, InputError):
     """The connection string cannot be used. Its text is never shown."""
 

@@ -1,0 +1,48 @@
+"""A source by its connection string, and what is said where its driver is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headwater.sources.errors import DriverMissing, InvalidDsn
+from headwater.sources.open import open_source, postgres_driver
+
+DSN = "postgresql://cdc:secret@db.example/shop"
+
+
+def test_what_is_no_database_is_refused_without_repeating_it(tmp_path: Path) -> None:
+    with pytest.raises(InvalidDsn) as refused:
+        open_source("oracle://cdc:secret@db.example/shop", spill=tmp_path)
+    assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("command", [["capture", DSN, "--table", "t"], ["doctor", DSN], ["demo"]], ids=lambda c: c[0])
+def test_without_the_driver_every_command_names_what_to_install(command: list[str], tmp_path: Path) -> None:
+    program = (
+        "import sys; sys.modules['psycopg'] = None\n"
+        "from headwater.cli.main import run\n"
+        f"sys.argv = ['headwater', *{command!r}]\n"
+        "run()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert ended.returncode == 2
+    assert "pip install 'headwater[postgres]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert "secret" not in ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_driver_without_its_library_is_a_missing_driver() -> None:
+    with pytest.raises(DriverMissing, match="headwater\\[postgres\\]"), postgres_driver():
+        raise ImportError("no pq wrapper available.\nAttempts made: …")
+
+
+def test_other_imports_that_fail_are_left_alone() -> None:
+    with pytest.raises(ImportError, match="numpy"), postgres_driver():
+        raise ImportError("numpy is broken", name="numpy")
