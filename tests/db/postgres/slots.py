@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator
 
 from tests.servers.postgres import Database
 
+from headwater.errors import TransientError
+from headwater.sources.errors import SourceUnreachable
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.offset import Lsn
 from headwater.sources.postgres.peek import PeekStream
@@ -63,6 +65,70 @@ def read_until(stream: AnyStream, enough: Callable[[list[bytes]], bool], max_mes
         assert time.monotonic() < deadline, f"only {len(messages)} messages: {kinds(messages[-50:])}"
         messages += stream.read(max_messages, 1 << 20, 0.2)
     return messages
+
+
+class Reopened:
+    """One stream after another over the same slot, each from what was acknowledged, as a capture does it."""
+
+    def __init__(self, open_stream: Callable[[int], AnyStream], start: int = 0) -> None:
+        self._open_stream = open_stream
+        self._acknowledged = start
+        self.restarts = 0
+        self.stream = open_stream(start)
+
+    def __enter__(self) -> Reopened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stream.close()
+
+    def acknowledge(self, lsn: int) -> None:
+        self._acknowledged = max(lsn, self._acknowledged)
+        self.stream.acknowledge(self._acknowledged)
+
+    def read(self) -> list[bytes] | None:
+        """The next messages; ``None`` after a restart: what was not acknowledged comes again."""
+        try:
+            return self.stream.read(50, 1 << 20, 0.2)
+        except SourceUnreachable:
+            self.stream.close()
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                self.stream = self._open_stream(self._acknowledged)
+                self.restarts += 1
+                return None
+            except TransientError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+
+    def collect(self, last: int, trouble: Callable[[int], None]) -> list[int]:
+        """The ids up to *last*, durable at each commit; *trouble* is called with how many there are."""
+        durable: list[int] = []
+        half: list[int] = []
+        deadline = time.monotonic() + 2 * PATIENCE
+        while not durable or durable[-1] < last:
+            assert time.monotonic() < deadline
+            batch = self.read()
+            if batch is None:
+                half = []
+                continue
+            for message in batch:
+                if kind(message) == "I":
+                    half.append(inserted(message))
+                elif kind(message) == "C":
+                    durable, half = durable + half, []
+                    self.acknowledge(end_of_commit(message))
+            if not batch and not half and self.stream.server_wal_end:
+                self.acknowledge(self.stream.server_wal_end)
+            trouble(len(durable))
+        return durable
+
+    def read_to_the_end(self) -> None:
+        """Until an error that does not pass."""
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            self.read()
 
 
 def commits(count: int) -> Callable[[list[bytes]], bool]:

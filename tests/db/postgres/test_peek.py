@@ -10,6 +10,7 @@ from tests.db.postgres.slots import (
     PUBLICATION,
     QUOTED,
     SLOT,
+    Reopened,
     commits,
     confirmed,
     end_of_commit,
@@ -28,7 +29,6 @@ from headwater.sources.errors import SlotBusy, SlotLost, SlotMoved, SourceError,
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.offset import Lsn
 from headwater.sources.postgres.peek import PeekStream
-from headwater.sources.postgres.reconnect import FollowedStream, ReconnectDelay, StreamRestarted
 
 StartPostgres = Callable[..., PostgresServer]
 
@@ -220,8 +220,6 @@ def test_a_slot_that_is_gone_moved_or_read_by_another_is_told(postgres: Database
 def test_a_cut_connection_is_opened_again_without_loss_or_repetition(postgres: Database) -> None:
     inserts = (f"INSERT INTO t SELECT generate_series({n}, {n + 9}), repeat('x', 20000)" for n in range(0, 1000, 10))
     published(postgres, *inserts)
-    durable: list[int] = []
-    half: list[int] = []
     cut_at = {200, 600}
     with TcpProxy("127.0.0.1", postgres.server.port) as proxy:
         dsn = Dsn(f"postgresql://postgres:{postgres.server.password}@127.0.0.1:{proxy.port}/{postgres.name}")
@@ -229,25 +227,13 @@ def test_a_cut_connection_is_opened_again_without_loss_or_repetition(postgres: D
         def open_stream(lsn: int) -> PeekStream:
             return PeekStream.open(dsn, SLOT, [PUBLICATION], lsn, changes=300, interval=0.02)
 
-        with FollowedStream(open_stream, 0, delay=ReconnectDelay(lambda: 0.05)) as stream:
-            deadline = time.monotonic() + 60
-            while len(durable) < 1000:
-                assert time.monotonic() < deadline
-                try:
-                    batch = stream.read(50, 1 << 20, 0.2)
-                except StreamRestarted:
-                    half = []
-                    continue
-                for message in batch:
-                    if kind(message) == "I":
-                        half.append(inserted(message))
-                    elif kind(message) == "C":
-                        durable, half = durable + half, []
-                        stream.acknowledge(end_of_commit(message))
-                if due := {rows for rows in cut_at if rows <= len(durable)}:
-                    cut_at -= due
-                    proxy.cut()
-            assert durable == list(range(1000))
+        def cut(rows: int) -> None:
+            if due := {at for at in cut_at if at <= rows}:
+                cut_at.difference_update(due)
+                proxy.cut()
+
+        with Reopened(open_stream) as stream:
+            assert stream.collect(999, cut) == list(range(1000))
             assert stream.restarts == 2
 
 

@@ -19,6 +19,7 @@ from tests.db.postgres.slots import (
     PUBLICATION,
     QUOTED,
     SLOT,
+    Reopened,
     blocks_of,
     commits,
     confirmed,
@@ -49,7 +50,6 @@ from headwater.sources.errors import (
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.heartbeat import Heartbeat
 from headwater.sources.postgres.offset import Lsn
-from headwater.sources.postgres.reconnect import FollowedStream, ReconnectDelay, StreamRestarted
 from headwater.sources.postgres.spill import SpillStore
 from headwater.sources.postgres.stream import ReplicationStream
 
@@ -306,7 +306,7 @@ def through(proxy: TcpProxy, database: Database) -> Dsn:
     return Dsn(f"postgresql://postgres:{server.password}@127.0.0.1:{proxy.port}/{database.name}")
 
 
-def followed(dsn: Dsn, start: int = 0, known: bool = True) -> FollowedStream:
+def followed(dsn: Dsn, start: int = 0, known: bool = True) -> Reopened:
     identity = None
     if known:
         with ReplicationStream.open(dsn, SLOT, [PUBLICATION], start) as first:
@@ -315,34 +315,7 @@ def followed(dsn: Dsn, start: int = 0, known: bool = True) -> FollowedStream:
     def open_stream(lsn: int) -> ReplicationStream:
         return ReplicationStream.open(dsn, SLOT, [PUBLICATION], lsn, known=identity if lsn else None)
 
-    return FollowedStream(open_stream, start, delay=ReconnectDelay(lambda: 0.05))
-
-
-def collect(stream: FollowedStream, last: int, trouble: Callable[[int], None]) -> tuple[list[int], int]:
-    """Read until *last*, making durable at each commit; *trouble* is called with the number of durable rows."""
-    durable: list[int] = []
-    open_transaction: list[int] = []
-    restarts = 0
-    deadline = time.monotonic() + 120
-    while not durable or durable[-1] < last:
-        assert time.monotonic() < deadline
-        try:
-            batch = stream.read(50, 1 << 20, 0.2)
-        except StreamRestarted:
-            restarts += 1
-            open_transaction = []
-            continue
-        for message in batch:
-            if kind(message) == "I":
-                open_transaction.append(inserted(message))
-            elif kind(message) == "C":
-                durable += open_transaction
-                open_transaction = []
-                stream.acknowledge(end_of_commit(message))
-        if not batch and not open_transaction and stream.server_wal_end:
-            stream.acknowledge(stream.server_wal_end)
-        trouble(len(durable))
-    return durable, restarts
+    return Reopened(open_stream, start)
 
 
 def test_cut_connections_lose_and_repeat_nothing(postgres: Database) -> None:
@@ -356,13 +329,12 @@ def test_cut_connections_lose_and_repeat_nothing(postgres: Database) -> None:
     ):
 
         def cut(rows: int) -> None:
-            if stream.connected and rows // 500 not in cuts:
+            if rows // 500 not in cuts:
                 cuts.add(rows // 500)
                 proxy.cut()
 
-        durable, restarts = collect(stream, 1999, cut)
-        assert durable == list(range(2000))
-        assert 3 <= restarts == stream.restarts
+        assert stream.collect(1999, cut) == list(range(2000))
+        assert stream.restarts >= 3
 
 
 def test_a_server_that_falls_silent_is_noticed(newest_postgres: Database) -> None:
@@ -407,23 +379,22 @@ def test_a_server_that_is_restarted_or_killed_loses_and_repeats_nothing(
 
         writer = threading.Thread(target=write)
         with followed(Dsn(database.dsn)) as stream:
-            durable, restarts = collect(stream, 299, trouble)
+            durable = stream.collect(299, trouble)
             writer.join()
             assert durable == list(range(300))
-            assert restarts >= 1
+            assert stream.restarts >= 1
 
 
 def test_a_slot_that_is_dropped_while_it_is_read_is_lost(postgres: Database) -> None:
     published(postgres, "INSERT INTO t VALUES (1, 'a')")
     with followed(Dsn(postgres.socket_dsn)) as stream:
-        messages = stream.read(100, 1 << 20, 5.0)
-        assert messages
+        assert stream.stream.read(100, 1 << 20, 5.0)
         stream.acknowledge(Lsn.parse(postgres.value("SELECT pg_current_wal_flush_lsn()::text")))
         with postgres.connect() as session:
             session.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots")
             eventually(lambda: _dropped(session))
         with pytest.raises(SlotLost, match=SLOT):
-            _read_on(stream)
+            stream.read_to_the_end()
 
 
 def test_a_slot_that_somebody_else_moved_is_never_read_from_in_silence(postgres: Database) -> None:
@@ -452,7 +423,7 @@ def test_a_slot_that_the_server_gave_up_needs_a_person(major: int, start_postgre
                     "CHECKPOINT",
                 )
             with pytest.raises(SlotInvalidated, match=SLOT):
-                _read_on(stream)
+                stream.read_to_the_end()
 
 
 def test_a_publication_that_is_gone_ends_the_stream_before_the_gap(postgres: Database) -> None:
@@ -504,7 +475,7 @@ def test_a_password_that_was_changed_needs_a_person(newest_postgres: Database) -
         newest_postgres.execute(f"ALTER ROLE {role} PASSWORD 'another'")
         newest_postgres.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE active")
         with pytest.raises(AccessDenied):
-            _read_on(stream)
+            stream.read_to_the_end()
 
 
 def test_a_role_with_replication_alone_can_read(postgres: Database) -> None:
@@ -604,12 +575,6 @@ def _dropped(session: psycopg.Connection[tuple[object, ...]]) -> bool:
         return True
     except psycopg.errors.ObjectInUse:
         return False
-
-
-def _read_on(stream: FollowedStream) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        stream.read(100, 1 << 20, 0.2)
 
 
 def _read_into(stream: ReplicationStream, messages: list[bytes]) -> None:
