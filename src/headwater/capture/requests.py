@@ -29,9 +29,11 @@ ANSWERS = TableSchema(
     "capture_answers",
     1,
     key=(Field("id", FieldType.TEXT),),
-    value=(Field("error", FieldType.TEXT), Field("next_step", FieldType.TEXT)),
+    value=(Field("error", FieldType.TEXT), Field("next_step", FieldType.TEXT), Field("result", FieldType.JSON)),
 )
 ADD_TABLES = "add_tables"
+MIGRATE = "migrate"
+COMPACT = "compact"
 _BESIDE = "requests"
 _LOOK_SECONDS = 1.0
 
@@ -83,14 +85,16 @@ class Answers:
     def __contains__(self, request: str) -> bool:
         return request in self._ids
 
-    def put(self, batch: WriteBatch, request: str, error: HeadwaterError | None) -> None:
+    def put(
+        self, batch: WriteBatch, request: str, error: HeadwaterError | None, result: dict[str, Any] | None = None
+    ) -> None:
         self._ids.add(request)
-        values = ("", "") if error is None else (error.message, error.next_step or "")
-        self._table.put(batch, 0, (request,), values)
+        problem = ("", "") if error is None else (error.message, error.next_step or "")
+        self._table.put(batch, 0, (request,), (*problem, result or {}))
 
 
-def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> None:
-    """Ask the running capture of the store at *location*, and wait for its answer.
+def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> dict[str, Any]:
+    """Ask the running capture of the store at *location*, and wait for its answer; what it tells of the result.
 
     :raises HeadwaterError: what the capture answered. :raises TransientError: no answer in time.
     :raises StoreNotFound: there is no store.
@@ -106,7 +110,8 @@ def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float 
             if found is not None:
                 if found[0]:
                     raise HeadwaterError(found[0], next_step=found[1] or None)
-                return
+                told: dict[str, Any] = found[2]
+                return told
             time.sleep(0.1)
     raise TransientError(
         f"The capture did not answer within {seconds:g} s.",

@@ -16,11 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headwater import failpoints
+from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions
 from headwater.capture.requests import ADD_TABLES, Answers, Request
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
-from headwater.errors import HeadwaterError, InputError, TransientError
+from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, SourceBusy
@@ -67,6 +68,7 @@ class CaptureSession:
             with store.snapshot() as view:
                 self._state = SourceState(self._factory.catalog, view, self._sealer.batch)
                 self.answers = Answers(self._factory.catalog, view, self._sealer.batch)
+                self._chores = Chores(self._factory, self.answers)
             self._clock = EpochClock(now_ms, store.committed_epoch())
             self._epochs = EpochPair(self._clock.next(), store.committed_epoch())
             self._opened = time.monotonic()
@@ -152,7 +154,8 @@ class CaptureSession:
             problem: HeadwaterError | None = None
             try:
                 if request.kind != ADD_TABLES:
-                    raise InputError(f"Received the request {request.kind!r}; valid is {ADD_TABLES!r}.")
+                    self._chores.add(request)
+                    continue
                 self._add(request.detail["tables"])
             except SourceBusy as error:
                 problem = error
@@ -193,6 +196,8 @@ class CaptureSession:
 
     def _is_due(self) -> bool:
         options, age = self._options, time.monotonic() - self._opened
+        if not self._rows and self._chores:
+            return age >= options.epoch_seconds
         if not self._rows:  # the source may still forget what lies before the position
             return age >= options.heartbeat_seconds and self._record.offset != self._durable.offset
         return age >= options.epoch_seconds or self._rows >= options.epoch_rows or self._bytes >= options.epoch_bytes
@@ -256,6 +261,7 @@ class CaptureSession:
         """End the epoch at the boundary that was reached, and make it durable while the next one is read."""
         self._end_epoch(self._record)
         self._acknowledge(wait=True)
+        self._chores.step(self._sealer.batch)
         self._sealer.seal_in_background(self._epochs.prev)
         self._sealing = self._record
 

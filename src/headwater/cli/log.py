@@ -17,6 +17,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from headwater.capture import SourceState
+from headwater.capture.requests import COMPACT, MIGRATE, ask
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import InputError
 from headwater.log_store import (
@@ -31,8 +33,8 @@ from headwater.log_store import (
     RetentionRefused,
 )
 from headwater.log_store.columns import RESERVED
-from headwater.log_store.compaction import RUN_ROWS, Compaction
-from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration
+from headwater.log_store.compaction import RUN_ROWS, Compaction, Saved
+from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration, MigrationProgress
 from headwater.log_store.retention import Retention, apply_retention, plan_retention, retention_of
 from headwater.log_store.status import ConsumerStatus, LogStatus, log_status
 from headwater.state import StateReader, open_reader, open_writer
@@ -51,6 +53,7 @@ Packing = Literal["none", "lz4", "zstd"]
 Values = Annotated[bool, typer.Option("--values", help="Show the values of the rows, which may be private.")]
 
 _COMMAND = "headwater log"
+_CHORE_SECONDS = 24 * 3600.0
 
 
 @contextmanager
@@ -503,12 +506,26 @@ def migrate(
     compression: Annotated[Packing, typer.Option(help="Of the rewritten chunks.")] = "none",
     as_json: Json = False,
 ) -> None:
-    """Rewrite a log of format 1 in format 2. Its writer must not be running."""
-    with _next_step(location, log), _free(f"headwater log migrate {location} {log}"), _owned(location) as factory:
-        migration = Migration(factory, log, compression=Compression[compression.upper()])
-        bar = Progress(
-            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err, disable=as_json
+    """Rewrite a log of format 1 in format 2, also while its capture runs and it is read."""
+    try:
+        made = asdict(_migrate(location, log, at_once, Compression[compression.upper()], quiet=as_json))
+    except StoreOwned as owned:
+        made = _asked_of_capture(location, MIGRATE, log, owned)
+    if as_json:
+        typer.echo(json.dumps(made))
+    elif not made["epochs"]:
+        out.print(f"Log {escape(log)} is in format 2; nothing had to be rewritten.")
+    else:
+        out.print(
+            f"Migrated {escape(log)} to format 2: {made['epochs']:,} epochs, {made['rows']:,} rows, "
+            f"{amount(made['bytes_before'])} → {amount(made['bytes'])}."
         )
+
+
+def _migrate(location: str, log: str, at_once: int, compression: Compression, *, quiet: bool) -> MigrationProgress:
+    with _next_step(location, log), _free(f"headwater log migrate {location} {log}"), _owned(location) as factory:
+        migration = Migration(factory, log, compression=compression)
+        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err, disable=quiet)
         with bar:
             task = bar.add_task("epochs", total=None)
             done = False
@@ -517,17 +534,7 @@ def migrate(
                 _seal(factory)
                 made = migration.progress
                 bar.update(task, completed=made.epochs, total=made.epochs + made.epochs_left)
-    if as_json:
-        typer.echo(json.dumps(asdict(migration.progress)))
-        return
-    made = migration.progress
-    if not made.epochs:
-        out.print(f"Log {escape(log)} is in format 2; nothing had to be rewritten.")
-        return
-    out.print(
-        f"Migrated {escape(log)} to format 2: {made.epochs:,} epochs, {made.rows:,} rows, "
-        f"{amount(made.bytes_before)} → {amount(made.bytes)}."
-    )
+    return migration.progress
 
 
 @app.command()
@@ -537,14 +544,11 @@ def compact(
     rows: Annotated[int, typer.Option(min=1, help="Rows of one run, whose keys are held in memory.")] = RUN_ROWS,
     as_json: Json = False,
 ) -> None:
-    """Keep only the newest row of each key in the backlog. Its writer must not be running."""
-    with _next_step(location, log), _free(f"headwater log compact {location} {log}"), _owned(location) as factory:
-        compaction = Compaction(factory, log)
-        done = False
-        while not done:
-            done = compaction.step(rows)
-            _seal(factory)
-    saved = compaction.saved
+    """Keep only the newest row of each key in the backlog, also while its capture runs and it is read."""
+    try:
+        saved = _compact(location, log, rows)
+    except StoreOwned as owned:
+        saved = Saved(**_asked_of_capture(location, COMPACT, log, owned))
     if as_json:
         typer.echo(json.dumps(asdict(saved)))
         return
@@ -556,3 +560,27 @@ def compact(
         out.print(
             f"{saved.epochs_left_alone:,} epochs were left alone: a pin shows them, or a consumer is inside of them."
         )
+
+
+def _compact(location: str, log: str, rows: int) -> Saved:
+    with _next_step(location, log), _free(f"headwater log compact {location} {log}"), _owned(location) as factory:
+        compaction = Compaction(factory, log)
+        done = False
+        while not done:
+            done = compaction.step(rows)
+            _seal(factory)
+    return compaction.saved
+
+
+def _asked_of_capture(location: str, chore: str, log: str, owned: StoreOwned) -> dict[str, Any]:
+    """What the capture that has the store made of it, little by little with its seals.
+
+    :raises StoreOwned: what has the store is no capture.
+    """
+    with _next_step(location, log), open_reader(location) as store, store.snapshot() as view:
+        LogView.open(view, log)
+        record, _ = SourceState.read(view)
+    if record is None:
+        raise owned
+    with err.status(f"the capture that runs does it beside its work ({chore}) …"):
+        return ask(location, chore, {"log": log}, seconds=_CHORE_SECONDS)

@@ -1,0 +1,60 @@
+"""Chores: long work on the logs of a running capture, a few epochs with each seal, because somebody asked for it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from headwater.capture.requests import COMPACT, MIGRATE, Answers, Request
+from headwater.errors import HeadwaterError, InputError, TransientError
+from headwater.log_store import KvLogStoreFactory
+from headwater.log_store.compaction import Compaction
+from headwater.log_store.migration import Migration
+from headwater.state import WriteBatch
+
+EPOCHS_AT_ONCE = 8
+ROWS_AT_ONCE = 100_000
+
+
+class Chores:
+    """The chores of one session. What was not finished is asked for again in the next one, and goes on."""
+
+    def __init__(self, factory: KvLogStoreFactory, answers: Answers) -> None:
+        self._factory = factory
+        self._answers = answers
+        self._under_way: dict[str, Migration | Compaction] = {}
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    def add(self, request: Request) -> None:
+        """:raises InputError: not a chore. :raises LogNotFound: no such log."""
+        if request.id in self._under_way:
+            return
+        log = str(request.detail["log"])
+        if request.kind == MIGRATE:
+            self._under_way[request.id] = Migration(self._factory, log)
+        elif request.kind == COMPACT:
+            self._under_way[request.id] = Compaction(self._factory, log)
+        else:
+            raise InputError(f"Received the request {request.kind!r}.")
+
+    def step(self, batch: WriteBatch) -> None:
+        """A little of each, for the seal that comes next; what is done is answered with it."""
+        for request, chore in list(self._under_way.items()):
+            try:
+                if isinstance(chore, Migration):
+                    done, result = chore.step(EPOCHS_AT_ONCE), asdict(chore.progress)
+                else:
+                    done, result = chore.step(ROWS_AT_ONCE), asdict(chore.saved)
+            except TransientError:
+                raise
+            except HeadwaterError as error:
+                self._end(batch, request, error, {})
+                continue
+            if done:
+                self._end(batch, request, None, result)
+
+    def _end(self, batch: WriteBatch, request: str, error: HeadwaterError | None, result: dict[str, Any]) -> None:
+        del self._under_way[request]
+        self._answers.put(batch, request, error, result)
