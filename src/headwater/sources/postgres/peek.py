@@ -3,6 +3,8 @@
 ``pg_logical_slot_peek_binary_changes`` decodes from the slot's confirmed position on and gives whole transactions; only
 ``pg_replication_slot_advance`` moves the slot. What was handed out and is not acknowledged comes again with the next
 peek and is left out here by its place in the commit order, in which transactions, and messages outside of them, come.
+A table is described once per peek, perhaps in a transaction that is left out: such descriptions are handed out with the
+next message, where they are news.
 
 =========  ====================================================  ==================================
 state      what ``read`` does                                    goes to
@@ -42,7 +44,7 @@ from headwater.sources.postgres.slot import ServerIdentity, check_slot, read_slo
 PEEK_CHANGES: Final = 100_000
 PEEK_INTERVAL: Final = 0.25
 
-_BEGIN, _MESSAGE = b"BM"
+_BEGIN, _MESSAGE, _RELATION = b"BMR"
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER_SIZE: Final = 19
 _TRAILER: Final = b"\xff\xff"
@@ -93,6 +95,8 @@ class PeekStream(CopyStream):
         self._rows = 0
         self._new = False
         self._left_out = False
+        self._described: dict[bytes, bytes] = {}
+        self._handed_out: dict[bytes, bytes] = {}
 
     @classmethod
     def open(
@@ -220,6 +224,8 @@ class PeekStream(CopyStream):
                 untried = self._attempts
                 message = self._message(bytes(data))
                 if message is not None:
+                    if self._described:
+                        batch += self._news()
                     append(message)
                     size += len(message)
                     if len(batch) >= max_messages or size >= max_bytes:
@@ -252,10 +258,19 @@ class PeekStream(CopyStream):
             if kind == _BEGIN:
                 self._left_out = self._is_old(row[19:27])
             left_out = self._left_out
-        if left_out:
-            return None
         position = row[6:14]
-        return b"w" + position + position + _NO_TIME + row[18:]
+        message = b"w" + position + position + _NO_TIME + row[18:]
+        if kind == _RELATION:
+            described = self._described if left_out else self._handed_out
+            described[row[19:23]] = message
+        return None if left_out else message
+
+    def _news(self) -> list[bytes]:
+        """What transactions that were left out said of tables, where it is not what was handed out last."""
+        told, self._described = self._described, {}
+        news = {oid: one for oid, one in told.items() if one[25:] != self._handed_out.get(oid, b"")[25:]}
+        self._handed_out |= news
+        return list(news.values())
 
     def _is_old(self, place: bytes) -> bool:
         position = int.from_bytes(place, "big")

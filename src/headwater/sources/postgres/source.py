@@ -25,7 +25,6 @@ from headwater.sources.postgres.names import TableName
 from headwater.sources.postgres.offset import POSITION_TYPE, PostgresOffset
 from headwater.sources.postgres.publication import (
     Publication,
-    check_publication,
     ensure_publication,
     read_publication,
     require_disjoint,
@@ -211,10 +210,6 @@ class PostgresSource:
                 next_step="Give the address of the source that was captured, or another --store.",
             )
         known = ServerIdentity.from_json(identity)
-        with self._sql() as session:
-            present = read_tables_by_oid(session, [table.source_id for table in tables if table.source_id is not None])
-            if present:
-                check_publication(session, self._publication, [])
         stream = self._raw_stream(start.lsn, known)
         try:
             relations = Relations(self._sql, self._special)

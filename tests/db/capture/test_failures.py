@@ -1,0 +1,567 @@
+"""Capture while the server, the network, the disk or somebody else fails: never a silent gap, never a row twice."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+from tests.db.capture.running import RunningCapture, running
+from tests.db.conftest import StartPostgres
+from tests.servers.postgres import Database, PostgresServer
+from tests.servers.proxy import TcpProxy
+
+from headwater.capture import CaptureState, TableState
+from headwater.errors import CapacityError, FencedError
+from headwater.sources.errors import (
+    AccessDenied,
+    ServerReplaced,
+    SlotInvalidated,
+    SlotLost,
+    SlotMoved,
+    SourceNotFound,
+    SpillFull,
+)
+from headwater.state import open_writer
+from headwater.state.errors import StoreFull, StoreOwned
+
+SLOT = "headwater"
+
+
+def made(database: Database, *names: str) -> None:
+    for name in names or ("t",):
+        database.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, v text)")
+
+
+def fill(database: Database, first: int, last: int, table: str = "t") -> None:
+    database.execute(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series({first}, {last}) i")
+
+
+@contextlib.contextmanager
+def proxied(database: Database) -> Iterator[tuple[TcpProxy, str]]:
+    """A proxy before the server, and the database's address through it."""
+    with TcpProxy("127.0.0.1", database.server.port) as proxy:
+        yield proxy, database.dsn.replace(f":{database.server.port}/", f":{proxy.port}/")
+
+
+def end_walsenders(database: Database) -> None:
+    database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
+
+
+def drop_slot(database: Database) -> None:
+    """As somebody does who means it: the reader is ended until the slot is free for a moment."""
+    deadline = time.monotonic() + 30
+    while True:
+        end_walsenders(database)
+        try:
+            database.execute(f"SELECT pg_drop_replication_slot('{SLOT}')")
+            return
+        except psycopg.errors.ObjectInUse:
+            assert time.monotonic() < deadline
+
+
+def confirmed(database: Database) -> int:
+    query = f"SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots WHERE slot_name = '{SLOT}'"
+    return int(database.value(query))
+
+
+# -- the slot ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("while_running", [True, False])
+def test_a_dropped_slot_ends_the_capture_and_is_never_made_anew_in_silence(
+    newest_postgres: Database, tmp_path: Path, while_running: bool
+) -> None:
+    made(newest_postgres)
+    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.catch_up()
+    if not while_running:
+        capture.stop()
+    drop_slot(newest_postgres)
+    error = capture.wait_for_end() if while_running else capture.fails_to_start()
+    assert isinstance(error, SlotLost)
+    assert "headwater resnapshot" in str(error)
+    assert isinstance(capture.fails_to_start(), SlotLost)
+    assert newest_postgres.value("SELECT count(*) FROM pg_replication_slots") == 0
+
+
+def write_wal(server: PostgresServer, megabytes: int) -> None:
+    with server.connect() as session:
+        for _ in range(megabytes):
+            session.execute("SELECT pg_logical_emit_message(false, 'much', repeat('x', 1048576))")
+        session.execute("SELECT pg_switch_wal()")
+        session.execute("CHECKPOINT")
+
+
+@pytest.fixture
+def small_wal(request: pytest.FixtureRequest) -> Iterator[Callable[[PostgresServer], None]]:
+    """Makes a server give up slots that hold more than a megabyte, until the end of the test."""
+    changed: list[PostgresServer] = []
+
+    def limit(server: PostgresServer) -> None:
+        changed.append(server)
+        server.reload(max_slot_wal_keep_size="1MB")
+
+    yield limit
+    for server in changed:
+        server.reload(max_slot_wal_keep_size="-1")
+
+
+def test_m22_a_slot_that_the_server_gave_up_while_the_capture_was_down(
+    postgres: Database, tmp_path: Path, small_wal: Callable[[PostgresServer], None]
+) -> None:
+    made(postgres)
+    capture = RunningCapture(postgres, tmp_path, ["t"])
+    capture.start()
+    fill(postgres, 1, 10)
+    capture.catch_up()
+    capture.stop()
+    small_wal(postgres.server)
+    write_wal(postgres.server, 40)
+    error = capture.fails_to_start()
+    assert isinstance(error, SlotInvalidated)
+    assert "max_slot_wal_keep_size" in str(error)
+    assert "headwater resnapshot" in str(error)
+
+
+def test_m22_a_slot_that_the_server_gave_up_while_the_network_hung(
+    newest_postgres: Database, tmp_path: Path, small_wal: Callable[[PostgresServer], None]
+) -> None:
+    made(newest_postgres)
+    with proxied(newest_postgres) as (proxy, dsn):
+        capture = RunningCapture(newest_postgres, tmp_path, ["t"], dsn)
+        capture.start()
+        fill(newest_postgres, 1, 10)
+        capture.catch_up()
+        small_wal(newest_postgres.server)
+        proxy.stall()
+        write_wal(newest_postgres.server, 40)
+        lost = "SELECT wal_status FROM pg_replication_slots"
+        capture.wait_for(lambda: newest_postgres.value(lost) == "lost")
+        proxy.resume()
+        assert isinstance(capture.wait_for_end(), SlotInvalidated)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_slot_that_somebody_moved_or_made_anew_is_a_gap_and_is_told(
+    newest_postgres: Database, tmp_path: Path, anew: bool
+) -> None:
+    made(newest_postgres)
+    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.catch_up()
+    capture.stop()
+    fill(newest_postgres, 11, 20)
+    if anew:
+        newest_postgres.execute(
+            f"SELECT pg_drop_replication_slot('{SLOT}')",
+            f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
+        )
+    else:
+        newest_postgres.execute(f"SELECT pg_replication_slot_advance('{SLOT}', pg_current_wal_lsn())")
+    error = capture.fails_to_start()
+    assert isinstance(error, SlotMoved)
+    assert "headwater resnapshot" in str(error)
+
+
+# -- the server --------------------------------------------------------------------------------------------------------
+
+
+def test_another_server_at_the_same_address_is_refused_and_left_alone(
+    start_postgres: StartPostgres, tmp_path: Path
+) -> None:
+    first, second = start_postgres(), start_postgres()
+    with first.database() as old, second.database() as new:
+        assert old.name == new.name
+        for database in (old, new):
+            made(database)
+            database.execute(f"ALTER ROLE postgres PASSWORD '{first.password}'")
+        new.execute("CREATE TABLE only_here (id int PRIMARY KEY)")
+        capture = RunningCapture(old, tmp_path, ["t"])
+        capture.start()
+        fill(old, 1, 10)
+        capture.catch_up()
+        second.stop()
+        first.stop()
+        capture.wait_for(lambda: capture.capture.state is CaptureState.WAITING)
+        second.port = first.port
+        second.start()
+        assert isinstance(capture.wait_for_end(), ServerReplaced)
+        assert isinstance(capture.fails_to_start(["t", "only_here"]), ServerReplaced)
+        assert new.value("SELECT count(*) FROM pg_publication") == 0
+        assert new.value("SELECT count(*) FROM pg_replication_slots") == 0
+
+
+def test_a_restart_of_the_server_is_waited_for(start_postgres: StartPostgres, tmp_path: Path) -> None:
+    server = start_postgres()
+    with server.database() as database:
+        made(database)
+        with running(database, tmp_path, "t") as capture:
+            fill(database, 1, 10)
+            server.stop()
+            capture.wait_for(lambda: capture.capture.state is CaptureState.WAITING)
+            assert "cannot be reached" in capture.capture.statistics.last_error
+            server.start()
+            fill(database, 11, 20)
+            capture.assert_equal("t")
+            capture.assert_once("public.t")
+            assert capture.capture.statistics.restarts >= 1
+
+
+@pytest.mark.parametrize("major", [15, 18])
+def test_a_power_cut_of_the_server_loses_and_doubles_nothing(
+    start_postgres: StartPostgres, tmp_path: Path, major: int
+) -> None:
+    server = start_postgres(major, {"fsync": "on", "full_page_writes": "on"})
+    with server.database() as database:
+        made(database)
+        with running(database, tmp_path, "t") as capture:
+            for start in (1, 1001, 2001):
+                with database.connect() as session:
+                    for number in range(start, start + 200):
+                        session.execute("INSERT INTO t VALUES (%s, 'x')", [number])
+                    with contextlib.suppress(psycopg.OperationalError), session.transaction():
+                        session.execute("UPDATE t SET v = 'never'")
+                        server.kill9()
+                server.start()
+            fill(database, 5000, 5010)
+            capture.assert_equal("t")
+            capture.assert_once("public.t")
+            assert all(row["v"] != "never" for row in capture.rows("public.t"))
+
+
+def test_a_changed_password_ends_the_capture_at_the_next_connection(newest_postgres: Database, tmp_path: Path) -> None:
+    made(newest_postgres)
+    role = newest_postgres.role("capturer", "REPLICATION")
+    newest_postgres.execute(
+        f'ALTER TABLE t OWNER TO "{role}"', f'GRANT CREATE ON DATABASE {newest_postgres.name} TO "{role}"'
+    )
+    dsn = newest_postgres.dsn_of(role)
+    capture = RunningCapture(newest_postgres, tmp_path, ["t"], dsn)
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.catch_up()
+    newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD 'another'")
+    fill(newest_postgres, 11, 20)
+    capture.catch_up()  # open connections live on
+    end_walsenders(newest_postgres)
+    error = capture.wait_for_end()
+    assert isinstance(error, AccessDenied)
+    assert "Check the user name and its password" in str(error)
+    assert newest_postgres.server.password not in str(error)
+    newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD '{newest_postgres.server.password}'")
+    fill(newest_postgres, 21, 30)
+    capture.start()
+    capture.assert_equal("t")
+    capture.assert_once("public.t")
+    capture.stop()
+
+
+# -- the publication ---------------------------------------------------------------------------------------------------
+
+
+def test_a_dropped_publication_ends_the_capture(postgres: Database, tmp_path: Path) -> None:
+    made(postgres)
+    capture = RunningCapture(postgres, tmp_path, ["t"])
+    capture.start()
+    capture.catch_up()
+    postgres.execute("DROP PUBLICATION headwater")
+    error = capture.wait_for_end()
+    assert isinstance(error, SourceNotFound)
+    assert "headwater resnapshot" in str(error)
+
+
+ALTERED = {
+    "removed": "ALTER PUBLICATION headwater DROP TABLE t",
+    "put back": "ALTER PUBLICATION headwater DROP TABLE t; ALTER PUBLICATION headwater ADD TABLE t",
+    "filtered": "ALTER PUBLICATION headwater SET TABLE other, t WHERE (id > 5)",
+    "columns": "ALTER PUBLICATION headwater SET TABLE other, t (id)",
+}
+
+
+@pytest.mark.parametrize("how", ALTERED)
+@pytest.mark.parametrize("while_running", [True, False])
+def test_a_publication_that_was_altered_stops_its_table_and_no_other(
+    newest_postgres: Database, tmp_path: Path, how: str, while_running: bool
+) -> None:
+    made(newest_postgres, "t", "other")
+    capture = RunningCapture(newest_postgres, tmp_path, ["t", "other"])
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.catch_up()
+    if not while_running:
+        capture.stop()
+    newest_postgres.execute(*ALTERED[how].split("; "))
+    fill(newest_postgres, 11, 20)
+    if not while_running:
+        capture.start()
+    reason = capture.wait_until_stopped("public.t")
+    assert "publication" in reason
+    assert reason.endswith("Run: headwater resnapshot public.t")
+    fill(newest_postgres, 1, 10, "other")
+    capture.assert_equal("other")
+    capture.stop()
+    assert len(capture.rows("public.t")) >= 10
+
+
+def test_a_publication_that_sends_less_stops_its_tables(newest_postgres: Database, tmp_path: Path) -> None:
+    made(newest_postgres)
+    with running(newest_postgres, tmp_path, "t") as capture:
+        fill(newest_postgres, 1, 10)
+        newest_postgres.execute("ALTER PUBLICATION headwater SET (publish = 'insert')", "DELETE FROM t WHERE id = 1")
+        assert "does not send delete, truncate, update" in capture.wait_until_stopped("public.t")
+
+
+def test_a_publication_of_all_tables_made_anew_while_the_capture_was_down_stops_its_tables(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    made(newest_postgres)
+    publication = "CREATE PUBLICATION headwater FOR ALL TABLES WITH (publish_via_partition_root = true)"
+    newest_postgres.execute(publication)
+    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.assert_equal("t")
+    capture.stop()
+    newest_postgres.execute("DROP PUBLICATION headwater", publication)
+    capture.start()
+    assert "put back" in capture.wait_until_stopped("public.t")
+    capture.stop()
+
+
+# -- the network -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poll", [False, True])
+def test_a_cut_while_idle_is_mended(newest_postgres: Database, tmp_path: Path, poll: bool) -> None:
+    made(newest_postgres)
+    with (
+        proxied(newest_postgres) as (proxy, dsn),
+        running(newest_postgres, tmp_path, "t", dsn=dsn, poll=poll) as capture,
+    ):
+        fill(newest_postgres, 1, 10)
+        capture.catch_up()
+        proxy.cut()
+        capture.wait_for(lambda: capture.capture.statistics.restarts > 0)
+        fill(newest_postgres, 11, 20)
+        capture.assert_equal("t")
+        capture.assert_once("public.t")
+
+
+def test_cuts_in_a_transaction_and_under_load_lose_and_double_nothing(postgres: Database, tmp_path: Path) -> None:
+    made(postgres)
+    with proxied(postgres) as (proxy, dsn), running(postgres, tmp_path, "t", dsn=dsn) as capture:
+        with postgres.connect() as session, session.transaction():
+            session.execute("INSERT INTO t SELECT i, 'long' FROM generate_series(100001, 100100) i")
+            ended = threading.Event()
+            writer = threading.Thread(target=write_until, args=(postgres, ended))
+            writer.start()
+            try:
+                for cut in range(1, 4):
+                    proxy.cut()
+                    capture.wait_for(lambda wanted=cut: capture.capture.statistics.restarts >= wanted)
+                    capture.wait_for(lambda: capture.capture.state is CaptureState.RUNNING)
+            finally:
+                ended.set()
+                writer.join()
+            session.execute("UPDATE t SET v = 'longer' WHERE id > 100050")
+        capture.assert_equal("t")
+        capture.assert_once("public.t")
+
+
+def write_until(database: Database, ended: threading.Event) -> None:
+    with database.connect() as session:
+        number = 0
+        while not ended.is_set():
+            number += 1
+            session.execute("INSERT INTO t VALUES (%s, 'x')", [number])
+            if number % 3 == 0:
+                session.execute("UPDATE t SET id = -id WHERE id = %s", [number])
+
+
+def test_a_cut_in_the_stream_of_a_large_transaction_repeats_it_whole(newest_postgres: Database, tmp_path: Path) -> None:
+    database = newest_postgres
+    made(database)
+    database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
+    with proxied(database) as (proxy, dsn), running(database, tmp_path, "t", dsn=dsn) as capture:
+        with database.connect() as session, session.transaction():
+            session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 5000) i")
+            capture.wait_for(lambda: capture.capture.statistics.spilled_bytes > 100_000)
+            proxy.cut()
+            session.execute("INSERT INTO t SELECT i, repeat('y', 100) FROM generate_series(5001, 9000) i")
+            capture.wait_for(lambda: capture.capture.statistics.restarts > 0)
+        capture.assert_equal("t")
+        capture.assert_once("public.t")
+        assert len({row["_epoch"] for row in capture.rows("public.t")}) == 1
+
+
+def test_a_capture_that_stood_still_longer_than_the_server_waits_goes_on(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    made(newest_postgres)
+    server = newest_postgres.server
+    server.reload(wal_sender_timeout="500ms")
+    try:
+        with (
+            proxied(newest_postgres) as (proxy, dsn),
+            running(newest_postgres, tmp_path, "t", dsn=dsn) as capture,
+        ):
+            fill(newest_postgres, 1, 10)
+            capture.catch_up()
+            proxy.stall()
+            fill(newest_postgres, 11, 20)
+            capture.wait_for(lambda: newest_postgres.value("SELECT count(*) FROM pg_stat_replication") == 0)
+            proxy.resume()
+            fill(newest_postgres, 21, 30)
+            capture.assert_equal("t")
+            capture.assert_once("public.t")
+            assert capture.capture.statistics.restarts >= 1
+    finally:
+        server.reload(wal_sender_timeout="60s")
+
+
+# -- the disk ----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """No file of this process may grow beyond *size* bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_of_the_store_ends_the_capture_and_with_room_it_goes_on(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    made(newest_postgres)
+    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.catch_up()
+    before = confirmed(newest_postgres)
+    random = "(SELECT string_agg(md5((n * 7919 + i)::text), '') FROM generate_series(1, 200) n)"
+    with file_size_limit(2 << 20):
+        newest_postgres.execute(f"INSERT INTO t SELECT i, {random} FROM generate_series(11, 1500) i")
+        error = capture.wait_for_end()
+    assert isinstance(error, StoreFull)
+    assert isinstance(error, CapacityError)
+    assert confirmed(newest_postgres) >= before
+    capture.start()
+    capture.assert_equal("t")
+    capture.assert_once("public.t")
+    capture.stop()
+
+
+def test_a_full_disk_of_the_spill_ends_the_capture_and_with_room_it_goes_on(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    database = newest_postgres
+    made(database)
+    database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
+    capture = RunningCapture(database, tmp_path, ["t"])
+    capture.start()
+    fill(database, 1, 10)
+    capture.catch_up()
+    with database.connect() as session, session.transaction():
+        with file_size_limit(2 << 20):
+            session.execute("INSERT INTO t SELECT i, repeat('x', 4000) FROM generate_series(11, 4000) i")
+            error = capture.wait_for_end()
+        assert isinstance(error, SpillFull)
+        capture.start()
+    capture.assert_equal("t")
+    capture.assert_once("public.t")
+    capture.stop()
+
+
+# -- another capture ---------------------------------------------------------------------------------------------------
+
+
+def test_a_second_capture_of_the_store_is_refused_with_the_owner(newest_postgres: Database, tmp_path: Path) -> None:
+    made(newest_postgres)
+    with running(newest_postgres, tmp_path, "t") as capture:
+        error = RunningCapture(newest_postgres, tmp_path, ["t"]).fails_to_start()
+        assert isinstance(error, StoreOwned)
+        assert isinstance(error, FencedError)
+        assert f"pid {error.pid}" in str(error)
+        fill(newest_postgres, 1, 10)
+        capture.assert_equal("t")
+
+
+def test_a_takeover_fences_the_first_capture_and_goes_on_where_it_was(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    made(newest_postgres)
+    first = RunningCapture(newest_postgres, tmp_path, ["t"])
+    first.start()
+    fill(newest_postgres, 1, 10)
+    first.catch_up()
+    second = RunningCapture(newest_postgres, tmp_path, ["t"])
+    second.start(takeover=True)
+    fill(newest_postgres, 11, 20)
+    assert isinstance(first.wait_for_end(), FencedError)
+    second.assert_equal("t")
+    second.assert_once("public.t")
+    second.stop()
+
+
+def test_a_fenced_capture_acknowledges_nothing_any_more(newest_postgres: Database, tmp_path: Path) -> None:
+    made(newest_postgres)
+    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
+    capture.start()
+    fill(newest_postgres, 1, 10)
+    capture.catch_up()
+    with open_writer(capture.store, takeover=True):
+        durable = capture.durable()
+        fill(newest_postgres, 11, 20)
+        assert isinstance(capture.wait_for_end(), FencedError)
+    assert confirmed(newest_postgres) <= durable
+    capture.start()
+    capture.assert_equal("t")
+    capture.assert_once("public.t")
+    capture.stop()
+
+
+# -- an idle database --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elsewhere", ["another database", "another table"])
+def test_the_log_is_released_while_nothing_of_ours_is_written(
+    newest_postgres: Database, tmp_path: Path, elsewhere: str
+) -> None:
+    made(newest_postgres)
+    with contextlib.ExitStack() as stack:
+        busy = newest_postgres
+        if elsewhere == "another database":
+            busy = stack.enter_context(newest_postgres.server.database())
+        busy.execute("CREATE TABLE unrelated (id bigint, v text)")
+        capture = stack.enter_context(running(newest_postgres, tmp_path, "t"))
+        fill(newest_postgres, 1, 10)
+        capture.catch_up()
+        start = busy.value("SELECT pg_current_wal_lsn() - '0/0'")
+        with busy.connect() as session:
+            for _ in range(10):
+                session.execute(
+                    "INSERT INTO unrelated SELECT i, repeat(md5(i::text), 60) FROM generate_series(1, 10200) i"
+                )
+        assert busy.value("SELECT pg_current_wal_lsn() - '0/0'") - start > 200e6
+
+        def held() -> int:
+            newest_postgres.execute("SELECT pg_log_standby_snapshot()")
+            return capture.capture.statistics.held_bytes or 0
+
+        capture.wait_for(lambda: held() < 1 << 20)
+        fill(newest_postgres, 11, 20)
+        capture.assert_equal("t")
+        assert capture.tables()["public.t"].state is TableState.ACTIVE
