@@ -38,6 +38,7 @@ BEFORE_ACKNOWLEDGE = failpoints.register("capture.before_acknowledge")
 AFTER_ACKNOWLEDGE = failpoints.register("capture.after_acknowledge")
 
 _IDLE_SECONDS = 1.0
+_LINGER_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
 
 
@@ -71,7 +72,7 @@ class CaptureSession:
                 self._chores = Chores(self._factory, self.answers)
             self._clock = EpochClock(now_ms, store.committed_epoch())
             self._epochs = EpochPair(self._clock.next(), store.committed_epoch())
-            self._opened = time.monotonic()
+            self._opened = self._came = time.monotonic()
             self._looked = self._asked = -math.inf
             self._open_known()
             self._record = self._state.record or self._begin(names)
@@ -182,7 +183,11 @@ class CaptureSession:
 
     def step(self) -> None:
         """Take what comes within an instant, and seal when it is time."""
-        for event in self._stream.poll(self._patience(), stop_at_boundary=self._is_due()):
+        linger = min(max(self._left(), 0.0), _LINGER_SECONDS)
+        asked = time.monotonic()
+        events = self._stream.poll(self._patience(), linger=linger, stop_at_boundary=self._is_due())
+        self._came = max(asked, time.monotonic() - linger)
+        for event in events:
             self._take(event)
         if self._at_boundary and self._is_due():
             self._seal()
@@ -212,8 +217,12 @@ class CaptureSession:
     def _patience(self) -> float:
         if not self._rows and self._sealing is None:
             return min(_IDLE_SECONDS, self._options.heartbeat_seconds)
-        left = self._options.epoch_seconds - (time.monotonic() - self._opened)
-        return min(max(left, 0.0), _IDLE_SECONDS)
+        return min(max(self._left(), 0.0), _IDLE_SECONDS)
+
+    def _left(self) -> float:
+        """Until the epoch should be sealed; one without rows has not begun."""
+        seconds = self._options.epoch_seconds
+        return seconds - (time.monotonic() - self._opened) if self._rows else seconds
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Boundary):
@@ -225,7 +234,7 @@ class CaptureSession:
             return
         self._at_boundary = False
         if not self._rows:
-            self._opened = time.monotonic()
+            self._opened = self._came
         if isinstance(event, Changes):
             self._write(event)
         elif isinstance(event, SchemaChanged):

@@ -22,6 +22,7 @@ added later.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -31,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.errors import SchemaStopped, UnsupportedTable
+from headwater.sources.errors import SchemaStopped, SourceError, UnsupportedTable
 from headwater.sources.events import Boundary, Changes, Event, Stopped, StreamStatus, Truncated
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
 from headwater.sources.offset import CdcOffset
@@ -113,6 +114,7 @@ class PostgresChangeStream:
         self._replay: _Replay | None = None
         self._streamed: pgoutput.StreamCommit | None = None
         self._transactions = self._last_counted = 0
+        self._failure: SourceError | None = None
 
     def add_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary."""
@@ -137,23 +139,40 @@ class PostgresChangeStream:
         """Whether the transaction of this number told that the table was truncated, not long ago."""
         return (oid, xid) in self._truncations
 
-    def poll(self, timeout: float, *, stop_at_boundary: bool) -> list[Event]:
+    def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
         """See :class:`~headwater.sources.events.ChangeStream`."""
         if self._before:
             events, self._before = [*self._before, Boundary(self._told, None, 0)], []
             return events
         events = []
+        if self._failure is not None:
+            raise self._failure
         if self._replay is None and self._place >= len(self._queue):
             self._queue, self._place = self._stream.read(MAX_MESSAGES, MAX_BYTES, timeout), 0
             if not self._queue:
                 return self._idle()
         else:
             self._stream.send_status()
-        while self._take_some(events, stop_at_boundary=stop_at_boundary):
-            pass
+        until = time.monotonic() + linger
+        while True:
+            while self._take_some(events, stop_at_boundary=stop_at_boundary):
+                pass
+            if stop_at_boundary or not self._read_more(until):
+                break
         self._tell_rows(events)
         self._tell_boundary(events)
         return events
+
+    def _read_more(self, until: float) -> bool:
+        """Whether more came in time, and there is room for it: rows are the cheaper the more come at once."""
+        left = until - time.monotonic()
+        if left <= 0 or self._is_full or self._replay is not None or self._place < len(self._queue):
+            return False
+        try:
+            self._queue, self._place = self._stream.read(MAX_MESSAGES, MAX_BYTES, left), 0
+        except SourceError as error:
+            self._failure = error
+        return self._failure is None and bool(self._queue)
 
     def _take_some(self, events: list[Event], *, stop_at_boundary: bool) -> bool:
         """Decode on; whether there is more to take in this call."""
