@@ -25,7 +25,7 @@ def wait_for(done: Callable[[], object], what: str, seconds: float = SECONDS) ->
     end = time.monotonic() + seconds
     while not done():
         assert time.monotonic() < end, f"waited {seconds:g} s for {what}"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 class CaptureProcess:
@@ -100,7 +100,8 @@ class CaptureProcess:
     def wait_until_it_reads(self) -> None:
         """Until the server sends it the slot's changes."""
         query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headwater' AND active"
-        wait_for(lambda: self._runs() and self._database.value(query), "the capture to read its slot")
+        with self._database.connect() as session:
+            wait_for(lambda: self._runs() and session.execute(query).fetchone() == (1,), "the capture to read its slot")
 
     def _runs(self) -> bool:
         assert self.process.poll() is None, self.said

@@ -24,16 +24,12 @@ STEPS = (
     (session.AFTER_BEGIN, 1, SLOT),
     (log_state.BEFORE_DISCARD, 2, SLOT),
     (sealer.BEFORE_SEAL, 1, SLOT),
-    (embedded.SEAL_BEFORE_COMMIT, 1, SLOT),
     (sealer.AFTER_SEAL, 1, SLOT),
     (sealer.BEFORE_SEAL, 3, FLOWING),
     (embedded.SEAL_BEGUN, 2, FLOWING),
     (embedded.SEAL_BEFORE_COMMIT, 3, FLOWING),
     (embedded.SEAL_AFTER_COMMIT, 3, FLOWING),
-    (sealer.AFTER_SEAL, 3, FLOWING),
     (session.BEFORE_ACKNOWLEDGE, 1, FLOWING),
-    (session.BEFORE_ACKNOWLEDGE, 3, FLOWING),
-    (session.AFTER_ACKNOWLEDGE, 1, FLOWING),
     (session.AFTER_ACKNOWLEDGE, 3, FLOWING),
     (sealer.BEFORE_STAGE, 1, LARGE),
     (embedded.STAGE_BEFORE_COMMIT, 4, LARGE),  # at the start each of the three logs stages that it discards
@@ -52,16 +48,16 @@ def write(database: Database, *, large: bool) -> list[int]:
     """Transactions of every kind but a truncation, apart in time so that they fall into several epochs."""
     confirmed = []
     with database.connect() as opened:
-        for number in range(12):
+        for number in range(4):
             with opened.transaction():
                 transaction = Transaction(opened)
                 transaction.insert_orders(20)
                 transaction.insert_lines(5)
-                if number % 3 == 1:
+                if number == 1:
                     transaction.update("orders", "amount = amount + 1", 5)
                     transaction.change_keys("orders", 11)
                     transaction.delete("lines", 7)
-                if number == 5:
+                if number == 2:
                     transaction.insert_orders(3000)
                 confirmed.append(transaction.end())
             opened.execute("SELECT pg_sleep(0.06)")
@@ -89,12 +85,14 @@ def test_a_kill_at_a_durable_step_loses_and_repeats_nothing(
         capture.start(armed=f"{step}=kill@{hit}")
         if when in (FLOWING, LARGE):
             capture.wait_until_it_reads()
-            confirmed += write(database, large=when == LARGE)
+            while capture.process.poll() is None:
+                confirmed += write(database, large=when == LARGE)
         capture.killed_by_failpoint()
         if when == SLOT:
             confirmed += write(database, large=False)
         capture.start()
-        capture.wait_until_it_reads()
+        if when == NOTHING:
+            capture.wait_until_it_reads()
         confirmed += write(database, large=False)
         capture.catch_up()
         capture.stop()
