@@ -14,6 +14,7 @@ import typer
 
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
+from headwater.capture.metrics import MetricsServer
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
@@ -42,6 +43,9 @@ def capture(
     poll: Annotated[bool, typer.Option(help="By SQL: where a pooler blocks the replication protocol.")] = False,
     takeover: Annotated[bool, typer.Option(help="Fence another capture of the same store.")] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve http://127.0.0.1:PORT/metrics for Prometheus.", min=0, max=65535)
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a live line.")] = False,
 ) -> None:
     """Follow a database's log: every change of the tables, once, durable before the database may forget it."""
@@ -62,12 +66,15 @@ def capture(
         timer = threading.Timer(seconds, running.stop)
         timer.daemon = True
         timer.start()
+    metrics = None if metrics_port is None else MetricsServer(running, str(store), metrics_port)
     line = _Line(running, as_json=as_json)
     line.start()
     try:
         running.run()
     finally:
         line.stop()
+        if metrics is not None:
+            metrics.close()
 
 
 def add_table(

@@ -44,5 +44,6 @@ def test_the_figures_of_the_capture_and_its_logs_can_be_scraped(newest_postgres:
 def test_a_port_that_is_taken_is_refused(newest_postgres: Database, tmp_path: Path) -> None:
     newest_postgres.execute("CREATE TABLE t (id int PRIMARY KEY)")
     with running(newest_postgres, tmp_path, "t") as capture, socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
         with pytest.raises(InputError, match="cannot be used"):
-            MetricsServer(capture.capture, str(capture.store), taken.getsockname()[1])
+            MetricsServer(capture.capture, str(capture.store), port)
