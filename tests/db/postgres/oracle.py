@@ -65,12 +65,13 @@ class FollowedDatabase:
             self.session.execute(statement.encode())
         self.session.execute("SET search_path = ''")
 
-    def add(self, name: str) -> SourceTable:
-        """Follow one more table."""
-        (table,) = self.source.tables([name])
-        self.source.include([table])
-        self.stream.add_table(table)
-        return table
+    def add(self, *names: str) -> list[SourceTable]:
+        """Follow more tables."""
+        tables = self.source.tables(names)
+        self.source.include(tables)
+        for table in tables:
+            self.stream.add_table(table)
+        return tables
 
     def changes(self) -> dict[str, pa.Table]:
         """What was committed by now and not told yet, by table, with its ops in a column ``_op``."""

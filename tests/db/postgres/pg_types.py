@@ -392,7 +392,7 @@ def _base_kinds() -> Iterator[Kind]:
     yield Kind("tid", TEXT, st.just("(1,2)"), ("(0,0)", "(4294967295,65535)"))
     yield Kind("regclass", TEXT, st.just("pg_catalog.pg_class"), ("other.elsewhere", "-"))
     yield Kind("regtype", TEXT, st.just("integer"), ("public.mood", "numeric"))
-    yield Kind("regproc", TEXT, st.just("pg_catalog.now"), ("-",))
+    yield Kind("regproc", TEXT, st.just("pg_catalog.now"), ("-", "pg_catalog.now"))
     yield Kind("int2vector", TEXT, st.just("1 2 3"), ("", "-1"))
     yield Kind("oidvector", TEXT, st.just("1 4294967295"), ("",))
     yield Kind(
@@ -471,8 +471,12 @@ def composite_of(kinds: Sequence[Kind], name: str) -> Kind:
 BASE: tuple[Kind, ...] = tuple(_base_kinds())
 
 
+FORMS = 6
+"""How many kinds :func:`kinds_of` makes of each type; the type itself is the first."""
+
+
 def kinds_of(session: Connection) -> list[Kind]:
-    """All that a fresh database can have, made in it: each type, a domain over it, and arrays of both."""
+    """All that a fresh database can have, made in it: each type, domains over it, and arrays of both."""
     available = {row[0] for row in session.execute("SELECT name FROM pg_available_extensions")}
     with contextlib.suppress(FeatureNotSupported):
         session.execute("SELECT '<a/>'::xml")

@@ -41,7 +41,7 @@ class Typed:
         self.followed.run(
             f"CREATE TABLE {name} (id int PRIMARY KEY, {listed})", f"ALTER TABLE {name} REPLICA IDENTITY {identity}"
         )
-        return self.followed.add(name)
+        return self.followed.add(name)[0]
 
 
 def column_name(place: int, policy: SpecialValues) -> str:

@@ -27,10 +27,21 @@ from headwater.sources.postgres.decoder import RawRows
 from headwater.sources.table import SourceColumn, SourceTable
 
 KEYS_AT_ONCE = 1000
+# Names as they are now, and the equality of types that extensions made: it is in their schema, not in our search path.
 _NAMES = """
 SELECT n.nspname AS namespace, c.relname AS name, c.relkind = 'p' AS partitioned,
        (SELECT pg_catalog.jsonb_object_agg(a.attnum, a.attname) FROM pg_catalog.pg_attribute a
-        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns
+        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped) AS columns,
+       (SELECT pg_catalog.jsonb_object_agg(a.attnum, pg_catalog.jsonb_build_array(s.nspname, o.oprname))
+        FROM pg_catalog.pg_attribute a
+        JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+        JOIN pg_catalog.pg_opclass f ON f.opcintype IN (t.oid, t.typbasetype) AND f.opcdefault
+        JOIN pg_catalog.pg_am m ON m.oid = f.opcmethod AND m.amname = 'btree'
+        JOIN pg_catalog.pg_amop p ON p.amopfamily = f.opcfamily AND p.amopstrategy = 3
+             AND p.amoplefttype = f.opcintype AND p.amoprighttype = f.opcintype
+        JOIN pg_catalog.pg_operator o ON o.oid = p.amopopr
+        JOIN pg_catalog.pg_namespace s ON s.oid = o.oprnamespace
+        WHERE a.attrelid = c.oid AND s.nspname <> 'pg_catalog') AS equals
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = %s
 """
 SqlSession: TypeAlias = Callable[[], AbstractContextManager[Connection]]
@@ -102,10 +113,17 @@ def _query(now: Any, keys: list[pa.Array], key_columns: list[SourceColumn], want
         only=sql.SQL("" if now.partitioned else "ONLY "),
         table=sql.Identifier(now.namespace, now.name),
         match=sql.SQL(" AND ").join(
-            sql.SQL("t.{} = k.{}::{}").format(names[column.field_id], label, sql.SQL(column.source_type))
+            sql.SQL("t.{} {} k.{}::{}").format(
+                names[column.field_id], _equality(now, column), label, sql.SQL(column.source_type)
+            )
             for column, label in zip(key_columns, labels, strict=True)
         ),
     )
+
+
+def _equality(now: Any, column: SourceColumn) -> sql.Composable:
+    namespace, operator = (now.equals or {}).get(str(column.field_id), ("pg_catalog", "="))
+    return sql.SQL("OPERATOR({}.{})").format(sql.Identifier(namespace), sql.SQL(operator))
 
 
 def _nothing(rows: int, columns: int) -> pa.Table:
