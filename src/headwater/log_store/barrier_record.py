@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
 from headwater.stream import VnodeBitmap
+
+_CRC = b',"crc":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class BarrierRecord:
         }
         if self.compacted:
             fields["compacted"] = True
-        return json.dumps(fields, separators=(",", ":")).encode()
+        data = json.dumps(fields, separators=(",", ":")).encode()
+        return b"%b%b%d}" % (data[:-1], _CRC, zlib.crc32(data))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> BarrierRecord:
@@ -56,10 +60,12 @@ class BarrierRecord:
     def from_many(cls, stored: Sequence[bytes]) -> Iterator[BarrierRecord]:
         """As :meth:`from_bytes`, for less: records are parsed together, and neighbours mostly own the same vnodes."""
         owned, vnodes = None, VnodeBitmap.empty()
-        for fields in _parsed(stored):
+        for data, fields in zip(stored, _parsed(stored), strict=True):
             try:
                 if fields["v"] != 1:
                     raise UnknownVersion(f"A barrier record has version {fields['v']}.", next_step="Upgrade headwater.")
+                if "crc" in fields and zlib.crc32(data[: data.rindex(_CRC)] + b"}") != fields["crc"]:
+                    raise ValueError("crc")
                 if fields["vnodes"] != owned:
                     owned, vnodes = fields["vnodes"], VnodeBitmap.from_json(fields["vnodes"])
                 record = cls(

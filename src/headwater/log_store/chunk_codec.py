@@ -6,19 +6,23 @@
     u32  rows
     u32  first seq
     u16  blocks
-    u16  0
+    u16  0 without checksums, 1 with them
     per block: u16 first vnode | u16 last vnode | u32 rows | u64 offset | u64 length
+    u32 per block: checksum of its bytes; u32: CRC-32 of everything before it
     zeros up to a multiple of 64
     an Arrow IPC stream without its end: the schema, then the blocks, each one record batch message
 
 Little-endian, as Arrow is. A block ends where a vnode ends, so a reader of some vnodes touches only their blocks, and
 a whole quarter of the vnodes is read without looking at another row. Blocks are cut at equal ranges of vnodes, as many
 (a power of two) as the rows are worth: a message costs the same for ten rows as for a thousand.
+
+Values of earlier releases have no checksums; their blocks are validated by Arrow instead, which is slower.
 """
 
 from __future__ import annotations
 
 import struct
+import zlib
 from enum import Enum
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -27,9 +31,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.log_store.columns import VNODE
+from headwater.log_store.checksum import checksum
+from headwater.log_store.columns import OP, VNODE
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
-from headwater.stream import VnodeBitmap
+from headwater.stream import Op, VnodeBitmap
 
 FORMAT = 2
 MAX_BLOCKS = 32
@@ -38,6 +43,9 @@ BLOCK_ROWS = 2048
 
 _HEADER = struct.Struct("<BBHIIHH")
 _BLOCK = struct.Struct("<HHIQQ")
+_CHECKSUM = struct.Struct("<I")
+_CHECKED = 1
+_FIRST_OP, _OPS = np.uint8(Op.INSERT), np.uint8(Op.UPDATE_DELETE - Op.INSERT)
 
 
 class Compression(Enum):
@@ -54,13 +62,17 @@ class Compression(Enum):
 
 
 class Block(NamedTuple):
-    """Where the rows of a range of vnodes are inside a chunk."""
+    """Where the rows of a range of vnodes are inside a chunk.
+
+    :ivar checksum: of its bytes; ``None`` in values of earlier releases.
+    """
 
     first_vnode: int
     last_vnode: int
     rows: int
     offset: int
     length: int
+    checksum: int | None
 
 
 class ChunkHeader(NamedTuple):
@@ -84,7 +96,7 @@ def encode_batch(
     """The stored bytes of a stored batch: ordered by vnode and in a vnode by seq, which may have gaps."""
     cuts = _cuts(vnodes, vnode_count)
     blocks = [batch.slice(low, high - low) for low, high in pairwise(cuts)]
-    head = _HEADER.size + _BLOCK.size * len(blocks)
+    head = _HEADER.size + (_BLOCK.size + _CHECKSUM.size) * len(blocks) + _CHECKSUM.size
     start = -(-head // 64) * 64
     schema = batch.schema.serialize().size
     out = None
@@ -98,9 +110,12 @@ def encode_batch(
             stream.write_batch(block)
             places.append(sink.tell())
     whole = memoryview(sink.getvalue() if out is None else out)
-    parts = [_HEADER.pack(FORMAT, compression.value, schema_version, batch.num_rows, first_seq, len(blocks), 0)]
+    count = len(blocks)
+    parts = [_HEADER.pack(FORMAT, compression.value, schema_version, batch.num_rows, first_seq, count, _CHECKED)]
     for (low, high), (place, end) in zip(pairwise(cuts), pairwise(places), strict=True):
         parts.append(_BLOCK.pack(int(vnodes[low]), int(vnodes[high - 1]), high - low, place, end - place))
+    parts += (_CHECKSUM.pack(checksum(whole[place:end])) for place, end in pairwise(places))
+    parts.append(_CHECKSUM.pack(zlib.crc32(b"".join(parts))))
     return b"".join([*parts, bytes(start - head), whole[start : places[-1]]])
 
 
@@ -117,21 +132,27 @@ def _cuts(vnodes: Any, vnode_count: int) -> list[int]:
 def decode_header(data: Any) -> ChunkHeader:
     """:raises UnknownVersion: another format. :raises LogCorrupt: cut short or damaged."""
     try:
-        version, compression, schema_version, rows, first_seq, count, _ = _HEADER.unpack_from(data)
-        if version != FORMAT:
+        version, compression, schema_version, rows, first_seq, count, checks = _HEADER.unpack_from(data)
+        if version != FORMAT or checks > _CHECKED:
             raise UnknownVersion(
-                f"A stored chunk has format {version}; this release reads format {FORMAT}.",
+                f"A stored chunk has format {version}.{checks}; this release reads format {FORMAT}.{_CHECKED}.",
                 next_step="Upgrade headwater.",
             )
         end = _HEADER.size + _BLOCK.size * count
-        if len(data) < end:
+        entries = memoryview(data)[_HEADER.size : end]
+        if len(entries) < _BLOCK.size * count:
             raise ValueError("directory")
-        blocks = tuple(map(Block._make, _BLOCK.iter_unpack(memoryview(data)[_HEADER.size : end])))
+        checksums: Any = (None,) * count
+        if checks == _CHECKED:
+            end, checksums = _checksums(data, end, count)
+        blocks = tuple(
+            Block._make((*entry, check)) for entry, check in zip(_BLOCK.iter_unpack(entries), checksums, strict=True)
+        )
         header = ChunkHeader(Compression(compression), schema_version, rows, first_seq, blocks)
     except (struct.error, ValueError) as error:
         if isinstance(error, UnknownVersion):
             raise
-        raise LogCorrupt("A stored chunk is cut short.") from error
+        raise LogCorrupt("A stored chunk is cut short or damaged.") from error
     for block in blocks:
         if block.offset < end or block.offset + block.length > len(data):
             raise LogCorrupt("A stored chunk is cut short.")
@@ -139,6 +160,15 @@ def decode_header(data: Any) -> ChunkHeader:
     if sum(block.rows for block in blocks) != rows:
         raise LogCorrupt("A stored chunk does not have the rows that it names.")
     return header
+
+
+def _checksums(data: Any, place: int, count: int) -> tuple[int, tuple[int, ...]]:
+    """Where the head ends, and the checksums of the blocks."""
+    *found, own = struct.unpack_from(f"<{count + 1}I", data, place)
+    end = place + _CHECKSUM.size * count
+    if zlib.crc32(memoryview(data)[:end]) != own:
+        raise ValueError("checksum")
+    return end + _CHECKSUM.size, tuple(found)
 
 
 def wanted_blocks(header: ChunkHeader, wanted: VnodeBitmap | None) -> list[tuple[Block, VnodeBitmap | None]]:
@@ -155,9 +185,14 @@ def wanted_blocks(header: ChunkHeader, wanted: VnodeBitmap | None) -> list[tuple
 
 
 def copy_block(data: Any, block: Block) -> pa.Buffer:
-    """The message of a block in memory of its own; no other byte of the chunk is touched."""
+    """The message of a block in memory of its own; no other byte of the chunk is touched.
+
+    :raises LogCorrupt: its checksum is another one.
+    """
     message = pa.allocate_buffer(block.length)  # of Arrow's pool, which keeps its pages
     memoryview(message).cast("B")[:] = memoryview(data)[block.offset : block.offset + block.length]
+    if block.checksum is not None and checksum(message) != block.checksum:
+        raise LogCorrupt("A block of a stored chunk is not what was written: its checksum is another one.")
     return message
 
 
@@ -170,10 +205,21 @@ def decode_block(message: pa.Buffer, block: Block, schema: pa.Schema, wanted: Vn
     """
     try:
         batch = pa.ipc.read_record_batch(message, schema)
+        if block.checksum is None:
+            batch.validate(full=True)
+            check_ops(batch.column(OP).to_numpy())
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, LogCorrupt):
+            raise
         raise LogCorrupt("A block of a stored chunk cannot be read.") from error
     if batch.num_rows != block.rows:
         raise LogCorrupt("A block of a stored chunk does not have the rows that it names.")
     if wanted is None:
         return batch
     return batch.filter(pa.array(wanted.mask_of(batch.column(VNODE).to_numpy())))
+
+
+def check_ops(codes: NDArray[np.int8]) -> None:
+    """:raises LogCorrupt: one of them is no op."""
+    if len(codes) and np.maximum.reduce(codes.view(np.uint8) - _FIRST_OP) > _OPS:
+        raise LogCorrupt("A stored row has an op that is none.")

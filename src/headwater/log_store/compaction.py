@@ -32,7 +32,7 @@ from headwater.log_store.columns import OP, SEQ, VNODE
 from headwater.log_store.errors import ForeignSchema, WrongCall
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log import Log
-from headwater.log_store.log_view import EpochEnd, Formats, LogView
+from headwater.log_store.log_view import EpochEnd, LogView
 from headwater.log_store.rewrite import rewrite_epoch
 from headwater.log_store.synced_log import CONSUMER as SYNCED
 from headwater.stream import Epoch, Op
@@ -169,7 +169,7 @@ class Compaction:
 
 
 def _batches(shown: LogView, epoch: Epoch, writer: int, record: BarrierRecord) -> Iterator[pa.RecordBatch]:
-    return shown.batches(epoch, Formats.of([(writer, record)]), record.vnodes)
+    return shown.batches(epoch, [(writer, record)], record.vnodes)
 
 
 def _newest(shown: LogView, log: Log, run: list[EpochEnd]) -> tuple[list[_Part], NDArray[np.bool_]]:

@@ -105,7 +105,7 @@ class _History:
         """The items of one epoch."""
         epochs, seqs = self._epochs, self._seqs
         chunk_id = self._first_chunk_id(end.epoch)
-        for batch in log.batches(end.epoch, end.formats, end.vnodes & self._vnodes):
+        for batch in log.batches(end.epoch, end.ended, end.vnodes & self._vnodes):
             vnodes = batch.column(VNODE).to_numpy()
             number = batch.column(SEQ).to_numpy()
             fresh = (epochs[vnodes] < end.epoch) | ((epochs[vnodes] == end.epoch) & (seqs[vnodes] < number))

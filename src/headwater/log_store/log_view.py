@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.bounds import BOUNDS, Bounds
+from headwater.log_store.chunk_codec import ChunkHeader
 from headwater.log_store.columns import SEQ, read_schema, stored_schema, with_epoch
 from headwater.log_store.counters import ReadCounters
-from headwater.log_store.errors import EpochGone, InvalidOffset, RetentionMiss, UnknownVersion
+from headwater.log_store.errors import EpochGone, ForeignVnode, InvalidOffset, LogCorrupt, RetentionMiss, UnknownVersion
 from headwater.log_store.log import FORMATS, Log, LogRegistry
 from headwater.log_store.serde import LogStoreRowSerde
 from headwater.state import Catalog, Snapshot, open_reader
@@ -31,6 +32,9 @@ from headwater.stream import Epoch, VnodeBitmap
 _ROWS_AT_ONCE = 8192
 _EPOCHS_AT_ONCE = 256
 _BYTES_AT_ONCE = 16 << 20
+
+Ended: TypeAlias = Sequence[tuple[int, BarrierRecord]]
+"""The barriers of one epoch: each with its writer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +45,7 @@ class Formats:
     chunks: frozenset[int]
 
     @classmethod
-    def of(cls, ended: Sequence[tuple[int, BarrierRecord]]) -> Formats:
+    def of(cls, ended: Ended) -> Formats:
         """:raises UnknownVersion: a format that this release does not know."""
         return _formats(tuple((writer, record.format, record.vnodes) for writer, record in ended))
 
@@ -71,7 +75,10 @@ def _formats(ended: tuple[tuple[int, int, VnodeBitmap], ...]) -> Formats:
 
 @dataclass(frozen=True, slots=True)
 class EpochEnd:
-    """The barriers that all instances wrote at the end of one epoch, as one."""
+    """The barriers that all instances wrote at the end of one epoch, as one.
+
+    :ivar ended: each of them.
+    """
 
     epoch: Epoch
     is_checkpoint: bool
@@ -82,7 +89,8 @@ class EpochEnd:
     sealed_ms: int
     formats: Formats
     is_stop: bool
-    compacted: bool = False
+    compacted: bool
+    ended: Ended
 
 
 class LogView:
@@ -129,44 +137,61 @@ class LogView:
             for (key, _), record in zip(run, records, strict=True):
                 yield *layout.parse_barrier_key(key), record
 
-    def batches(self, epoch: Epoch, formats: Formats, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
-        """The stored batches of one epoch for *wanted* vnodes; each row from where its barrier says it is."""
-        in_rows = formats.rows & wanted
-        if in_rows:
-            yield from self._row_batches(epoch, in_rows)
-        if formats.chunks:
-            yield from (batch for _, batch in self._chunks([(epoch, formats)], wanted))
+    def batches(self, epoch: Epoch, ended: Ended, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+        """The stored batches of one epoch for *wanted* vnodes; each row from where its barrier says it is.
 
-    def _chunks(
-        self, run: Sequence[tuple[Epoch, Formats]], wanted: VnodeBitmap
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        :raises LogCorrupt: damaged, or not as much as the barriers say.
+        """
+        formats = Formats.of(ended)
+        if formats.rows & wanted:
+            yield from self._row_batches(epoch, ended, formats.rows & wanted)
+        if formats.chunks:
+            yield from (batch for _, batch in self._chunks([(epoch, ended)], wanted))
+
+    def _chunks(self, run: Sequence[tuple[Epoch, Ended]], wanted: VnodeBitmap) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The batches in format 2 of neighbouring epochs, each with its epoch, in one scan."""
         number = self.log.number
         whole = None if wanted.is_full else wanted
-        held = {layout.chunks_of(number, epoch, writer): epoch for epoch, formats in run for writer in formats.chunks}
+        held = {
+            layout.chunks_of(number, epoch, writer): _Expected(epoch, record.chunks, record.rows)
+            for epoch, ended in run
+            for writer, record in ended
+            if record.format == chunk_codec.FORMAT
+        }
         low, high = layout.chunks_from(number, run[0][0]), layout.chunks_from(number, run[-1][0] + 1)
-        values: list[tuple[int, Any]] = []
+        found: list[tuple[_Expected, bytes, Any]] = []
         size = 0
         for key, data in self._view.scan(low, high):
-            epoch = held.get(key[: layout.CHUNKS_OF])
-            if epoch is not None:
-                values.append((epoch, data))
+            place = held.get(key[: layout.CHUNKS_OF])
+            if place is not None:
+                found.append((place, key, data))
                 size += len(data)
                 if size >= _BYTES_AT_ONCE:
-                    yield from self._serde.decode_chunks(values, whole)
-                    values, size = [], 0
+                    yield from self._serde.decode_chunks(_with_headers(found), whole)
+                    found, size = [], 0
+        values = _with_headers(found)
+        missing = next((place for place in held.values() if place.chunks or place.rows), None)
+        if missing is not None:
+            raise _missing(missing.epoch)
         yield from self._serde.decode_chunks(values, whole)
 
-    def _row_batches(self, epoch: Epoch, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
+    def _row_batches(self, epoch: Epoch, ended: Ended, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         number = self.log.number
+        found: dict[int, int] = {}
         items: list[tuple[bytes, bytes]] = []
         for vnode in wanted:
             low, high = (layout.rows_from(number, vnode, bound) for bound in (epoch, epoch + 1))
-            items += [(bytes(key), bytes(value)) for key, value in self._view.scan(low, high)]
+            rows = [(bytes(key), bytes(value)) for key, value in self._view.scan(low, high)]
+            found[vnode] = len(rows)
+            items += rows
             if len(items) >= _ROWS_AT_ONCE:
                 yield from self._serde.decode_rows(items)
                 items = []
         yield from self._serde.decode_rows(items)
+        for _, record in ended:
+            is_whole = record.format == row_codec.FORMAT and record.vnodes <= wanted
+            if is_whole and sum(found[vnode] for vnode in record.vnodes) != record.rows:
+                raise _missing(epoch)
 
     def rewritten(
         self, epoch: Epoch, writer: int, old: int, first_seq: int, last_seq: int, vnodes: VnodeBitmap
@@ -176,7 +201,7 @@ class LogView:
         if data is None or (record := BarrierRecord.from_bytes(bytes(data))).format == old:
             return None
         found = [stored_schema(self.log.schema_of(record.schema_version)).empty_table()]
-        for batch in self.batches(epoch, Formats.of(((writer, record),)), vnodes):
+        for batch in self.batches(epoch, ((writer, record),), vnodes):
             seqs = batch.column(SEQ).to_numpy()
             found.append(pa.Table.from_batches([batch.filter(pa.array((first_seq <= seqs) & (seqs <= last_seq)))]))
         whole = pa.concat_tables(found).combine_chunks()
@@ -213,35 +238,68 @@ class LogView:
 
         :raises EpochGone: the log no longer holds a part of it.
         :raises InvalidOffset: a part of it is not sealed yet.
+        :raises ForeignVnode: *wanted* is of another vnode count than the log.
+        :raises LogCorrupt: damaged, or not as much as the barriers say; it may come after the rows before it.
         """
         self.check_range(after, upto)
-        vnodes = VnodeBitmap.full(self.log.vnode_count) if wanted is None else wanted
-        for only_chunks, places in groupby(self._places(after, upto), lambda place: not place[1].rows):
+        count = self.log.vnode_count
+        vnodes = VnodeBitmap.full(count) if wanted is None else wanted
+        if vnodes.count != count:
+            raise ForeignVnode(
+                f"Received a bitmap of {vnodes.count} vnodes for log {self.log.name!r}, which has {count}."
+            )
+        for only_chunks, places in groupby(self._places(after, upto), lambda place: not Formats.of(place[1]).rows):
             if only_chunks:
                 while run := list(islice(places, _EPOCHS_AT_ONCE)):  # a range of any length needs little memory
                     for epoch, batch in self._chunks(run, vnodes):
                         yield with_epoch(batch, epoch)
             else:
-                for epoch, formats in places:
-                    for batch in self.batches(epoch, formats, vnodes):
+                for epoch, ended in places:
+                    for batch in self.batches(epoch, ended, vnodes):
                         yield with_epoch(batch, epoch)
 
     def read_epoch(self, end: EpochEnd, wanted: VnodeBitmap) -> Iterator[pa.RecordBatch]:
         """The rows of one epoch, as :meth:`read_range` gives them."""
-        for batch in self.batches(end.epoch, end.formats, wanted):
+        for batch in self.batches(end.epoch, end.ended, wanted):
             yield with_epoch(batch, end.epoch)
 
-    def _places(self, after: int, upto: int) -> Iterator[tuple[Epoch, Formats]]:
-        """Where the rows of each epoch in ``(after, upto]`` are."""
+    def _places(self, after: int, upto: int) -> Iterator[tuple[Epoch, Ended]]:
+        """The barriers of each epoch in ``(after, upto]``."""
         for epoch, group in groupby(self.records(after, upto), key=itemgetter(0)):
-            yield epoch, Formats.of([(writer, record) for _, writer, record in group])
+            yield epoch, [(writer, record) for _, writer, record in group]
 
     def schema(self) -> pa.Schema:
         """The columns of :meth:`read_range` for the newest schema."""
         return read_schema(self.log.schema)
 
 
-def _joined(epoch: Epoch, ended: list[tuple[int, BarrierRecord]]) -> EpochEnd:
+@dataclass(slots=True)
+class _Expected:
+    """What a barrier says of its writer's chunks, and was not found yet."""
+
+    epoch: Epoch
+    chunks: int
+    rows: int
+
+
+def _with_headers(found: Sequence[tuple[_Expected, bytes, Any]]) -> list[tuple[int, Any, ChunkHeader]]:
+    """Epoch, value and header of chunks, which are no longer expected."""
+    values: list[tuple[int, Any, ChunkHeader]] = []
+    for place, key, data in found:
+        header = chunk_codec.decode_header(data)
+        if key[layout.CHUNKS_OF :] != header.first_seq.to_bytes(4, "big"):
+            raise LogCorrupt("A key in the chunks of a log is not the key of the chunk that it has.")
+        place.chunks -= 1
+        place.rows -= header.rows
+        values.append((place.epoch, data, header))
+    return values
+
+
+def _missing(epoch: Epoch) -> LogCorrupt:
+    return LogCorrupt(f"Epoch {epoch} does not have the rows that its barrier names.")
+
+
+def _joined(epoch: Epoch, ended: Ended) -> EpochEnd:
     records = [record for _, record in ended]
     vnodes = records[0].vnodes
     for record in records[1:]:
@@ -257,6 +315,7 @@ def _joined(epoch: Epoch, ended: list[tuple[int, BarrierRecord]]) -> EpochEnd:
         Formats.of(ended),
         any(record.is_stop for record in records),
         any(record.compacted for record in records),
+        ended,
     )
 
 

@@ -26,7 +26,7 @@ from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.log_view import Formats, LogView
+from headwater.log_store.log_view import LogView
 from headwater.log_store.rewrite import rewrite_epoch
 from headwater.log_store.sealer import STAGE_BYTES
 from headwater.log_store.writer import WriterState
@@ -128,7 +128,7 @@ class Migration:
             for epoch, group in islice(groupby(old, key=itemgetter(0)), max_epochs):
                 failpoints.hit(BEFORE_EPOCH)
                 for _, writer, record in group:
-                    batches = shown.batches(epoch, Formats.of([(writer, record)]), record.vnodes)
+                    batches = shown.batches(epoch, [(writer, record)], record.vnodes)
                     made = rewrite_epoch(
                         self._factory.sealer,
                         log,

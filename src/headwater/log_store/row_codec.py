@@ -123,11 +123,12 @@ def decode_rows(values: Sequence[bytes], schema: pa.Schema) -> tuple[pa.RecordBa
     return pa.RecordBatch.from_arrays(columns, schema=schema), ops
 
 
-def schema_version_of(value: bytes) -> int:
-    """:raises LogCorrupt: cut short."""
-    if len(value) < _HEAD:
+def schema_versions_of(values: Sequence[bytes]) -> NDArray[np.uint16]:
+    """The schema version of each value. :raises LogCorrupt: cut short."""
+    versions = b"".join(value[2:_HEAD] for value in values)
+    if len(versions) != 2 * len(values):
         raise LogCorrupt("A stored row is cut short.")
-    return int.from_bytes(value[2:4], "little")
+    return np.frombuffer(versions, "<u2")
 
 
 def _scatter(out: Bytes, place: Places, part: Bytes) -> Places:

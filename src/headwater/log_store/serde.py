@@ -15,7 +15,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.log_store import chunk_codec, layout, row_codec
-from headwater.log_store.chunk_codec import Compression
+from headwater.log_store.chunk_codec import ChunkHeader, Compression, check_ops
 from headwater.log_store.columns import OP, RESERVED, SEQ, VNODE, sorted_batch, stored_schema
 from headwater.log_store.counters import ReadCounters
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
@@ -99,19 +99,18 @@ class LogStoreRowSerde:
 
         :raises UnknownVersion: another format, or a schema that the log does not know. :raises LogCorrupt: damaged.
         """
-        return [batch for _, batch in self.decode_chunks([(0, value)], wanted)]
+        return [batch for _, batch in self.decode_chunks([(0, value, chunk_codec.decode_header(value))], wanted)]
 
     def decode_chunks(
-        self, values: Sequence[tuple[int, Any]], wanted: VnodeBitmap | None
+        self, values: Sequence[tuple[int, Any, ChunkHeader]], wanted: VnodeBitmap | None
     ) -> list[tuple[int, pa.RecordBatch]]:
-        """As :meth:`decode_chunk` for several values, each with its epoch; these come with their batches.
+        """As :meth:`decode_chunk` for several values, each with its epoch and header; batches come with their epoch.
 
         One step for all of them, then the next: a copy empties the caches, and code that runs between two of them
         takes three times as long.
         """
         blocks = []
-        for epoch, value in values:
-            header = chunk_codec.decode_header(value)
+        for epoch, value, header in values:
             schema = self._stored_schema(header.schema_version)
             blocks += [(epoch, value, block, schema, left) for block, left in chunk_codec.wanted_blocks(header, wanted)]
         messages = [chunk_codec.copy_block(value, block) for _, value, block, _, _ in blocks]
@@ -124,7 +123,7 @@ class LogStoreRowSerde:
         return found
 
     def decode_rows(self, items: Sequence[tuple[bytes, bytes]]) -> Iterator[pa.RecordBatch]:
-        """The stored batch of keys and values of version 1, in their order; they are of one epoch.
+        """The stored batches of keys and values of version 1, which are of one epoch: in their order, one per schema.
 
         :raises UnknownVersion: another format, or a schema that the log does not know. :raises LogCorrupt: damaged.
         """
@@ -138,11 +137,15 @@ class LogStoreRowSerde:
         vnodes = keys[:, _VNODE_AT : _VNODE_AT + 2].copy().view(">u2").reshape(count).astype(np.uint16)
         seqs = keys[:, _SEQ_AT:].copy().view(">u4").reshape(count).astype(np.uint32)
         values = [value for _, value in items]
-        version = row_codec.schema_version_of(values[0])
-        rows, ops = row_codec.decode_rows(values, self.log.schema_of(version))
-        columns: list[Any] = [*rows.columns, ops, pa.array(vnodes), pa.array(seqs)]
-        self._reads.add(count, sum(map(len, values)))
-        yield pa.RecordBatch.from_arrays(columns, schema=self._stored_schema(version))
+        versions = row_codec.schema_versions_of(values)
+        for version in np.unique(versions).tolist():  # in an epoch they only rise: a vnode's rows stay in order
+            places = np.flatnonzero(versions == version)
+            some = values if len(places) == count else [values[place] for place in places.tolist()]
+            rows, ops = row_codec.decode_rows(some, self.log.schema_of(version))
+            check_ops(ops.to_numpy())
+            columns: list[Any] = [*rows.columns, ops, pa.array(vnodes[places]), pa.array(seqs[places])]
+            self._reads.add(len(some), sum(map(len, some)))
+            yield pa.RecordBatch.from_arrays(columns, schema=self._stored_schema(version))
 
     def _stored_schema(self, version: int) -> pa.Schema:
         known = self._stored_schemas.get(version)

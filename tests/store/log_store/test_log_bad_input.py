@@ -288,13 +288,6 @@ def test_a_barrier_that_asks_for_the_impossible_is_refused_and_the_epoch_goes_on
 @pytest.mark.parametrize(
     "wanted", [VnodeBitmap.full(8), VnodeBitmap.of([1], 8), VnodeBitmap.of([1, 400], 512)], ids=["all", "one", "more"]
 )
-@pytest.mark.parametrize(
-    "log_format",
-    [
-        1,
-        pytest.param(2, marks=_unnoticed("vnodes of another count give all rows, or none")),
-    ],
-)
 def test_a_range_of_vnodes_of_another_count_is_refused(store: StateStore, log_format: int, wanted: VnodeBitmap) -> None:
     factory = KvLogStoreFactory(store)
     writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format)))
