@@ -25,21 +25,23 @@ _EPOCH_FIELD = pa.field(EPOCH, pa.uint64(), False)
 
 
 def check_payload(schema: pa.Schema) -> None:
-    """:raises ForeignSchema: a column twice, with a name that the log uses, or encoded by a dictionary."""
+    """:raises ForeignSchema: a column twice, with a name that the log uses, or of a layout that it cannot hold."""
     clash = sorted(set(schema.names) & set(RESERVED))
     if clash or len(set(schema.names)) != len(schema.names):
         name = clash[0] if clash else next(name for name in schema.names if schema.names.count(name) > 1)
         raise ForeignSchema(f"A log cannot have a column named {name!r}: it is reserved or there twice.")
     for field in schema:
-        if _has_dictionary(field.type):
+        if _is_unheld(field.type):
             raise ForeignSchema(
-                f"Column {field.name!r} has type {field.type}; a block of a log has no place for a dictionary.",
-                next_step="Cast the column to the type of its values.",
+                f"Column {field.name!r} has type {field.type}; a log holds no dictionaries, runs and views.",
+                next_step="Cast the column to the plain type of its values.",
             )
 
 
-def _has_dictionary(kind: pa.DataType) -> bool:
-    return pt.is_dictionary(kind) or any(_has_dictionary(kind.field(place).type) for place in range(kind.num_fields))
+def _is_unheld(kind: pa.DataType) -> bool:
+    if pt.is_dictionary(kind) or pt.is_run_end_encoded(kind) or pt.is_string_view(kind) or pt.is_binary_view(kind):
+        return True
+    return any(_is_unheld(kind.field(place).type) for place in range(kind.num_fields))
 
 
 def stored_schema(payload: pa.Schema) -> pa.Schema:

@@ -30,6 +30,7 @@ from headwater.log_store.item import BarrierItem, ChunkItem, LogItem
 from headwater.log_store.log import DEFAULT_FORMAT, Log, check_schema
 from headwater.log_store.offset import LogOffset
 from headwater.log_store.reader import ReaderState
+from headwater.log_store.state import owns
 from headwater.log_store.writer import FlushOptions, WriterState
 from headwater.stream import DEFAULT_VNODE_COUNT, Chunk, Epoch, EpochPair, VnodeBitmap, check_vnode_count
 
@@ -63,7 +64,7 @@ class InMemLogStoreFactory:
         vnode_count: int = DEFAULT_VNODE_COUNT,
     ) -> Log:
         """The log *name*. :raises ForeignSchema: it exists with other columns, or these cannot be held."""
-        check_schema(log_format, schema)
+        check_schema(log_format, schema, key_columns)
         check_vnode_count(vnode_count)
         made = Log(name, len(self._logs) + 1, log_format, vnode_count, key_columns, (schema,))
         known = self._logs.setdefault(name, made)
@@ -173,7 +174,7 @@ class InMemLogStoreWriter:
                 f"A chunk for log {self._log.name!r} has other columns than the log.",
                 next_step="Pass the new schema with the barrier before it.",
             )
-        if not self._vnodes.is_full and not self._vnodes.mask_of(chunk.vnodes.to_numpy()).all():
+        if not owns(self._vnodes, chunk):
             raise ForeignVnode(f"A chunk for log {self._log.name!r} has rows of vnodes that this writer does not own.")
         self._channel.put(ChunkItem(self._epoch, self._next_chunk_id, chunk), self._wait_seconds)
         self._next_chunk_id += 1
@@ -182,6 +183,7 @@ class InMemLogStoreWriter:
         """End the current epoch; a checkpoint, or a drain that was asked for, waits until its barrier is truncated.
 
         :raises InvalidOffset: *next_epoch* is not after the current one.
+        :raises ForeignSchema: columns that the log cannot have. :raises ForeignVnode: no vnodes of this log.
         :raises DrainTimeout: there was no room for the barrier, and nothing was done; or the reader did not truncate
             it in time: the epoch is ended all the same, and the next checkpoint waits for both.
         :raises LogClosed: the reader was closed.
@@ -190,13 +192,15 @@ class InMemLogStoreWriter:
         self._expect(WriterState.RUNNING)
         if next_epoch <= self._epoch:
             raise InvalidOffset(f"Epoch {next_epoch} cannot follow epoch {self._epoch}.")
+        if chosen.schema_change is not None:
+            self._log.with_schema(chosen.schema_change)
+        moved = chosen.new_vnode_bitmap
+        if moved is not None and (moved.count != self._log.vnode_count or not moved):
+            raise ForeignVnode(f"A writer of log {self._log.name!r} owns some of its {self._log.vnode_count} vnodes.")
         seconds = self._wait_seconds if chosen.drain_seconds is None else chosen.drain_seconds
         begun = time.monotonic()
         ended = self._epoch
-        self._channel.put(
-            BarrierItem(ended, chosen.is_checkpoint, chosen.is_stop, chosen.schema_change, chosen.new_vnode_bitmap),
-            seconds,
-        )
+        self._channel.put(chosen.barrier(ended), seconds)
         self._epoch, self._next_chunk_id = next_epoch, 0
         if chosen.is_checkpoint or chosen.drain_seconds is not None:
             left = None if seconds is None else max(0.0, seconds - (time.monotonic() - begun))

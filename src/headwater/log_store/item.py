@@ -29,13 +29,17 @@ class ChunkItem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BarrierItem:
-    """The end of one epoch."""
+    """The end of one epoch.
+
+    :ivar is_drain: the writer waits until this barrier is truncated.
+    """
 
     epoch: Epoch
     is_checkpoint: bool
     is_stop: bool = False
     schema_change: pa.Schema | None = None
     new_vnode_bitmap: VnodeBitmap | None = None
+    is_drain: bool = False
 
     @property
     def offset(self) -> LogOffset:
@@ -45,7 +49,7 @@ class BarrierItem:
     def forces_commit(self) -> bool:
         """Whether a sink that commits every few checkpoints must commit at this one."""
         changed = self.new_vnode_bitmap is not None or self.schema_change is not None
-        return self.is_checkpoint and (changed or self.is_stop)
+        return self.is_checkpoint and (changed or self.is_stop or self.is_drain)
 
 
 LogItem: TypeAlias = ChunkItem | BarrierItem

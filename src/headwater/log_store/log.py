@@ -41,6 +41,7 @@ class Log:
 
     :ivar format: of the epochs that are written from now on.
     :ivar rows_held: older epochs of format 1 may be there still: a migration is not finished.
+    :ivar key_since: the first schema version that has this key.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Log:
     key_columns: tuple[str, ...]
     schemas: tuple[pa.Schema, ...]
     rows_held: bool = False
+    key_since: int = 1
 
     @property
     def schema(self) -> pa.Schema:
@@ -80,19 +82,29 @@ class Log:
 
         :param key_columns: where a column of the key was renamed.
         """
-        if schema.equals(self.schema, check_metadata=True):
+        keys = self.key_columns if key_columns is None else key_columns
+        if schema.equals(self.schema, check_metadata=True) and keys == self.key_columns:
             return self
-        check_schema(self.format, schema)
-        return replace(self, schemas=(*self.schemas, schema), key_columns=key_columns or self.key_columns)
+        check_schema(self.format, schema, keys)
+        made = replace(self, schemas=(*self.schemas, schema))
+        return made if keys == self.key_columns else replace(made, key_columns=keys, key_since=made.schema_version)
 
 
-def check_schema(log_format: int, schema: pa.Schema) -> None:
-    """:raises ForeignSchema: columns that a log of this format cannot hold. :raises UnknownVersion: no such format."""
+def check_schema(log_format: int, schema: pa.Schema, key_columns: tuple[str, ...]) -> None:
+    """:raises ForeignSchema: columns that a log of this format cannot hold, or a key that they do not have.
+    :raises UnknownVersion: no such format.
+    """
     if log_format not in FORMATS:
         raise UnknownVersion(f"Received log format {log_format}; valid are {' and '.join(map(str, FORMATS))}.")
     check_payload(schema)
     if log_format == row_codec.FORMAT:
         row_codec.check_flat(schema)
+    for name in key_columns:
+        if name not in schema.names or key_columns.count(name) > 1:
+            raise ForeignSchema(
+                f"Received key column {name!r}; valid are {', '.join(map(repr, schema.names)) or 'none'}, each once.",
+                next_step="Check the primary key of the table.",
+            )
 
 
 class LogRegistry:
@@ -158,7 +170,7 @@ class LogRegistry:
 
         :raises ForeignSchema: the log exists with another schema, or these columns cannot be held.
         """
-        check_schema(log_format, schema)
+        check_schema(log_format, schema, key_columns)
         check_vnode_count(vnode_count)
         old = self._logs.get(name)
         if old is not None:
@@ -179,13 +191,16 @@ class LogRegistry:
         for schema in log.schemas:
             schemas.write(schema.serialize())
         written = bytes(schemas.getvalue())
-        values = (log.number, log.format, log.vnode_count, list(log.key_columns), written, log.rows_held)
+        names = list(log.key_columns)
+        key = names if log.key_since == 1 else {"columns": names, "since": log.key_since}
+        values = (log.number, log.format, log.vnode_count, key, written, log.rows_held)
         self._table.put(batch, 0, (log.name,), values)
         self._logs[log.name] = log
 
 
 def _from_row(name: str, values: tuple[object, ...]) -> Log:
-    number, log_format, vnode_count, key_columns, data, rows_held = values
+    number, log_format, vnode_count, key, data, rows_held = values
+    key_columns, key_since = (key["columns"], key["since"]) if isinstance(key, dict) else (key, 1)
     source = pa.BufferReader(data)
     schemas = []
     while source.tell() < source.size():
@@ -198,4 +213,5 @@ def _from_row(name: str, values: tuple[object, ...]) -> Log:
         tuple(key_columns),  # type: ignore[arg-type]
         tuple(schemas),
         bool(rows_held),
+        key_since,
     )

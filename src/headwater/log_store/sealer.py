@@ -15,6 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from headwater import failpoints
+from headwater.log_store.errors import InvalidOffset
+from headwater.log_store.owners import VnodeOwners
 from headwater.state import StateStore, WriteBatch
 from headwater.stream import Epoch
 
@@ -45,6 +47,7 @@ class Sealer:
         self.parts: list[SealPart] = []
         self.begun: set[int] = set()
         """The numbers of the logs that a writer of this process writes."""
+        self.owners = VnodeOwners()
         self.ended = Epoch(0)
         """The newest epoch that ended, with or without rows: it can be read once it, or a later one, is sealed."""
         self._stage_bytes = stage_bytes
@@ -91,7 +94,11 @@ class Sealer:
         self._start_anew()
 
     def seal(self, epoch: Epoch) -> None:
-        """Make everything durable under *epoch*. An error leaves all as it was: seal again."""
+        """Make everything durable under *epoch*. An error leaves all as it was: seal again.
+
+        :raises InvalidOffset: a later epoch has ended already.
+        """
+        self._check(epoch)
         self.wait()
         failpoints.hit(BEFORE_SEAL)
         self.store.seal(epoch, self._collect())
@@ -103,7 +110,10 @@ class Sealer:
         """As :meth:`seal`, while the caller goes on with the next epoch; waits for the seal before, if it is under way.
 
         The epoch is durable once :meth:`wait` or the next seal has returned: acknowledge the source then, not earlier.
+
+        :raises InvalidOffset: a later epoch has ended already.
         """
+        self._check(epoch)
         self.wait()
         failpoints.hit(BEFORE_SEAL)
         batch = self._collect()
@@ -132,6 +142,12 @@ class Sealer:
                 self._under_way = None
                 self._flying = {}
             self._sealed()
+
+    def _check(self, epoch: Epoch) -> None:
+        if epoch < self.ended:
+            raise InvalidOffset(
+                f"Epoch {epoch} cannot be sealed: epoch {self.ended} has ended.", next_step="Seal the newest one."
+            )
 
     def _sealed(self) -> None:
         failpoints.hit(AFTER_SEAL)

@@ -53,10 +53,19 @@ class LogStoreState:
 
     def own(self, vnodes: VnodeBitmap) -> None:
         """Take over other vnodes. :raises ForeignVnode: none, or of another vnode count."""
-        if vnodes.count != self.log.vnode_count or not vnodes:
-            raise ForeignVnode(f"A writer of log {self.log.name!r} owns some of its {self.log.vnode_count} vnodes.")
+        self.check_vnodes(vnodes)
         self.vnodes = vnodes
         self._writer = _writer_of(vnodes)
+
+    def check_vnodes(self, vnodes: VnodeBitmap) -> None:
+        """:raises ForeignVnode: none, or of another vnode count."""
+        if vnodes.count != self.log.vnode_count or not vnodes:
+            raise ForeignVnode(f"A writer of log {self.log.name!r} owns some of its {self.log.vnode_count} vnodes.")
+
+    def check_schema_change(self, schema: pa.Schema) -> None:
+        """:raises ForeignSchema: columns that the log cannot have after the barrier."""
+        log = self.log if self.next_format is None else self.log.in_format(self.next_format)
+        log.with_schema(schema)
 
     def discard_unsealed(self) -> None:
         """Remove what a writer that died had staged for an epoch that it never sealed.
@@ -82,7 +91,7 @@ class LogStoreState:
                 f"A chunk for log {self.log.name!r} has other columns than the log.",
                 next_step="Pass the new schema with the barrier before it.",
             )
-        if not self.vnodes.is_full and not self.vnodes.mask_of(chunk.vnodes.to_numpy()).all():
+        if not owns(self.vnodes, chunk):
             raise ForeignVnode(f"A chunk for log {self.log.name!r} has rows of vnodes that this writer does not own.")
 
     def write_chunk(self, epoch: Epoch, first_seq: int, chunk: Chunk) -> int:
@@ -167,6 +176,14 @@ class LogStoreState:
                     cells.update((key, bytes(value)) for key, value in view.scan(first, last + b"\0"))
         serde = LogStoreRowSerde(log, reads=self.counters.flushed_buffer)
         return next(serde.decode_rows(list(cells.items())), None)
+
+
+def owns(vnodes: VnodeBitmap, chunk: Chunk) -> bool:
+    """Whether all rows of *chunk* are of *vnodes*."""
+    found = chunk.vnodes.to_numpy()
+    if not len(found):
+        return True
+    return int(found.max()) < vnodes.count and (vnodes.is_full or bool(vnodes.mask_of(found).all()))
 
 
 def _writer_of(vnodes: VnodeBitmap) -> int:

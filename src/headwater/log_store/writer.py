@@ -53,6 +53,17 @@ class FlushOptions:
     new_vnode_bitmap: VnodeBitmap | None = None
     drain_seconds: float | None = None
 
+    def barrier(self, ended: Epoch) -> BarrierItem:
+        """What a reader is given at the end of epoch *ended*."""
+        return BarrierItem(
+            ended,
+            self.is_checkpoint,
+            self.is_stop,
+            self.schema_change,
+            self.new_vnode_bitmap,
+            self.drain_seconds is not None,
+        )
+
 
 class KvLogStoreWriter:
     """The writing end of one instance of a log; made by :class:`~headwater.log_store.factory.KvLogStoreFactory`."""
@@ -115,13 +126,19 @@ class KvLogStoreWriter:
         return self._epoch
 
     def init(self, epochs: EpochPair, *, pause_read_on_bootstrap: bool = False) -> None:
-        """Begin to write at ``epochs.curr``; what a dead writer left unsealed is removed first."""
+        """Begin to write at ``epochs.curr``; what a dead writer left unsealed is removed first.
+
+        :raises InvalidOffset: that epoch is sealed. :raises ForeignVnode: another live writer owns one of its vnodes.
+        """
         self._expect(WriterState.NEW)
         if epochs.curr <= self._sealer.store.committed_epoch():
             raise InvalidOffset(
                 f"Epoch {epochs.curr} cannot be written: epoch {self._sealer.store.committed_epoch()} is sealed."
             )
+        log, vnodes = self._store_state.log, self._store_state.vnodes
+        self._sealer.owners.check(self, log, vnodes)
         self._store_state.discard_unsealed()
+        self._sealer.owners.claim(self, log, vnodes, epochs.curr)
         self._epoch = self._first_epoch = epochs.curr
         self._state = WriterState.PAUSED if pause_read_on_bootstrap else WriterState.RUNNING
         if self._link is not None:
@@ -173,8 +190,10 @@ class KvLogStoreWriter:
         self._expect(WriterState.RUNNING)
         if next_epoch <= self._epoch:
             raise InvalidOffset(f"Epoch {next_epoch} cannot follow epoch {self._epoch}.")
+        self._sealer.owners.check(self, self._store_state.log, self._store_state.vnodes, next_epoch)
+        self._sealer.owners.claim(self, self._store_state.log, self._store_state.vnodes, next_epoch)
         self._sealer.ended = max(self._sealer.ended, self._epoch)
-        self._epoch = next_epoch
+        self._last_epoch, self._epoch = self._epoch, next_epoch
 
     def flush_current_epoch(self, next_epoch: Epoch, options: FlushOptions | None = None) -> Flush:
         """End the current epoch. After the barrier was passed on, call :meth:`Flush.finish`.
@@ -182,12 +201,14 @@ class KvLogStoreWriter:
         The epoch is durable once the sealer has sealed it (or a later one).
 
         :raises InvalidOffset: *next_epoch* is not after the current one.
+        :raises ForeignSchema: columns that the log cannot have. :raises ForeignVnode: vnodes that it cannot own.
         :raises DrainTimeout: the reader did not truncate the barrier in time; the epoch is ended all the same.
         """
         chosen = options or FlushOptions()
         self._expect(WriterState.RUNNING, WriterState.PAUSED)
         if next_epoch <= self._epoch:
             raise InvalidOffset(f"Epoch {next_epoch} cannot follow epoch {self._epoch}.")
+        self._check_change(next_epoch, chosen)
         ended, paused = self._epoch, self._state is WriterState.PAUSED
         if not paused or self._rows:  # rows that came before the pause need their barrier
             self._store_state.write_barrier(
@@ -199,9 +220,7 @@ class KvLogStoreWriter:
                 chunks=self._chunks,
             )
         if self._buffer is not None:
-            self._buffer.add_barrier(
-                BarrierItem(ended, chosen.is_checkpoint, chosen.is_stop, chosen.schema_change, chosen.new_vnode_bitmap)
-            )
+            self._buffer.add_barrier(chosen.barrier(ended))
         self._sealer.ended = max(self._sealer.ended, ended)
         self._last_epoch, self._epoch, self._next_seq = ended, next_epoch, 0
         self._rows = self._bytes = self._chunks = 0
@@ -209,9 +228,24 @@ class KvLogStoreWriter:
         self._state = WriterState.FLUSHING
         flush = Flush(self, ended, chosen)
         self._take_progress(ended)
+        self._sealer.owners.claim(self, self._store_state.log, self._store_state.vnodes, next_epoch)
         if chosen.drain_seconds is not None:
             self._drain(ended, chosen.drain_seconds)
+        if chosen.is_stop:
+            self._sealer.owners.release(self, self._store_state.log)
+        elif chosen.new_vnode_bitmap is not None:
+            self._sealer.owners.claim(self, self._store_state.log, chosen.new_vnode_bitmap, next_epoch)
         return flush
+
+    def _check_change(self, next_epoch: Epoch, options: FlushOptions) -> None:
+        """What a barrier asks for, before anything is done."""
+        state, vnodes = self._store_state, options.new_vnode_bitmap
+        if options.schema_change is not None:
+            state.check_schema_change(options.schema_change)
+        if vnodes is not None:
+            state.check_vnodes(vnodes)
+        if not options.is_stop:
+            self._sealer.owners.check(self, state.log, state.vnodes if vnodes is None else vnodes, next_epoch)
 
     def _drain(self, ended: Epoch, seconds: float) -> None:
         begun = time.monotonic()

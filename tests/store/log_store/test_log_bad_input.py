@@ -19,7 +19,6 @@ from headwater.log_store import (
     KvLogStoreWriter,
     LogConsumer,
     LogView,
-    WrongCall,
 )
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
@@ -30,10 +29,6 @@ from headwater.stream.errors import ChunkError, VnodeCountError
 
 FULL = VnodeBitmap.full(256)
 EVEN = VnodeBitmap.of(range(0, 256, 2), 256)
-
-
-def _unnoticed(reason: str, *errors: type[Exception]) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(reason=reason, raises=(pytest.fail.Exception, *errors), strict=True)
 
 
 @pytest.fixture
@@ -112,7 +107,6 @@ def test_a_refused_chunk_leaves_nothing_and_the_epoch_goes_on(store: StateStore,
     assert sorted(seqs) == list(range(len(ids)))
 
 
-@_unnoticed("a writer of all vnodes does not look at them")
 def test_a_vnode_that_the_log_does_not_have_is_refused(store: StateStore, log_format: int) -> None:
     factory = KvLogStoreFactory(store)
     writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format, 8)))
@@ -207,7 +201,6 @@ def test_a_log_without_columns_counts_its_rows(store: StateStore, log_format: in
         assert [batch.num_rows for batch in LogView.open(view, "orders").read_range(0, epoch(1))] == [5]
 
 
-@_unnoticed("any names are taken for the key")
 @pytest.mark.parametrize("key", [("nope",), ("id", "id")])
 def test_a_key_of_columns_that_the_log_does_not_have_is_refused(store: StateStore, key: tuple[str, ...]) -> None:
     factory = KvLogStoreFactory(store)
@@ -235,7 +228,6 @@ def test_epochs_go_forward(store: StateStore, log_format: int) -> None:
     assert held(store) == list(range(10))
 
 
-@_unnoticed("barriers of later epochs are written all the same, and their rows discarded")
 def test_an_epoch_before_one_that_ended_cannot_be_sealed(store: StateStore, log_format: int) -> None:
     factory = KvLogStoreFactory(store)
     writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format)))
@@ -251,7 +243,6 @@ def test_an_epoch_before_one_that_ended_cannot_be_sealed(store: StateStore, log_
 # -- owners and barriers --------------------------------------------------------------------------------------------
 
 
-@_unnoticed("the chunks of both have the same keys: those of one are lost")
 def test_two_writers_of_the_same_vnodes_are_refused(store: StateStore) -> None:
     factory = KvLogStoreFactory(store)
     log = factory.log("orders", SCHEMA, KEY)
@@ -272,7 +263,6 @@ BAD_BARRIERS = {
 }
 
 
-@_unnoticed("noticed after the epoch has ended, and the writer stays flushing; or not at all", WrongCall)
 @pytest.mark.parametrize("kind", BAD_BARRIERS)
 def test_a_barrier_that_asks_for_the_impossible_is_refused_and_the_epoch_goes_on(store: StateStore, kind: str) -> None:
     factory = KvLogStoreFactory(store)

@@ -127,20 +127,7 @@ def test_format_1_refuses_the_others_when_the_log_is_made(store: StateStore, kin
     assert factory.registry.names() == []
 
 
-_NOT_REFUSED = pytest.mark.xfail(
-    reason="the log is made, and no chunk of two rows can be written", raises=pytest.fail.Exception, strict=True
-)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "dictionary",
-        "list of dictionary",
-        pytest.param("run end", marks=_NOT_REFUSED),
-        pytest.param("string view", marks=_NOT_REFUSED),
-    ],
-)
+@pytest.mark.parametrize("kind", ["dictionary", "list of dictionary", "run end", "string view"])
 def test_what_format_2_cannot_hold_is_refused_when_the_log_is_made(store: StateStore, kind: str) -> None:
     factory = KvLogStoreFactory(store)
     with pytest.raises(ForeignSchema, match="'value'"):
