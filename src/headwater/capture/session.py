@@ -39,6 +39,7 @@ AFTER_ACKNOWLEDGE = failpoints.register("capture.after_acknowledge")
 
 _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
+_STAGE_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
 _STATUS_SECONDS = 1.0
 
 
@@ -57,7 +58,7 @@ class CaptureSession:
         self._source = source
         self._options = options
         self._statistics = statistics
-        self._factory = KvLogStoreFactory(store, clock=now_ms)
+        self._factory = KvLogStoreFactory(store, stage_bytes=_STAGE_BYTES, clock=now_ms)
         self._sealer = self._factory.sealer
         self._writers: dict[str, KvLogStoreWriter] = {}
         self._leaving: list[KvLogStoreWriter] = []
