@@ -103,6 +103,12 @@ class CaptureProcess:
         with self._database.connect() as session:
             wait_for(lambda: self._runs() and session.execute(query).fetchone() == (1,), "the capture to read its slot")
 
+    def peak_megabytes(self) -> float:
+        """The most memory that it had so far, as the kernel counts it."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(peak) / 1024
+
     def _runs(self) -> bool:
         assert self.process.poll() is None, self.said
         return True

@@ -70,7 +70,7 @@ def _write_much(opened: psycopg.Connection[tuple[object, ...]]) -> int:
     with opened.transaction():
         transaction = Transaction(opened)
         row = "nextval('ids'), 1, repeat(md5(i::text), 32768)"
-        transaction.changes["lines"] += transaction.run(f"INSERT INTO lines SELECT {row} FROM generate_series(1, 80) i")
+        transaction.changes["lines"] += transaction.run(f"INSERT INTO lines SELECT {row} FROM generate_series(1, 40) i")
         return transaction.end()
 
 

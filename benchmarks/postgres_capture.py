@@ -1,0 +1,295 @@
+"""Postgres capture: from the server's stream to the durable log, against receiving the same messages and no more.
+
+The table is the ten-column one of change capture; its inserts, updates and deletes come in transactions of 100, or of
+one. The bound is psycopg2's replication cursor with a callback that does nothing, from a slot at the same position, in
+turns with the capture. Each runs in a process of its own, from the start of the stream to its last change: received
+there, durable here. A transaction of millions of rows tells the memory, and a rest afterwards the price of idling.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from _harness import Figure, main, progress, scratch
+from _servers import Database, PostgresServer
+from headwater.allocation import keep_freed_memory
+from headwater.capture import Capture
+from headwater.sources.events import ChangeStream
+from headwater.sources.offset import CdcOffset
+from headwater.sources.open import open_source
+from headwater.sources.postgres.offset import Lsn, PostgresOffset
+from headwater.sources.table import SourceTable
+
+SETTINGS = {"max_wal_size": "8GB", "checkpoint_timeout": "1h", "synchronous_commit": "off", "shared_buffers": "256MB"}
+CHILD = "--child"
+PER_TRANSACTION = 100
+
+TABLES = (
+    """
+    CREATE TABLE orders (
+        id bigint PRIMARY KEY, quantity int, price numeric(18,4), customer text, note text, created timestamptz,
+        changed timestamptz, details jsonb, open boolean, token uuid
+    )
+    """,
+    "CREATE TABLE many (id bigint PRIMARY KEY, note text)",
+    """
+    CREATE PROCEDURE work(rows int, updates int, deletes int, step int) LANGUAGE plpgsql AS $$
+    DECLARE first bigint := coalesce((SELECT max(id) FROM orders), 0);
+    BEGIN
+        FOR i IN 0 .. rows / step - 1 LOOP
+            INSERT INTO orders
+            SELECT first + n, n % 1000, n * 1.2345, 'customer ' || n % 977, 'a note of usual length for row ' || n,
+                   timestamptz '2026-01-01' + n * interval '1.234567 s', now(),
+                   jsonb_build_object('kind', n % 7, 'tags', 'a b', 'text', 'hello ' || n), n % 3 > 0, gen_random_uuid()
+            FROM generate_series(i * step + 1, (i + 1) * step) n;
+            COMMIT;
+        END LOOP;
+        FOR i IN 0 .. updates / step - 1 LOOP
+            UPDATE orders SET quantity = quantity + 1, changed = now()
+            WHERE id > first + i * step AND id <= first + (i + 1) * step;
+            COMMIT;
+        END LOOP;
+        FOR i IN 0 .. deletes / step - 1 LOOP
+            DELETE FROM orders WHERE id > first + i * step AND id <= first + (i + 1) * step;
+            COMMIT;
+        END LOOP;
+    END $$
+    """,
+    "CREATE PUBLICATION headwater FOR TABLE orders, many WITH (publish_via_partition_root = true)",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A stretch of the server's log, and the slot that stands at its beginning."""
+
+    slot: str
+    end: Lsn
+    changes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a child measured, in seconds and bytes."""
+
+    seconds: float
+    cpu: float
+    peak: int = 0
+    idle: float = 0.0
+    held: int = 0
+
+
+class Measured:
+    """A server with work to be captured, as often as is wanted."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._copies = 0
+        database.execute(*TABLES)
+
+    def work(self, slot: str, changes: int, *statements: str) -> Work:
+        """Make a slot, then changes after it."""
+        self._database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+        self._database.execute(*statements)
+        end = Lsn.parse(self._database.value("SELECT pg_current_wal_insert_lsn()::text"))
+        self._database.execute("SELECT pg_logical_emit_message(true, 'bench', '')")  # a commit after the end
+        return Work(slot, end, changes)
+
+    def run(self, kind: str, work: Work, *, rest: float = 0.0, environment: Mapping[str, str] | None = None) -> Run:
+        """Measure in a child, over a copy of the slot."""
+        self._copies += 1
+        slot = f"run_{self._copies}"
+        self._database.execute(f"SELECT pg_copy_logical_replication_slot('{work.slot}', '{slot}')")
+        with scratch() as place:
+            order = {
+                "kind": kind,
+                "dsn": self._database.dsn,
+                "slot": slot,
+                "end": int(work.end),
+                "store": str(place / "store"),
+                "rest": rest,
+            }
+            command: list[Any] = [sys.executable, __file__, CHILD, json.dumps(order)]
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | (environment or {})
+            )
+        self._database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+        return Run(**json.loads(done.stdout))
+
+    def forget(self, work: Work) -> None:
+        """Let the server remove the log of *work*."""
+        self._database.execute(f"SELECT pg_drop_replication_slot('{work.slot}')", "CHECKPOINT")
+
+
+# -- the children ------------------------------------------------------------------------------------------------------
+
+
+def receive(dsn: str, slot: str, end: int) -> Run:
+    """psycopg2: take every message and throw it away."""
+    import psycopg2  # type: ignore[import-untyped]
+    from psycopg2.extras import LogicalReplicationConnection, StopReplication  # type: ignore[import-untyped]
+
+    connection = psycopg2.connect(dsn, connection_factory=LogicalReplicationConnection)
+    cursor = connection.cursor()
+    options = {"proto_version": "2", "publication_names": "headwater", "streaming": "on", "messages": "true"}
+    cursor.start_replication(slot_name=slot, decode=False, options=options)
+
+    def take(message: Any) -> None:
+        if message.data_start >= end:
+            message.cursor.send_feedback(flush_lsn=message.data_start, force=True)
+            raise StopReplication
+
+    start, cpu = time.perf_counter(), time.process_time()
+    try:
+        cursor.consume_stream(take, keepalive_interval=10)
+    except StopReplication:
+        pass
+    return Run(time.perf_counter() - start, time.process_time() - cpu)
+
+
+class Watched:
+    """A source that tells when its stream began, and when the changes up to *end* were durable."""
+
+    def __init__(self, source: Any, end: int) -> None:
+        self._source = source
+        self._end = end
+        self.started = self.cpu = 0.0
+        self.ended = threading.Event()
+        self.taken = Run(0.0, 0.0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
+        stream: Any = self._source.open(tables, start, identity)
+        tell = stream.acknowledge
+
+        def acknowledge(position: CdcOffset) -> None:
+            tell(position)
+            assert isinstance(position, PostgresOffset)
+            if position.lsn >= self._end and not self.ended.is_set():
+                self.taken = Run(time.perf_counter() - self.started, time.process_time() - self.cpu)
+                self.ended.set()
+
+        stream.acknowledge = acknowledge
+        self.started, self.cpu = time.perf_counter(), time.process_time()
+        return stream  # type: ignore[no-any-return]
+
+
+def capture(dsn: str, slot: str, end: int, store: Path, rest: float) -> Run:
+    """Headwater, as ``headwater capture`` runs it; then *rest* seconds in which nothing comes."""
+    keep_freed_memory()
+    pa.array([""])  # pyarrow loads pandas with its first array
+    source = Watched(open_source(dsn, spill=store / "spill", slot=slot), end)
+    running = Capture(source, store, ["orders", "many"])
+    idle: list[float] = []
+
+    def end_it() -> None:
+        source.ended.wait()
+        before = time.process_time()
+        time.sleep(rest)
+        idle.append((time.process_time() - before) / rest if rest else 0.0)
+        running.stop()
+
+    watcher = threading.Thread(target=end_it)
+    watcher.start()
+    running.run()
+    watcher.join()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    held = open_source(dsn, spill=store / "spill", slot=slot).held_bytes() or 0  # type: ignore[attr-defined]
+    return Run(source.taken.seconds, source.taken.cpu, peak, idle[0], held)
+
+
+def child(order: dict[str, Any]) -> None:
+    if order["kind"] == "receive":
+        made = receive(order["dsn"], order["slot"], order["end"])
+    else:
+        made = capture(order["dsn"], order["slot"], order["end"], Path(order["store"]), order["rest"])
+    print(json.dumps({name: getattr(made, name) for name in Run.__slots__}))
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
+
+
+def best(runs: list[Run]) -> Run:
+    return min(runs, key=lambda run: run.seconds)
+
+
+def in_transactions(measured: Measured, changes: int, turns: int) -> list[Figure]:
+    """Two thirds inserts, then updates and deletes, in transactions of 100."""
+    rows, updates, deletes = changes * 2 // 3, changes * 4 // 15, changes // 15
+    statement = f"CALL work({rows}, {updates}, {deletes}, {PER_TRANSACTION})"
+    work = measured.work("hundreds", rows + updates + deletes, statement)
+    received, captured, python = [], [], []
+    for _ in range(turns):
+        received.append(measured.run("receive", work))
+        captured.append(measured.run("capture", work))
+    python.append(measured.run("capture", work, environment={"HEADWATER_PURE": "1"}))
+    rest = measured.run("capture", work, rest=5.0)
+    measured.forget(work)
+    bound, value, pure = best(received), best(captured), best(python)
+
+    def rate(run: Run) -> float:
+        return work.changes / run.seconds
+
+    name = "psycopg2 that throws the messages away"
+    return [
+        Figure(f"wire to durable log / {name}", rate(value), rate(bound), 0.7, "higher", "changes/s"),
+        Figure(f"the same with the Python decoder / {name}", rate(pure), rate(bound), None, "higher", "changes/s"),
+        Figure("processor time of the capture / of psycopg2", value.cpu, bound.cpu, None, "lower", "s"),
+        Figure("processor of an idle capture / one core", rest.idle, 1.0, None, "lower", "cores"),
+        Figure("log held by the server at the end / one segment", float(rest.held), 16 << 20, None, "lower", "B"),
+    ]
+
+
+def one_by_one(measured: Measured, changes: int, turns: int) -> Figure:
+    work = measured.work("ones", changes, f"CALL work({changes}, 0, 0, 1)")
+    received, captured = [], []
+    for _ in range(turns):
+        received.append(measured.run("receive", work))
+        captured.append(measured.run("capture", work))
+    measured.forget(work)
+    value, bound = work.changes / best(captured).seconds, work.changes / best(received).seconds
+    return Figure("one change per transaction / psycopg2", value, bound, None, "higher", "changes/s")
+
+
+def memory(measured: Measured, rows: int) -> Figure:
+    row = "n, 'a note of row ' || n"
+    work = measured.work("large", rows, f"INSERT INTO many SELECT {row} FROM generate_series(1, {rows}) n")
+    peak = measured.run("capture", work).peak
+    measured.forget(work)
+    name = f"memory of the capture for a transaction of {rows / 1e6:g} M rows / 300 MB"
+    return Figure(name, float(peak), 300e6, 1.0, "lower", "B")
+
+
+def measure(quick: bool) -> list[Figure]:
+    changes, turns = (150_000, 2) if quick else (750_000, 3)
+    with (
+        progress("capture from a real Postgres"),
+        PostgresServer(settings=SETTINGS) as server,
+        server.database() as database,
+    ):
+        measured = Measured(database)
+        figures = in_transactions(measured, changes, turns)
+        figures.append(one_by_one(measured, changes // 5, turns))
+        figures.append(memory(measured, 500_000 if quick else 10_000_000))
+    return figures
+
+
+if __name__ == "__main__":
+    if CHILD in sys.argv:
+        child(json.loads(sys.argv[-1]))
+    else:
+        main(__doc__, measure)
