@@ -233,8 +233,9 @@ def test_a_table_that_cannot_be_captured_is_told_to_who_asks_and_the_capture_goe
     assert not (tmp_path / "no store").exists()
 
 
+@pytest.mark.parametrize("altered", [False, True])
 def test_a_table_that_the_server_has_described_before_it_was_added_is_captured(
-    newest_postgres: Database, tmp_path: Path
+    newest_postgres: Database, tmp_path: Path, altered: bool
 ) -> None:
     """A publication of all tables sends every table: the server describes each once, before anybody wants it."""
     made(newest_postgres, "t", "later")
@@ -243,11 +244,15 @@ def test_a_table_that_the_server_has_described_before_it_was_added_is_captured(
         fill(newest_postgres, 1, 10)
         fill(newest_postgres, 1, 10, "later")
         capture.catch_up()
-        newest_postgres.execute("ALTER TABLE later ADD COLUMN n int")
+        if altered:
+            newest_postgres.execute("ALTER TABLE later ADD COLUMN n int")
         ask(capture.store, ADD_TABLES, {"tables": ["later"]})
-        newest_postgres.execute("INSERT INTO later VALUES (11, 'eleven', 11)")
+        fill(newest_postgres, 11, 12, "later")
+        if altered:
+            newest_postgres.execute("INSERT INTO later VALUES (13, 'thirteen', 13)")
         capture.catch_up()
-        assert [(row["id"], row["n"]) for row in capture.rows("public.later")] == [(11, 11)]
+        rows = [(row["id"], row["v"], row.get("n")) for row in capture.rows("public.later")]
+        assert rows == [(11, "v11", None), (12, "v12", None)] + ([(13, "thirteen", 13)] if altered else [])
         capture.assert_equal("t")
 
 
