@@ -5,6 +5,7 @@ metric                                 meaning
 =====================================  ==================================================================
 ``capture_up``                         1 while changes flow, 0 while it starts, waits or has stopped
 ``capture_rows_total``                 changes that were written, by log
+``capture_stopped_tables``             tables whose changes are captured no longer; the store says why
 ``capture_transactions_total``         transactions of the source
 ``capture_epochs_total``               epochs that were ended
 ``capture_restarts_total``             sessions that ended in a failure that passes
@@ -36,6 +37,7 @@ def capture_metrics(capture: Capture) -> Iterator[Metric]:
     yield Metric("capture_up", labels, float(capture.state is CaptureState.RUNNING))
     for log, rows in sorted(seen.rows_by_table.items()):
         yield Metric("capture_rows_total", (("log", log),), float(rows))
+    yield Metric("capture_stopped_tables", labels, float(len(seen.stopped_tables)))
     yield Metric("capture_transactions_total", labels, float(seen.transactions))
     yield Metric("capture_epochs_total", labels, float(seen.epochs))
     yield Metric("capture_restarts_total", labels, float(seen.restarts))

@@ -97,18 +97,29 @@ class CaptureSession:
                 log = self._factory.existing(known.log)
                 table = SourceTable.of_log(known.namespace, known.name, log.schema, log.key_columns, known.source_id)
                 self._open_writer(table)
+            else:
+                self._statistics.stopped_tables[known.log] = known.reason
 
     def _begin(self, names: Sequence[str]) -> SourceRecord:
         """Who the source is, and its tables, are durable before their first change is read."""
         tables = self._source.tables(names)
+        resumed = self._state.has_begun
+        if not resumed:  # what is made at the source after this is ours, also if we do not come to hold its position
+            self._state.note_begin(self._sealer.batch)
+            self._seal_alone()
         failpoints.hit(BEFORE_BEGIN)
-        offset, identity = self._source.begin(tables)
+        offset, identity = self._source.begin(tables, resumed=resumed)
         failpoints.hit(AFTER_BEGIN)
         record = SourceRecord(identity, offset)
         self._capture(tables, offset)
         self._end_epoch(record)
         self._sealer.seal(self._epochs.prev)
         return record
+
+    def _seal_alone(self) -> None:
+        """What is noted, before any table has a writer."""
+        self._sealer.seal(self._epochs.curr)
+        self._epochs = self._epochs.next(self._clock.next())
 
     def _add(self, names: Sequence[str]) -> bool:
         """Capture those of *names* that are not captured yet, from the boundary that was reached; whether any is new.
@@ -171,6 +182,7 @@ class CaptureSession:
     def _stop_table(self, name: str, reason: str) -> None:
         """Its changes end here, those before are sealed with the epoch; the others go on."""
         self._state.stop_table(self._sealer.batch, name, reason)
+        self._statistics.stopped_tables[name] = reason
         self._stream.remove_table(self._tables.pop(name))
         self._leaving.append(self._writers.pop(name))
         self._rows += 1

@@ -35,6 +35,8 @@ CAPTURED = TableSchema(
 )
 SOURCE = "source"
 """A store holds one source; this is the key of its row."""
+_BEGUN = "begun"
+"""The key of a row that says: this store may have made something at a source, whose position it does not hold yet."""
 
 
 class TableState(Enum):
@@ -91,6 +93,7 @@ class SourceState:
     def _load(self, view: Snapshot) -> None:
         row = self._sources.get(view, 0, (SOURCE,))
         self.record = None if row is None else SourceRecord(row[0], CdcOffset.from_json(row[1]), row[2])
+        self.has_begun = self._sources.get(view, 0, (_BEGUN,)) is not None
         self.tables = {key[0]: _table(key[0], values) for key, values in self._captured.scan(view, 0)}
 
     @classmethod
@@ -103,6 +106,11 @@ class SourceState:
         state._sources, state._captured = catalog.open(SOURCES), catalog.open(CAPTURED)
         state._load(view)
         return state.record, state.tables
+
+    def note_begin(self, batch: WriteBatch) -> None:
+        """The source is about to be prepared for this store."""
+        self.has_begun = True
+        self._sources.put(batch, 0, (_BEGUN,), ({}, "", 0))
 
     def put(self, batch: WriteBatch, record: SourceRecord) -> None:
         """Where the log is durable, from the next seal on."""

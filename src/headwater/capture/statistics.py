@@ -15,6 +15,7 @@ class CaptureStatistics:
     :ivar caught_up: the source had nothing more when it was last asked.
     :ivar behind_bytes: of the source's log, not read yet.
     :ivar held_bytes: of the source's log, kept for us.
+    :ivar stopped_tables: why, by log.
     """
 
     rows: int = 0
@@ -31,6 +32,7 @@ class CaptureStatistics:
     spilled_bytes: int = 0
     last_error: str = ""
     rows_by_table: dict[str, int] = field(default_factory=dict)
+    stopped_tables: dict[str, str] = field(default_factory=dict)
 
     def count(self, table: str, rows: int, size: int) -> None:
         """Rows of a table were written."""
@@ -52,6 +54,6 @@ class CaptureStatistics:
 
     def lag_seconds(self, now_us: int) -> float:
         """How old the newest durable transaction is, or 0 when there is nothing newer in the source."""
-        if self.caught_up or not self.commit_time_us:
+        if self.caught_up or self.behind_bytes == 0 or not self.commit_time_us:
             return 0.0
         return max(0, now_us - self.commit_time_us) / 1e6

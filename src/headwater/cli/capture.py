@@ -67,6 +67,8 @@ def capture(
         timer.daemon = True
         timer.start()
     metrics = None if metrics_port is None else MetricsServer(running, str(store), metrics_port)
+    if metrics is not None:
+        err.print(f"metrics: http://127.0.0.1:{metrics.port}/metrics")
     line = _Line(running, as_json=as_json)
     line.start()
     try:
@@ -147,6 +149,7 @@ class _Line:
             "wal_held_bytes": seen.held_bytes,
             "spilled_bytes": seen.spilled_bytes,
             "restarts": seen.restarts,
+            "stopped_tables": dict(seen.stopped_tables),
             "last_error": seen.last_error,
         }
 
@@ -159,5 +162,8 @@ class _Line:
             parts.append(f"lag {amount(seen.behind_bytes)} {seen.lag_seconds(time.time_ns() // 1000):.1f} s")
         if seen.held_bytes is not None:
             parts.append(f"WAL held {amount(seen.held_bytes)}")
-        parts.append(f"epoch {seen.epoch}")
+        if seen.epoch:
+            parts.append(f"epoch {seen.epoch}")
+        if seen.stopped_tables:
+            parts.append(f"[red]stopped: {', '.join(seen.stopped_tables)}[/]")
         return f"{state.value} · " + " · ".join(parts)

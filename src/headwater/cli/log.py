@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import islice
@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from headwater.capture import SourceState
+from headwater.capture import CapturedTable, SourceState
 from headwater.capture.requests import COMPACT, MIGRATE, ask
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import InputError
@@ -34,6 +34,7 @@ from headwater.log_store import (
 )
 from headwater.log_store.columns import RESERVED
 from headwater.log_store.compaction import RUN_ROWS, Compaction, Saved
+from headwater.log_store.log_events import LogEvent, events_of
 from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration, MigrationProgress
 from headwater.log_store.retention import Retention, apply_retention, plan_retention, retention_of
 from headwater.log_store.status import ConsumerStatus, LogStatus, log_status
@@ -87,11 +88,20 @@ def status(
         except LogNotFound as error:
             error.next_step = f"headwater log status {location}" if log else f"headwater state status {location}"
             raise
+        with store.snapshot() as view:
+            _, captured = SourceState.read(view)
     if as_json:
-        typer.echo(json.dumps([_status_fields(one) for one in found]))
+        typer.echo(json.dumps([{**_status_fields(one), **_captured(captured.get(one.name))} for one in found]))
         return
     for one in found:
         _print_status(one)
+        table = captured.get(one.name)
+        if table is not None and table.reason:
+            out.print(f"  [bold red]Captured no longer:[/] {escape(table.reason)}\n")
+
+
+def _captured(table: CapturedTable | None) -> dict[str, Any]:
+    return {} if table is None else {"capture": table.state.value, "capture_stopped_because": table.reason or None}
 
 
 def _status_fields(log: LogStatus) -> dict[str, Any]:
@@ -177,6 +187,7 @@ def show(
                     typer.echo(json.dumps(_end_fields(end)))
             else:
                 _print_epochs(log, ends)
+                _print_events(list(events_of(view, log, 0, int(view.epoch)))[-limit:])
             return
         rows = list(islice(_rows(shown, epoch, vnode, values), limit))
     if as_json:
@@ -191,6 +202,14 @@ def show(
         shown_values = [Text(json.dumps(row["values"], default=_plain, ensure_ascii=False))] if values else []
         table.add_row(*cells, *shown_values)
     out.print(table)
+
+
+def _print_events(events: Sequence[LogEvent]) -> None:
+    """What happened to the table beside its rows."""
+    for event in events:
+        told = {name: value for name, value in event.detail.items() if value and name not in ("defaults", "position")}
+        shown = f": {json.dumps(told, ensure_ascii=False)}" if told else ""
+        out.print(f"  epoch {int(event.epoch)}, before seq {event.seq}: [bold]{event.kind}[/]{escape(shown)}")
 
 
 def _rows(shown: LogView, epoch: int | None, vnode: int | None, values: bool) -> Iterator[dict[str, Any]]:

@@ -38,16 +38,29 @@ class Projection:
     places: tuple[int | None, ...]
 
     def apply(self, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
-        """The columns of the captured table."""
+        """The columns of the captured table.
+
+        :raises SchemaStopped: a value of a type that became wider does not fit the captured one.
+        """
         made = []
         for column, place in zip(self.table.columns, self.places, strict=True):
             if place is None:
                 made.append(pa.nulls(rows, column.type))
             elif columns[place].type != column.type:
-                made.append(columns[place].cast(column.type))
+                made.append(self._narrowed(columns[place], column))
             else:
                 made.append(columns[place])
         return made
+
+    def _narrowed(self, values: pa.Array, column: SourceColumn) -> pa.Array:
+        try:
+            return values.cast(column.type)
+        except pa.ArrowInvalid:  # whose text shows the value
+            raise SchemaStopped(
+                self.table.full_name,
+                f"column {column.name!r} holds values that its captured type {column.type} does not.",
+                next_step="Start the capture with --schema-policy evolve: it goes on before the change.",
+            ) from None
 
 
 def follow(

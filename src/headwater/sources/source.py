@@ -32,10 +32,12 @@ class Source(Protocol):
         """
         ...
 
-    def begin(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+    def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
         """Prepare the source to keep its log for us; where the stream will start, and who the source is.
 
-        Called when nothing of the source is known; calling it again, after a crash in between, gives the same.
+        :param resumed: it was called before for this store, which crashed before it held the answer: what is there at
+            the source may be its own. Otherwise it is somebody else's.
+        :raises SourceMisconfigured: what is needed at the source is there already, and not ours.
         """
         ...
 

@@ -88,8 +88,8 @@ class Relations:
                 self._texts[column.type_oid, column.typmod],
                 ids[column.name],
                 nullable=column.name not in key or relation.replica_identity == _FULL,
-                special_values=policies.get(ids[column.name])
-                or self._special.get(f"{known.full_name}.{column.name}", SpecialValues.ERROR),
+                special_values=self._special.get(f"{known.full_name}.{column.name}")
+                or policies.get(ids[column.name], SpecialValues.ERROR),
             )
             for column in relation.columns
         )

@@ -12,7 +12,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headwater.errors import TransientError
-from headwater.sources.errors import ForeignOffset, SourceBusy, SourceNotFound, UnsupportedTable
+from headwater.sources.errors import ForeignOffset, SourceBusy, SourceMisconfigured, SourceNotFound, UnsupportedTable
 from headwater.sources.events import ChangeStream, Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
@@ -157,9 +157,15 @@ class PostgresSource:
             table.name.namespace, table.name.name, columns, table.key_columns(captured), source_id=table.oid
         )
 
-    def begin(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+    def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
         """The publication, then the slot; see :class:`~headwater.sources.source.Source`."""
         with self._sql() as session:
+            if not resumed and read_slot(session, self._slot) is not None:
+                raise SourceMisconfigured(
+                    f"The replication slot {self._slot!r} is there already, and this store does not know it.",
+                    next_step="Give the --store that it belongs to, or another --slot; "
+                    f"if it belongs to nobody: SELECT pg_drop_replication_slot('{self._slot}');",
+                )
             ensure_publication(session, self._publication, self._in_catalog(session, tables))
             slot = create_slot(session, self._slot)
             identity = server_position(session).identity
