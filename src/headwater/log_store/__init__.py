@@ -40,6 +40,7 @@ from headwater.log_store.errors import (
     RetentionMiss,
     RetentionRefused,
     UnknownVersion,
+    VnodesMoved,
     WrongCall,
 )
 from headwater.log_store.factory import KvLogStoreFactory
@@ -104,6 +105,7 @@ __all__ = [
     "SyncedLogStore",
     "SyncedOptions",
     "UnknownVersion",
+    "VnodesMoved",
     "Watermark",
     "WrongCall",
     "read_range",

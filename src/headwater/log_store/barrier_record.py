@@ -19,6 +19,7 @@ class BarrierRecord:
     """One instance's end of one epoch.
 
     :ivar format: of the rows of this epoch: the one place where a reader looks for it.
+    :ivar schema_version: of its last rows, and of all unless there is a *first_schema_version*, of the first ones.
     :ivar compacted: rows that a newer row of their key made needless were left out later.
     """
 
@@ -32,6 +33,7 @@ class BarrierRecord:
     format: int
     is_stop: bool = False
     compacted: bool = False
+    first_schema_version: int | None = None
 
     def to_bytes(self) -> bytes:
         fields = {
@@ -48,6 +50,8 @@ class BarrierRecord:
         }
         if self.compacted:
             fields["compacted"] = True
+        if self.first_schema_version is not None:
+            fields["first_schema"] = self.first_schema_version
         data = json.dumps(fields, separators=(",", ":")).encode()
         return b"%b%b%d}" % (data[:-1], _CRC, zlib.crc32(data))
 
@@ -79,6 +83,7 @@ class BarrierRecord:
                     fields["format"],
                     fields["stop"],
                     fields.get("compacted", False),
+                    fields.get("first_schema"),
                 )
             except UnknownVersion:
                 raise

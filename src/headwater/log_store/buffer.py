@@ -173,13 +173,20 @@ class LogStoreBuffer:
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or ready(), timeout)
 
-    def take(self, timeout: float | None, ready: Callable[[], bool] = lambda: True) -> Buffered | None:
-        """The oldest item that was not taken yet; ``None`` after *timeout* seconds.
+    def take(
+        self,
+        timeout: float | None,
+        ready: Callable[[], bool] = lambda: True,
+        over: Callable[[], bool] = lambda: False,
+    ) -> Buffered | None:
+        """The oldest item that was not taken yet; ``None`` after *timeout* seconds, or when it is *over*.
 
         :raises LogClosed: the writer ended and nothing is left.
         """
         with self._changed:
-            if not self._changed.wait_for(lambda: self._closed or (ready() and self._unconsumed), timeout):
+            if not self._changed.wait_for(lambda: self._closed or over() or (ready() and self._unconsumed), timeout):
+                return None
+            if over():
                 return None
             if not self._unconsumed:
                 raise LogClosed("The writer of this log has ended.")

@@ -2,13 +2,16 @@
 
 Rows keep their epoch, vnode and seq. Whoever reads the run to its end, from wherever it starts, ends with the same
 table by key: the last word on every key is kept, deletes included. Changes in between are no longer told, so this is
-never done unless asked for. A half of an update pair whose other half is gone becomes an insert or a delete.
+never done unless asked for. A half of an update pair whose other half is gone becomes an insert or a delete. A row that
+adds is an update without its old row if the first row of its key in the run is one, as it is for
+:func:`headwater.stream.compact`.
 
 Left alone are epochs that
 
 * a pin shows: somebody may be reading them as they are;
 * a consumer has delivered for some vnodes and not for others, or is inside of;
-* a reader of this process has not delivered: its live buffer refers to them.
+* a reader of this process has not delivered: its live buffer refers to them;
+* changed their columns in their middle, or are older than the key that the log has now.
 
 Each epoch's rows and barrier change in one seal. A crash between two seals is harmless: a row only goes when a newer
 one of its key is durable already.
@@ -29,12 +32,12 @@ from headwater import failpoints
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.columns import OP, SEQ, VNODE
+from headwater.log_store.consumers import SYNCED
 from headwater.log_store.errors import ForeignSchema, WrongCall
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import EpochEnd, LogView
 from headwater.log_store.rewrite import rewrite_epoch
-from headwater.log_store.synced_log import CONSUMER as SYNCED
 from headwater.stream import Epoch, Op
 
 BEFORE_EPOCH = failpoints.register("log_store.compact_before_epoch")
@@ -76,6 +79,12 @@ class _Part:
     writer: int
     record: BarrierRecord
     rows: int
+    lone: NDArray[np.bool_]
+    inserts: NDArray[np.bool_]
+
+    def has_other_ops(self, updates: NDArray[np.bool_]) -> bool:
+        """Whether an update without its old row is an insert, or the reverse: the first row of its key was left out."""
+        return bool((self.lone & ~updates | self.inserts & updates).any())
 
 
 class Compaction:
@@ -113,7 +122,9 @@ class Compaction:
             rows = 0
             left_alone = self._left_alone()
             for end in shown.epochs(after):
-                if any(low < end.epoch <= high for low, high in left_alone):
+                is_mixed = end.first_schema_version != end.schema_version
+                is_foreign = is_mixed or end.first_schema_version < log.key_since
+                if is_foreign or any(low < end.epoch <= high for low, high in left_alone):
                     if run:
                         break  # a run has no holes
                     self.saved += Saved(epochs_left_alone=1)
@@ -142,14 +153,14 @@ class Compaction:
         return ranges
 
     def _compact(self, shown: LogView, log: Log, run: list[EpochEnd]) -> Saved:
-        parts, newest = _newest(shown, log, run)
+        parts, newest, updates = _newest(shown, log, run)
         saved = Saved(epochs=len(run))
         place = 0
         for part in parts:
-            keep = newest[place : place + part.rows]
+            keep, lone = newest[place : place + part.rows], updates[place : place + part.rows]
             place += part.rows
             same = Saved(0, part.rows, part.rows, part.record.size, part.record.size)
-            if keep.all():
+            if keep.all() and not part.has_other_ops(lone):
                 saved += same
                 continue
             failpoints.hit(BEFORE_EPOCH)
@@ -159,7 +170,7 @@ class Compaction:
                 part.epoch,
                 part.writer,
                 part.record,
-                _survivors(list(_batches(shown, part.epoch, part.writer, part.record)), keep),
+                _survivors(list(_batches(shown, part.epoch, part.writer, part.record)), keep, lone),
                 part.record.format,
                 compacted=True,
                 compression=self._compression,
@@ -172,22 +183,31 @@ def _batches(shown: LogView, epoch: Epoch, writer: int, record: BarrierRecord) -
     return shown.batches(epoch, [(writer, record)], record.vnodes)
 
 
-def _newest(shown: LogView, log: Log, run: list[EpochEnd]) -> tuple[list[_Part], NDArray[np.bool_]]:
-    """The parts of the run, and for each row, in the order in which they are read, whether it is its key's newest."""
+def _newest(shown: LogView, log: Log, run: list[EpochEnd]) -> tuple[list[_Part], NDArray[np.bool_], NDArray[np.bool_]]:
+    """The parts of the run, and for each row, in the order in which they are read, whether it is its key's newest.
+
+    And whether the newest, if it adds, is an update without its old row: as the first row of its key.
+    """
     parts: list[_Part] = []
     keys: list[pa.RecordBatch] = []
     epochs: list[NDArray[np.int64]] = []
     seqs: list[NDArray[np.uint32]] = []
+    lone: list[NDArray[np.bool_]] = []
+    inserts: list[NDArray[np.bool_]] = []
     for epoch, writer, record in shown.records(run[0].epoch - 1, run[-1].epoch):
-        count = 0
+        count, before = 0, len(lone)
         for batch in _batches(shown, epoch, writer, record):
             keys.append(_key_batch(batch, log))
             seqs.append(batch.column(SEQ).to_numpy())
+            lone.append(_lone_updates(batch))
+            inserts.append(batch.column(OP).to_numpy() == Op.INSERT)
             count += batch.num_rows
         epochs.append(np.full(count, len(parts)))
-        parts.append(_Part(epoch, writer, record, count))
+        none = np.zeros(0, bool)
+        own = (np.concatenate([none, *masks[before:]]) for masks in (lone, inserts))
+        parts.append(_Part(epoch, writer, record, count, *own))
     if not keys:
-        return parts, np.zeros(0, bool)
+        return parts, np.zeros(0, bool), np.zeros(0, bool)
     # Writers of one epoch own different vnodes, hence different keys: the order between them decides nothing.
     order = np.lexsort((np.concatenate(seqs), np.concatenate(epochs)))
     age = np.empty(len(order), np.int64)
@@ -195,12 +215,23 @@ def _newest(shown: LogView, log: Log, run: list[EpochEnd]) -> tuple[list[_Part],
     table = pa.Table.from_batches(keys).append_column("age", pa.array(age))
     names = table.schema.names[:-1]
     try:
-        found = table.group_by(names, use_threads=False).aggregate([("age", "max")])
+        found = table.group_by(names, use_threads=False).aggregate([("age", "max"), ("age", "min")])
     except (pa.ArrowNotImplementedError, pa.ArrowKeyError) as error:
         raise ForeignSchema(f"Log {log.name!r} has a key of a type that cannot be compacted.") from error
+    last, first = (order[found.column(name).to_numpy()] for name in ("age_max", "age_min"))
     newest = np.zeros(len(order), bool)
-    newest[order[found.column("age_max").to_numpy()]] = True
-    return parts, newest
+    newest[last] = True
+    updates = np.zeros(len(order), bool)
+    updates[last] = np.concatenate(lone)[first]
+    return parts, newest, updates
+
+
+def _lone_updates(batch: pa.RecordBatch) -> NDArray[np.bool_]:
+    """The new rows of updates that are told without their old rows, in rows ordered by vnode and seq."""
+    ops, vnodes, seqs = (batch.column(name).to_numpy() for name in (OP, VNODE, SEQ))
+    found: NDArray[np.bool_] = ops == Op.UPDATE_INSERT
+    found[1:] &= (ops[:-1] != Op.UPDATE_DELETE) | (vnodes[:-1] != vnodes[1:]) | (seqs[:-1] + 1 != seqs[1:])
+    return found
 
 
 def _key_batch(batch: pa.RecordBatch, log: Log) -> pa.RecordBatch:
@@ -216,7 +247,9 @@ def _key_batch(batch: pa.RecordBatch, log: Log) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=[f"key{place}" for place in range(len(columns))])
 
 
-def _survivors(batches: list[pa.RecordBatch], keep: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+def _survivors(
+    batches: list[pa.RecordBatch], keep: NDArray[np.bool_], lone: NDArray[np.bool_]
+) -> Iterator[pa.RecordBatch]:
     """The rows to keep, ordered by vnode and seq, with valid update pairs, in chunks of some rows and bytes.
 
     A chunk has whole vnodes: a vnode's rows in two chunks could come in the wrong order.
@@ -226,6 +259,7 @@ def _survivors(batches: list[pa.RecordBatch], keep: NDArray[np.bool_]) -> Iterat
     )
     order = np.lexsort((seqs, vnodes))
     ops[order] = _valid_ops(ops[order], vnodes[order], seqs[order].astype(np.int64), keep[order])
+    ops[lone & (ops == Op.INSERT)] = Op.UPDATE_INSERT
     kept = order[keep[order]]
     row_bytes = sum(batch.nbytes for batch in batches) // len(keep)
     cuts = _cuts(vnodes[kept], max(1, min(CHUNK_ROWS, CHUNK_BYTES // max(1, row_bytes))))

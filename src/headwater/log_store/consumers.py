@@ -21,6 +21,9 @@ from headwater.log_store.progress import LogStoreVnodeProgress
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.stream import Epoch, VnodeBitmap
 
+SYNCED = "synced"
+"""The consumer under which the progress of a synced log is kept: all its instances are one."""
+
 CONSUMERS = TableSchema(
     "log_consumers",
     1,
@@ -31,13 +34,17 @@ CONSUMERS = TableSchema(
 
 @dataclass(slots=True)
 class Consumer:
-    """One consumer of one log."""
+    """One consumer of one log.
+
+    :ivar unreadable: its progress cannot be read: it holds the whole log.
+    """
 
     log: str
     name: str
     progress: LogStoreVnodeProgress
     started: Epoch
     changed: bool = False
+    unreadable: bool = False
 
     def delivered(self) -> Epoch:
         """The newest epoch that all vnodes have delivered as a whole."""
@@ -169,3 +176,11 @@ class ConsumerBook:
     def drop_epochs(self, batch: WriteBatch, log: Log, upto: Epoch) -> None:
         """Retention: forget epochs that not every consumer has delivered."""
         self.bounds.drop(batch, log, upto)
+
+
+def synced_refused(log: str) -> WrongCall:
+    """For whoever wants to consume a synced log."""
+    return WrongCall(
+        f"Log {log!r} is a synced log: it holds only what was not emitted.",
+        next_step="Choose a log that is not synced.",
+    )

@@ -25,18 +25,14 @@ class LogCounters:
     :ivar persistent_log: read as history, from sealed epochs.
     :ivar flushed_buffer: read again at the live end, because the buffer had no room.
     :ivar drain_seconds: time that the writer was blocked by drains.
-    :ivar rewind_seconds: time that the reader waited before it tried again.
     """
 
     write_rows: int = 0
     storage_write_count: int = 0
     storage_write_size: int = 0
     read_rows: int = 0
-    spilled_read_rows: int = 0
     persistent_log: ReadCounters = field(default_factory=ReadCounters)
     flushed_buffer: ReadCounters = field(default_factory=ReadCounters)
-    rewind_count: int = 0
-    rewind_seconds: float = 0.0
     drain_count: int = 0
     drain_seconds: float = 0.0
 
@@ -45,10 +41,6 @@ class LogCounters:
         self.storage_write_count += rows
         self.storage_write_size += size
         return size
-
-    def rewound(self, seconds: float) -> None:
-        self.rewind_count += 1
-        self.rewind_seconds += seconds
 
     def drained(self, seconds: float) -> None:
         self.drain_count += 1

@@ -45,6 +45,10 @@ class WrongCall(LogStoreError, InputError):
     """A call that the state of the writer or reader does not allow."""
 
 
+class VnodesMoved(LogStoreError, ConflictError):
+    """The writer has taken over other vnodes: the reader has to begin anew (``init``)."""
+
+
 class LogClosed(LogStoreError, ClosedError):
     """The writer or reader was closed."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headwater.log_store.buffer import MAX_BYTES, MAX_ROWS, LogStoreBuffer
 from headwater.log_store.chunk_codec import Compression
-from headwater.log_store.consumers import ConsumerBook
+from headwater.log_store.consumers import SYNCED, ConsumerBook, synced_refused
 from headwater.log_store.historical_reads import HistoricalReads
 from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import DEFAULT_FORMAT, Log, LogRegistry
@@ -97,7 +97,12 @@ class KvLogStoreFactory:
         delays: RewindDelay | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> tuple[KvLogStoreReader, KvLogStoreWriter]:
-        """A writer and a reader of this process, with a live buffer between them."""
+        """A writer and a reader of this process, with a live buffer between them.
+
+        :raises WrongCall: a synced log, or the name under which those keep their progress.
+        """
+        if consumer == SYNCED or any(known.name == SYNCED for known in self.consumers.of(log.name)):
+            raise synced_refused(log.name)
         state = self._state(log, vnodes)
         known = self.consumers.register(log, consumer, start)
         buffer = LogStoreBuffer(max_rows, max_bytes)
@@ -114,7 +119,7 @@ class KvLogStoreFactory:
         """Makes synced logs of this store."""
         with self._store.snapshot() as view:
             watermarks = WatermarkBook(self._catalog, view, self.sealer.batch)
-        return SyncedLogStoreFactory(self.sealer, self.consumers, watermarks, self._state)
+        return SyncedLogStoreFactory(self.sealer, self.consumers, self.remote, watermarks, self._state)
 
     @property
     def store(self) -> StateStore:
@@ -136,6 +141,10 @@ class KvLogStoreFactory:
             for writer in self._writers
             if writer.state is not WriterState.STOPPED and writer.store_state.log.name == log
         ]
+
+    def has_live_synced(self, log: str) -> bool:
+        """Whether a synced log has an instance in this process that has not stopped."""
+        return "synced" in self.__dict__ and self.synced.has_live(log)
 
     def close(self) -> None:
         """Wait for the seal that is under way, let go of the consumers' stores; the state store stays open."""

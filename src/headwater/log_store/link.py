@@ -73,10 +73,11 @@ class ReaderLink:
             self._changed.notify_all()
 
     def moved(self, start: Start) -> None:
-        """Other vnodes from here on."""
+        """Other vnodes from here on: the reader gives nothing more until it begins anew."""
         with self._changed:
             self._starts.append(start)
             self._changed.notify_all()
+        self._buffer.wake()
 
     def set_paused(self, paused: bool) -> None:
         with self._changed:
@@ -99,6 +100,10 @@ class ReaderLink:
             if not self._changed.wait_for(lambda: bool(self._starts), timeout):
                 raise LogClosed("The writer of this log has not begun.")
             return self._starts.popleft()
+
+    def has_moved(self) -> bool:
+        """Whether the writer has other vnodes than the reader knows of."""
+        return bool(self._starts)
 
     def is_running(self) -> bool:
         return not self._paused

@@ -86,6 +86,7 @@ class EpochEnd:
     size: int
     vnodes: VnodeBitmap
     schema_version: int
+    first_schema_version: int
     sealed_ms: int
     formats: Formats
     is_stop: bool
@@ -311,6 +312,7 @@ def _joined(epoch: Epoch, ended: Ended) -> EpochEnd:
         sum(record.size for record in records),
         vnodes,
         max(record.schema_version for record in records),
+        min(record.first_schema_version or record.schema_version for record in records),
         max(record.sealed_ms for record in records),
         Formats.of(ended),
         any(record.is_stop for record in records),

@@ -73,6 +73,7 @@ def _of_consumer(log: LogStatus, consumer: ConsumerStatus, vnodes: bool) -> Iter
     yield Metric("log_store_lag_bytes", labels, consumer.lag_bytes)
     yield Metric("log_store_lag_seconds", labels, consumer.lag_seconds)
     yield Metric("log_store_holds_back", labels, float(consumer.holds_back))
+    yield Metric("log_store_consumer_unreadable", labels, float(consumer.unreadable))
     yield Metric("log_store_retention_missed", labels, float(consumer.missed))
     if vnodes:
         for vnode, place in consumer.progress.places():
@@ -135,6 +136,7 @@ _HELP = {
     "log_store_lag_bytes": "Bytes that were not delivered yet.",
     "log_store_lag_seconds": "Since when the oldest epoch that was not delivered is sealed.",
     "log_store_holds_back": "Whether this consumer keeps the log from forgetting.",
+    "log_store_consumer_unreadable": "Whether the progress of this consumer cannot be read: it holds everything.",
     "log_store_retention_missed": "Whether retention dropped epochs that this consumer had not read.",
     "log_store_vnode_epoch": "The epoch up to which a vnode was delivered.",
     "log_store_first_write_epoch": "The first epoch of this writer.",

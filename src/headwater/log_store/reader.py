@@ -13,7 +13,8 @@ closed                  nothing; ``close`` closes a reader in any state
 History is what was sealed before the writer began: epochs in ``(progress, first_write_epoch)``; the live end begins at
 ``first_write_epoch``. An item that was taken is either returned or comes again: a call that is given up (a timeout, an
 exception in the caller's thread) loses nothing. Where historical reads are limited, ``next_item`` waits for a permit
-before the first item of history (:mod:`headwater.log_store.historical_reads`).
+before the first item of history (:mod:`headwater.log_store.historical_reads`). Once the writer has taken over other
+vnodes nothing more comes until ``init``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 
 from headwater.log_store.buffer import BufferedChunk, LogStoreBuffer, SpilledRef
 from headwater.log_store.consumers import Consumer
-from headwater.log_store.errors import InvalidOffset, WrongCall
+from headwater.log_store.errors import InvalidOffset, VnodesMoved, WrongCall
 from headwater.log_store.historical_reads import HistoricalReads, Permit
 from headwater.log_store.history import (
     HISTORY_ROWS,
@@ -124,29 +125,40 @@ class KvLogStoreReader:
         """The next item; ``None`` after *timeout* seconds, with nothing lost.
 
         :raises LogClosed: the writer stopped, and everything was read.
+        :raises VnodesMoved: the writer has other vnodes by now. :meth:`init`, then what was not truncated comes again.
         """
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
+        self._check_not_moved()
         self._link.asked()
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._state is ReaderState.HISTORY:
             if not self._history_is_ready(deadline) or not self._may_read_history(deadline):
                 return None
+            self._check_not_moved()
             found = self._next_of_history()
             if found is not None:
                 return self._yield(*found)
             self._end_history()
             self._state = ReaderState.LIVE
         if self._pending is None:
-            self._pending = self._buffer.take(_left(deadline), self._link.is_running)
+            self._pending = self._buffer.take(_left(deadline), self._link.is_running, self._link.has_moved)
         if self._pending is None:
+            self._check_not_moved()
             return None
         item, done = self._of_buffer(self._pending)  # may fail or be interrupted: the taken item stays pending
         self._pending = None
         return self._yield(item, done)
 
+    def _check_not_moved(self) -> None:
+        if self._link.has_moved():
+            raise VnodesMoved(
+                f"The vnodes of a reader of log {self._store_state.log.name!r} changed.",
+                next_step="Begin anew: init(), then start_from().",
+            )
+
     def _history_is_ready(self, deadline: float | None) -> bool:
         """Wait until the writer is not paused, and everything before its first epoch is sealed."""
-        if not self._buffer.wait(self._link.is_running, _left(deadline)):
+        if not self._buffer.wait(lambda: self._link.is_running() or self._link.has_moved(), _left(deadline)):
             return False
         while self._after_seal:
             left = _left(deadline)
@@ -198,7 +210,6 @@ class KvLogStoreReader:
             chunk = self._store_state.read_spilled(
                 taken.epoch, taken.first_seq, taken.last_seq, taken.log, taken.vnodes
             )
-            self._store_state.counters.spilled_read_rows += chunk.num_rows
         seqs = np.arange(taken.first_seq, taken.first_seq + chunk.num_rows, dtype=np.uint32)
         done = Done(taken.epoch, self._vnodes, last_seqs(chunk.vnodes.to_numpy(), seqs))
         return ChunkItem(taken.epoch, taken.chunk_id, chunk), done
@@ -238,7 +249,6 @@ class KvLogStoreReader:
         delay = self._delays.next(self._truncated)
         self._end_history()  # others may read while this one waits
         self._sleep(delay)
-        self._store_state.counters.rewound(delay)
         self._link.rewound(delay)
         self._latest = None
         self._reset()

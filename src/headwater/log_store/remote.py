@@ -38,8 +38,8 @@ import pyarrow as pa
 
 from headwater import failpoints
 from headwater.log_store.bounds import announced
-from headwater.log_store.consumers import Consumer
-from headwater.log_store.errors import EpochGone, InvalidOffset
+from headwater.log_store.consumers import CONSUMERS, SYNCED, Consumer, synced_refused
+from headwater.log_store.errors import EpochGone, InvalidOffset, LogCorrupt
 from headwater.log_store.log_view import LogView
 from headwater.log_store.offset import StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
@@ -116,11 +116,12 @@ class LogConsumer:
 
         :raises StoreOwned: another process is this consumer. :raises LogNotFound: no such log.
         :raises EpochGone: *start* is before what the log holds. :raises InvalidOffset: *start* is not sealed yet.
+        :raises WrongCall: it is a synced log, which holds only what was not emitted.
         """
         source = open_reader(location)
         try:
             # Before anything is made: what is refused leaves no trace, and holds no epoch back.
-            _looked(source, lambda view: LogView.open(view, log))
+            _looked(source, lambda view: _check_not_synced(view, LogView.open(view, log).log.name))
             if start is not None and (log, name) not in stores_beside(location, _FOLDER, 2):
                 _check(log, name, start, *_looked(source, lambda view: (announced(view, log), view.epoch)))
             own = open_beside_writer(location, _FOLDER, log, name, takeover=takeover)
@@ -261,6 +262,12 @@ class LogConsumer:
         self.close()
 
 
+def _check_not_synced(view: Snapshot, log: str) -> None:
+    catalog = Catalog.load(view)
+    if CONSUMERS.name in catalog.names() and catalog.open(CONSUMERS).get(view, 0, (log, SYNCED)) is not None:
+        raise synced_refused(log)
+
+
 def _looked(source: StateReader, look: Callable[[Snapshot], _T]) -> _T:
     """What *look* finds in the newest snapshot. One of an object store may have to be opened again."""
     for _ in range(_TRIES - 1):
@@ -328,9 +335,12 @@ class RemoteConsumers:
             # It is there, but cannot be looked at now, and may have gone back: the whole log must stay.
             known.mark = None
             self._close(known)
-            return Consumer(log, name, LogStoreVnodeProgress(DEFAULT_VNODE_COUNT), Epoch(0))
+            return _unreadable(log, name)
         known.mark = mark
-        known.consumer = row and Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
+        try:
+            known.consumer = row and Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
+        except LogCorrupt:
+            known.consumer = _unreadable(log, name)
         return known.consumer
 
     def _row(self, known: _Known, log: str, name: str) -> Any:
@@ -361,6 +371,10 @@ class RemoteConsumers:
         for known in self._known.values():
             self._close(known)
         self._known.clear()
+
+
+def _unreadable(log: str, name: str) -> Consumer:
+    return Consumer(log, name, LogStoreVnodeProgress(DEFAULT_VNODE_COUNT), Epoch(0), unreadable=True)
 
 
 def _stores_kept_open(location: str) -> int:

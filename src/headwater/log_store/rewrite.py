@@ -16,6 +16,7 @@ from headwater import failpoints
 from headwater.log_store import layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
+from headwater.log_store.columns import stored_schema
 from headwater.log_store.log import Log
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.serde import LogStoreRowSerde
@@ -58,7 +59,7 @@ def rewrite_epoch(
     _forget(ahead, log, epoch, writer, record, log_format)
     rows = size = chunks = waiting = 0
     for batch in batches:
-        items = serde.encode_batch(epoch, writer, batch, record.schema_version)
+        items = serde.encode_batch(epoch, writer, batch, _schema_version(log, record, batch))
         ahead.put_many(items)
         added = sum(len(value) for _, value in items)
         rows, size, chunks, waiting = rows + batch.num_rows, size + added, chunks + len(items), waiting + added
@@ -74,6 +75,12 @@ def rewrite_epoch(
     ahead.put(layout.barrier_key(log.number, epoch, writer), new.to_bytes())
     sealer.batch.extend(ahead)
     return Rewritten(epoch, record.rows, rows, record.size, size)
+
+
+def _schema_version(log: Log, record: BarrierRecord, batch: pa.RecordBatch) -> int:
+    """The version of the columns that *batch* has: where they changed inside the epoch, not all have the record's."""
+    versions = range(record.schema_version, (record.first_schema_version or record.schema_version) - 1, -1)
+    return next(version for version in versions if stored_schema(log.schema_of(version)).equals(batch.schema))
 
 
 def _forget(batch: WriteBatch, log: Log, epoch: Epoch, writer: int, record: BarrierRecord, log_format: int) -> None:

@@ -49,6 +49,7 @@ class LogStoreState:
         self.log = log
         self.counters = LogCounters()
         self.next_format: int | None = None  # of the epochs after the one that is being written
+        self._first_schema: int | None = None  # of the rows of this epoch, when there is another one by now
         self.own(vnodes)
 
     def own(self, vnodes: VnodeBitmap) -> None:
@@ -56,6 +57,12 @@ class LogStoreState:
         self.check_vnodes(vnodes)
         self.vnodes = vnodes
         self._writer = _writer_of(vnodes)
+
+    def change_schema(self, log: Log, *, has_rows: bool) -> None:
+        """Take over other columns inside an epoch, which *has_rows* already or not."""
+        if has_rows and self._first_schema is None and log.schema_version != self.log.schema_version:
+            self._first_schema = self.log.schema_version
+        self.log = log
 
     def check_vnodes(self, vnodes: VnodeBitmap) -> None:
         """:raises ForeignVnode: none, or of another vnode count."""
@@ -116,7 +123,9 @@ class LogStoreState:
             self._clock(),
             self.log.format,
             is_stop,
+            first_schema_version=self._first_schema,
         )
+        self._first_schema = None
         key = layout.barrier_key(self.log.number, epoch, self._writer)
         self._sealer.batch.put(key, record.to_bytes())
         if self.next_format is not None:

@@ -24,6 +24,7 @@ class ConsumerStatus:
     :ivar lag_seconds: how long ago the oldest epoch that it has not delivered was sealed.
     :ivar holds_back: it is the one that keeps the log from forgetting.
     :ivar missed: retention dropped epochs that it had not read.
+    :ivar unreadable: its progress cannot be read: it holds the whole log.
     """
 
     name: str
@@ -36,6 +37,7 @@ class ConsumerStatus:
     holds_back: bool
     missed: bool
     progress: LogStoreVnodeProgress
+    unreadable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def _consumer(
         slowest and bool(left),
         delivered < dropped,
         consumer.progress,
+        consumer.unreadable,
     )
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from headwater.log_store import layout
 from headwater.log_store.buffer import SpilledRef
-from headwater.log_store.consumers import Consumer, ConsumerBook
+from headwater.log_store.consumers import SYNCED, Consumer, ConsumerBook
 from headwater.log_store.errors import InvalidOffset, WrongCall
 from headwater.log_store.history import HISTORY_ROWS, read_history, steps_to_end
 from headwater.log_store.item import ChunkItem, Done, LogItem
@@ -36,9 +36,6 @@ from headwater.stream import (
     StreamState,
     UpdateVnodeBitmap,
 )
-
-CONSUMER = "synced"
-"""The consumer under which the progress of a synced log is kept: all its instances are one."""
 
 
 @dataclass(slots=True)
@@ -118,7 +115,14 @@ class SyncedLog:
         if message.kind is BarrierKind.INITIAL:
             self._begin(message.epoch)
         self._stream = following
-        self._stop_seen = self.stops(message)
+        if self.stops(message):
+            self._stop_seen = True
+            self._sealer.owners.release(self, self.state.log)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the barrier that stops it came."""
+        return self._stop_seen
 
     def stops(self, barrier: Barrier) -> bool:
         """Whether this instance ends after *barrier*."""
@@ -143,6 +147,8 @@ class SyncedLog:
         store, log = self._sealer.store, self.state.log
         if epochs.curr <= store.committed_epoch():
             raise InvalidOffset(f"Epoch {epochs.curr} cannot be written: epoch {store.committed_epoch()} is sealed.")
+        self._sealer.owners.check(self, log, self.state.vnodes)
+        self._sealer.owners.claim(self, log, self.state.vnodes, epochs.curr)
         self.state.discard_unsealed()
         low, high = layout.barriers_from(log.number), layout.space_end(log.number, layout.BARRIERS)
         with store.snapshot() as view:
@@ -199,7 +205,7 @@ class SyncedLog:
                 self.state.vnodes,
                 progress,
                 self._first_epoch,
-                consumer=CONSUMER,
+                consumer=SYNCED,
                 rows=self._history_rows,
             )
         try:
@@ -269,10 +275,10 @@ class SyncedLog:
         steps, self._done = self._done, []
         if self._held.get(log.name, Epoch(0)) <= self._book.gone(log.name):
             return  # nothing is held: there is nothing to be done with
-        self._book.apply(log, CONSUMER, steps, vnodes)
+        self._book.apply(log, SYNCED, steps, vnodes)
         if read_all:
             ended = closes if first is None else first[0].prev()
             steps = steps_to_end(self._consumer.progress, vnodes, ended)
             if first is not None and first[1]:
                 steps.append(Done(first[0], vnodes, dict.fromkeys(vnodes, first[1] - 1)))
-            self._book.apply(log, CONSUMER, steps, vnodes)
+            self._book.apply(log, SYNCED, steps, vnodes)

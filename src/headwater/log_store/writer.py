@@ -180,7 +180,7 @@ class KvLogStoreWriter:
             raise WrongCall("A log with a reader of this process changes its columns at a barrier.")
         log = self._store_state.log.with_schema(schema, key_columns)
         self._registry.update(self._sealer.batch, log)
-        self._store_state.log = log
+        self._store_state.change_schema(log, has_rows=self._rows > 0)
 
     def end_epoch(self, next_epoch: Epoch) -> None:
         """As :meth:`flush_current_epoch` with a checkpoint, for a writer without a reader; no rows need no barrier."""

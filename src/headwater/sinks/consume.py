@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from headwater.errors import CorruptionError, FencedError, HeadwaterError
-from headwater.log_store.errors import EpochGone, LogClosed
+from headwater.log_store.errors import EpochGone, LogClosed, VnodesMoved
 from headwater.log_store.protocols import LogReader
 from headwater.sinks.backoff import SinkBackoff
 from headwater.sinks.control import SinkControl
@@ -164,6 +164,10 @@ class SinkLoop:
             delivery = self._build(self.control.settings())
             self._note(phase=SinkPhase.DELIVERING, starts=self._status.starts + 1)
             ended = delivery.run(self._reader, self.control)
+        except VnodesMoved:
+            _discard(delivery)
+            self._wait_for_writer()
+            return None
         except Exception as error:
             _discard(delivery)
             self._retry(error, self._clock() - began)

@@ -64,7 +64,8 @@ class SinkControl:
         From then on until the flush is finished the sink reads nothing: it waits for the new vnodes.
 
         :param epoch: the epoch that the barrier ended.
-        :raises HandOverTimeout: it did not let go in time. Ask again; a flush that is finished before loses rows.
+        :raises HandOverTimeout: it did not let go in time. Ask again: a flush that is finished before lets the new
+            owner of a vnode deliver again what this sink had not committed.
         """
         with self._changed:
             self._move_asked = max(self._move_asked, epoch)

@@ -5,8 +5,8 @@
 :class:`AsyncDelivery`       delivers chunks at the same time; the log is truncated as they finish
 ===========================  ==============================================================================
 
-A commit is *forced* by a checkpoint barrier that moves vnodes, stops the writer or changes the schema, and, so that no
-drain waits for a commit that is not due, at a checkpoint after which nothing comes for a while.
+A commit is *forced* by a checkpoint barrier that moves vnodes, stops or drains the writer, or changes the schema; and
+by a checkpoint after which nothing comes for a while.
 """
 
 from __future__ import annotations

@@ -102,8 +102,7 @@ class LogMachine(RuleBasedStateMachine):
     def start(self, number: int, max_rows: int, max_bytes: int, stage: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="headwater-log-"))
         self.location = f"memory://{uuid.uuid4()}" if self.engine == "memory" else str(self.folder / "store")
-        # A snapshot of the memory engine does not see what was staged while an older one is open.
-        self.stage = stage if self.engine == "embedded" else 1 << 20
+        self.stage = stage
         self.max_rows, self.max_bytes = max_rows, max_bytes
         self.stores: list[StateStore] = []
         self.factory: KvLogStoreFactory | None = None
@@ -384,8 +383,7 @@ class LogMachine(RuleBasedStateMachine):
 
     def _migrate(self, max_epochs: int) -> bool:
         assert self.factory is not None
-        stage = self.stage if self.engine == "embedded" else 1 << 20
-        self.migration = self.migration or Migration(self.factory, "t", stage_bytes=stage)
+        self.migration = self.migration or Migration(self.factory, "t", stage_bytes=self.stage)
         done = self.migration.step(max_epochs)
         self.is_migrated = self.is_migrated or done
         return done
