@@ -42,7 +42,7 @@ def test_rows_are_whole_however_small_the_batches(postgres: Database) -> None:
     postgres.execute(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         r"""INSERT INTO t SELECT i, CASE i % 7 WHEN 0 THEN NULL WHEN 1 THEN '' WHEN 2 THEN E'a\nb' WHEN 3 THEN E'\r\n"'
-            WHEN 4 THEN '\.' WHEN 5 THEN U&'\FEFFx' ELSE repeat('"x,', i) END FROM generate_series(1, 500) i""",
+            WHEN 4 THEN '\.' WHEN 5 THEN U&'\FEFFx' ELSE repeat('"x,', i) END FROM generate_series(1, 1000) i""",
     )
     table = described(postgres, "t")
     expected = dict(postgres.execute("SELECT id, v FROM t"))
@@ -50,7 +50,7 @@ def test_rows_are_whole_however_small_the_batches(postgres: Database) -> None:
         batches = list(read_table(Dsn(postgres.dsn), table, batch_bytes=size))
         assert all(batch.schema.equals(table.schema, check_metadata=True) for batch in batches)
         assert {row["id"]: row["v"] for row in rows(batches)} == expected
-        assert (len(batches) == 500) == (size == 1)
+        assert len(batches) == 1 if size == 4 << 20 else len(batches) > 10
 
 
 def test_a_table_of_one_column_tells_null_from_empty_and_marks_from_text(newest_postgres: Database) -> None:
@@ -153,13 +153,13 @@ def test_a_read_that_is_given_up_ends_its_session(newest_postgres: Database) -> 
 def test_a_special_value_in_a_late_batch_is_told_without_being_shown(newest_postgres: Database) -> None:
     newest_postgres.execute(
         "CREATE TABLE t (id int PRIMARY KEY, d date)",
-        "INSERT INTO t SELECT i, date '2024-01-01' + i FROM generate_series(1, 5000) i",
-        "INSERT INTO t VALUES (5001, '0044-03-15 BC')",
+        "INSERT INTO t SELECT i, date '2024-01-01' + i % 999 FROM generate_series(1, 50000) i",
+        "INSERT INTO t VALUES (50001, '0044-03-15 BC')",
     )
     batches: list[pa.RecordBatch] = []
     with pytest.raises(SpecialValue, match=r"--special-values public\.t\.d=text") as caught:
         batches.extend(read_table(Dsn(newest_postgres.dsn), described(newest_postgres, "t"), batch_bytes=1000))
-    assert len(rows(batches)) > 4000
+    assert len(rows(batches)) > 20_000
     assert "0044" not in str(caught.value)
 
 

@@ -143,29 +143,35 @@ class SnapshotSession:
         return statement.as_bytes(self._session)
 
     def _blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
-        """The messages of a COPY, joined to blocks of *size* bytes and one message more."""
-        messages: list[memoryview] = []
+        """The messages of a COPY, joined to blocks of *size* bytes or a little more.
+
+        What one read of the socket gave is joined first: many small messages that live long cost twice as much.
+        """
+        pieces: list[bytes] = []
         with server_errors(self._dsn):
             connection, socket = self._session.pgconn, _Socket(self._session.pgconn)
             socket.start_copy(statement)
             get_copy_data, held = connection.get_copy_data, 0
-            while True:
+            messages: list[memoryview] = []
+            length = 0
+            while length >= 0:
                 length, message = get_copy_data(1)
                 if length > 0:
                     messages.append(message)
-                    held += length
-                    if held >= size:
-                        yield b"".join(messages)
-                        messages, held = [], 0
-                elif length == 0:
+                    continue
+                pieces.append(b"".join(messages))
+                messages.clear()
+                held += len(pieces[-1])
+                if held >= size:
+                    yield b"".join(pieces)
+                    pieces, held = [], 0
+                if length == 0:
                     socket.wait()
-                else:
-                    break
             while (result := connection.get_result()) is not None:
                 if result.status != ExecStatus.COMMAND_OK:
                     raise error_from_result(result)
-        if messages:
-            yield b"".join(messages)
+        if held:
+            yield b"".join(pieces)
 
 
 class _Socket:
