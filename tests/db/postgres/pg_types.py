@@ -287,7 +287,7 @@ def _base_kinds() -> Iterator[Kind]:
     yield Kind("char(5)", TEXT, texts(5), _fits(5))
     yield Kind("char(1)", TEXT, texts(1), _fits(1))
     yield Kind("bpchar", TEXT, texts(5), _fits(5))
-    yield Kind('"char"', TEXT, st.sampled_from("aZ0 ,\"'\\{"), ("", "\\377", "\\001", "a", "\n"))
+    yield Kind('"char"', TEXT, st.sampled_from("aZ0 ,\"'\\{"), ("", "\\377", "\\001", "a", "é", "\n"))
     yield Kind("name", TEXT, texts(8), _fits(60))
     yield Kind("public.citext", TEXT, texts(8), _TEXT_EDGES, needs="citext")
     yield Kind("bytea", pa.binary(), _HEX, ("\\x", "\\x00", "\\xff0a22", "\\x" + "ab" * 3000, "plain \\000 escape"))
