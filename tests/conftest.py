@@ -13,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("headwater", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("headwater")
 
+# A test says how wide its terminal is; what the suite runs in does not.
+os.environ.pop("COLUMNS", None)
+
 _HERE = Path(__file__).parent
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.sources.postgres import pgoutput_bytes as wire
 from tests.unit.sources.postgres.pgoutput_bytes import UNCHANGED
@@ -197,6 +197,7 @@ def test_arrays_are_what_was_written(arrays: list[list[str | None] | None]) -> N
     st.integers(0, 6),
     st.integers(0, 6),
 )
+@example(["{{", "[", "{{}", "{", "}", "{}", "[1:1]={1}"], 0, 7)
 def test_array_parsers_agree_on_any_text(texts: list[str | None], start: int, length: int) -> None:
     text = pa.array(texts, pa.string()).slice(start, length)
     assert split(array_text._split_python, text) == split(array_text._split_compiled, text)

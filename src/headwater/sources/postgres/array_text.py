@@ -69,10 +69,12 @@ def _split_python(text: pa.StringArray) -> tuple[pa.Int32Array, NDArray[np.int8]
 
 
 def _elements(value: str) -> list[str | None] | ArrayState:
-    if value.startswith(("[", "{{")):
+    if value.startswith("["):
         return ArrayState.SPECIAL
     if len(value) < 2 or value[0] != "{" or value[-1] != "}":
         return ArrayState.MALFORMED
+    if value[1] == "{":
+        return ArrayState.SPECIAL
     body, at = value[1:-1], 0
     elements: list[str | None] = []
     while body:
