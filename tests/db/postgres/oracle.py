@@ -50,7 +50,7 @@ class FollowedDatabase:
         self.run(f"CREATE TABLE {_SENTINEL} (id int PRIMARY KEY)")
         self.source = PostgresSource(database.dsn, spill=folder, special_values=policies)
         tables = self.source.tables([_SENTINEL])
-        position, identity = self.source.begin(tables, resumed=False)
+        position, identity = self.source.begin(tables, resumed=True)
         self.stream = self.source.open(tables, position, identity)
         self._numbers = itertools.count(1)
 
