@@ -1,0 +1,3 @@
+"""The table of the external database that a backfill reads."""
+
+from __future__ import annotations

@@ -1,0 +1,123 @@
+"""Units: what one task reads. A unit is planned on the driver and can be read anywhere; it depends on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from headwater.sources.snapshots import SnapshotMark, mark_from_json
+from headwater.sources.splits import Cut, KeyRange, SplitKind
+from headwater.sources.table import SourceTable
+
+
+class Rule(Enum):
+    """What happens to the changes of a part of the keys.
+
+    ``DROP``: its rows were not read yet, and will have the change. ``EMIT``: they were read, and the log has passed all
+    that they had. ``SINCE``: they were read in a snapshot; what that does not contain is emitted.
+    """
+
+    DROP = "drop"
+    EMIT = "emit"
+    SINCE = "since"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The rule for the keys from where the run before it ends up to *end*.
+
+    :ivar mark: with ``SINCE``: the number of the mark in its filter.
+    """
+
+    end: Cut | None
+    rule: Rule
+    mark: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFilter:
+    """Which changes of a table that is being backfilled are emitted.
+
+    :ivar runs: in key order; the last has no end. With ``HEAP`` there is one, for all keys.
+    """
+
+    kind: SplitKind
+    runs: tuple[Run, ...]
+    marks: tuple[SnapshotMark, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        runs = [[run.end and run.end.to_json(), run.rule.value, run.mark] for run in self.runs]
+        return {"kind": self.kind.value, "runs": runs, "marks": [mark.to_json() for mark in self.marks]}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> ChangeFilter:
+        runs = tuple(
+            Run(None if end is None else Cut.from_json(end), Rule(rule), mark) for end, rule, mark in value["runs"]
+        )
+        return cls(SplitKind(value["kind"]), runs, tuple(mark_from_json(text) for text in value["marks"]))
+
+
+DROP_ALL = ChangeFilter(SplitKind.KEY, (Run(None, Rule.DROP),))
+
+
+@dataclass(frozen=True, slots=True)
+class LogUnit:
+    """Rows of a table's log: the epochs in ``(after, upto]``, the vnodes in ``[first_vnode, end_vnode)``.
+
+    :ivar table: as its log has it at the end of *upto*.
+    :ivar filter: while the table is backfilled; ``None`` emits everything.
+    :ivar truncated: epoch and seq of the last TRUNCATE in the range: rows before it are void.
+    :ivar plan: the newest plan whose rows the reader of this unit has seen or is about to see.
+    """
+
+    table: SourceTable
+    after: int
+    upto: int
+    first_vnode: int
+    end_vnode: int
+    plan: int
+    filter: ChangeFilter | None = None
+    truncated: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitUnit:
+    """Rows of history: ranges of a table, read inside one exported snapshot.
+
+    :ivar plan: the number of the plan that handed it out. :ivar attempt: counts the snapshots taken for that plan.
+    :ivar upto: the newest epoch of the log that the snapshot has as a whole.
+    :ivar position: the ``_position`` of its rows: after every change up to *upto*, before every later one.
+    :ivar commit_time_us: the time of *upto*'s last commit, which its rows get.
+    :ivar changed_since: with ``HEAP``: the log's changes in ``(changed_since, upto]`` may have brought a row already.
+    :ivar replaces: the range may hold rows at the target already (a new snapshot of a part): they go.
+    """
+
+    table: SourceTable
+    kind: SplitKind
+    ranges: tuple[KeyRange, ...]
+    snapshot: str
+    plan: int
+    attempt: int
+    upto: int
+    position: bytes
+    commit_time_us: int
+    rows: int
+    columns: tuple[str, ...] | None = None
+    changed_since: int | None = None
+    replaces: bool = False
+
+
+Unit: TypeAlias = LogUnit | SplitUnit
+
+
+def covered(ranges: Sequence[KeyRange]) -> list[KeyRange]:
+    """Neighbouring *ranges*, in order, as one where they touch."""
+    made: list[KeyRange] = []
+    for part in ranges:
+        if made and made[-1].end is not None and made[-1].end == part.start:
+            made[-1] = KeyRange(made[-1].start, part.end)
+        else:
+            made.append(part)
+    return made

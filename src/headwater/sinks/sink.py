@@ -1,0 +1,133 @@
+"""Sink: where the tables of a query are delivered, in two steps: tasks stage, one process commits.
+
+What is committed carries its token **in the sink itself**, in the same transaction: a batch that is delivered again
+finds its token there and changes nothing. Staging may happen more than once for one batch, and its results be thrown
+away; it never shows to readers of the sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.table import SourceTable
+
+
+class Mode(Enum):
+    """``MIRROR``: the table as it is now. ``CHANGES``: every change, appended."""
+
+    MIRROR = "mirror"
+    CHANGES = "changes"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """What one batch of one table is called, for good.
+
+    :ivar query: the name of the query. :ivar backfill: names its state: plans of another one are others.
+    :ivar after: the batch has the epochs after this one. :ivar epoch: … up to this one.
+    :ivar plan: its newest plan. :ivar attempt: of that plan's snapshot.
+    """
+
+    query: str
+    backfill: str
+    after: int
+    epoch: int
+    plan: int
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a sink has of a table: the epoch up to which it has the changes, the plan up to which it has history."""
+
+    epoch: int = 0
+    plan: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a task has staged; it can be pickled.
+
+    :ivar is_snapshot: history, or changes.
+    :ivar truncated: the table was truncated in this batch: what the sink had of it goes first.
+    :ivar detail: the sink's own: file names and the like.
+    """
+
+    table: SourceTable
+    token: Token
+    is_snapshot: bool
+    rows: int
+    size: int = 0
+    truncated: bool = False
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPart:
+    """What a task stages of history.
+
+    :ivar position: the ``_position`` of its rows. :ivar commit_time_us: their ``_commit_timestamp``.
+    :ivar replaces: the sink may have rows in *ranges* already: they are replaced, rows that are gone are deleted.
+    :ivar changed: keys that may be in the sink already, as hashes (:func:`headwater.stream.hash`): those rows are
+        upserted, all others are new.
+    :ivar columns: only these (and the key) are of interest: a new column of rows that the sink has.
+    """
+
+    kind: SplitKind
+    ranges: tuple[KeyRange, ...]
+    position: bytes
+    commit_time_us: int
+    replaces: bool = False
+    changed: Any = None
+    columns: tuple[str, ...] | None = None
+
+
+class Sink(Protocol):
+    """One place with a table for each table of a query. It can be pickled; it holds no connection."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def mode(self) -> Mode: ...
+
+    def check(self) -> None:
+        """:raises SinkError: it cannot be written to; what to do."""
+        ...
+
+    def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
+        """What it has of *table*."""
+        ...
+
+    def stage_changes(
+        self,
+        table: SourceTable,
+        token: Token,
+        batches: Iterator[pa.RecordBatch],
+        truncated: tuple[int, int] | None,
+    ) -> Staged:
+        """Stage rows of the table's log (its columns, then those that the log adds), of a range of vnodes.
+
+        They are in the order of the log for each key. Rows before *truncated* (epoch, seq) are void.
+        """
+        ...
+
+    def stage_history(
+        self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
+    ) -> Staged:
+        """Stage rows of the table's history: its own columns alone."""
+        ...
+
+    def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
+        """Make one batch of *table* visible, changes first and history after them; ``False``: it was there already.
+
+        :raises SinkError: nothing of it is visible, or all of it.
+        """
+        ...

@@ -1,0 +1,159 @@
+"""Snapshots of a source: what the backfill needs of a database to read history beside the live changes.
+
+The one that plans exports a snapshot and keeps it open; others, on other machines, read inside it. What a snapshot
+contains is decided from the position of a change alone (:class:`SnapshotMark`), so that a change is either in the rows
+that were read or comes after them: never both, never neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.sources.errors import InvalidDsn, InvalidOffset
+from headwater.sources.offset import CdcOffset
+from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
+from headwater.sources.table import SourceTable
+
+_MARKS: Final = {"Postgres": "headwater.sources.postgres.mark:PostgresMark"}
+
+
+class SnapshotMark(Protocol):
+    """What a snapshot contains, as small as a position. It can be pickled."""
+
+    @property
+    def low(self) -> CdcOffset:
+        """Everything that committed before it is in the snapshot."""
+        ...
+
+    @property
+    def high(self) -> CdcOffset:
+        """Nothing that committed after it is in the snapshot."""
+        ...
+
+    def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        """For each ``_position`` of a change: whether the snapshot has it already."""
+        ...
+
+    def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        """Those changes that are in the source's log and that this snapshot, taken after them, does not show yet.
+
+        A commit is in the log an instant, or with synchronous replication long, before other sessions see it.
+        """
+        ...
+
+    def to_json(self) -> str:
+        """One line: an object with one key, the kind of the source."""
+        ...
+
+
+class ExportedSnapshot(Protocol):
+    """A snapshot that others can read in, for as long as it is kept open. One thread."""
+
+    @property
+    def name(self) -> str:
+        """What readers need to take part in it."""
+        ...
+
+    @property
+    def mark(self) -> SnapshotMark: ...
+
+    def is_open(self) -> bool:
+        """Whether the source still keeps it; asks it."""
+        ...
+
+    def table(self, table: SourceTable) -> SourceTable:
+        """*table* with the columns that it has in this snapshot. :raises SourceNotFound: it has no such table."""
+        ...
+
+    def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
+        """Splits of about *split_rows* rows.
+
+        :param kind: ``None`` chooses: by key; by heap where the key is spread over the heap.
+        :raises UnsupportedTable: it cannot be split in that way.
+        """
+        ...
+
+    def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
+        """The cut after the first *rows* rows of *part*; ``None`` when it has no more than that."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class KeyOrder(Protocol):
+    """The order of a table's keys as its database has it. It can be pickled."""
+
+    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
+        """For each row of key columns: how many of the ascending *cuts* lie before it."""
+        ...
+
+
+class SnapshotSource(Protocol):
+    """Reads the tables of one database. It can be pickled: it holds the way to the database, no connection."""
+
+    def export(self) -> ExportedSnapshot:
+        """A new snapshot of this moment. :raises SourceUnreachable: no answer."""
+        ...
+
+    def order(self, table: SourceTable) -> KeyOrder:
+        """The order of its keys. :raises UnsupportedTable: it can neither be computed here nor asked for."""
+        ...
+
+    def read(
+        self,
+        table: SourceTable,
+        kind: SplitKind,
+        part: KeyRange,
+        snapshot: str | None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of *part* inside *snapshot* (``None``: as they are now), in no order.
+
+        A connection that breaks is made anew and the read goes on after the last row that was given.
+
+        :raises SnapshotExpired: the snapshot is gone, or no longer shows the table as it was: it must be planned anew.
+        :raises SourceUnreachable: also the new connection broke.
+        """
+        ...
+
+
+def open_snapshots(dsn: str) -> SnapshotSource:
+    """The snapshots of the database at *dsn*; nothing is connected yet.
+
+    :raises InvalidDsn: no kind of database that can be read. :raises DriverMissing: its driver is not installed.
+    """
+    kind = dsn.partition("://")[0]
+    if kind in ("postgres", "postgresql") or "=" in kind:
+        from headwater.sources.open import postgres_driver
+
+        with postgres_driver():
+            from headwater.sources.postgres.snapshots import PostgresSnapshots
+
+        return PostgresSnapshots(dsn)
+    raise InvalidDsn(
+        "The connection string names no database that can be read.",
+        next_step="Write postgresql://user@host:5432/database.",
+    )
+
+
+def mark_from_json(text: str) -> SnapshotMark:
+    """What ``SnapshotMark.to_json`` wrote, of any kind of source.
+
+    :raises InvalidOffset: it is not such a text.
+    """
+    read = json.loads(text)
+    kind, fields = next(iter(read.items())) if isinstance(read, dict) and len(read) == 1 else ("", {})
+    if kind not in _MARKS:
+        raise InvalidOffset(f"Received a mark of kind {kind!r}; valid are {', '.join(_MARKS)}.")
+    module, _, name = _MARKS[kind].partition(":")
+    made: Any = getattr(import_module(module), name)
+    mark: SnapshotMark = made.from_fields(fields)
+    return mark

@@ -1,0 +1,3 @@
+"""Found by Spark under its name: ``spark.read.format("headwater")`` needs no registration."""
+
+from __future__ import annotations
