@@ -1,0 +1,421 @@
+"""The settings of a pipeline, from ``pipeline.toml`` or from Python: the same models behind both.
+
+========================  =======================================================================================
+table                     what it says
+========================  =======================================================================================
+``[pipeline]``            its name; where logs, state and checkpoints are kept
+``[source]``              the database, its tables, how its log is followed
+``[table."schema.name"]`` what is special about one table
+``[[sink]]``              one place of delivery; as many as there are
+``[backfill]``            how the history is read
+``[spark]``               master and settings of the Spark session
+``[limits]``              how much one batch may hold
+========================  =======================================================================================
+
+``${NAME}`` in any text is the environment variable of that name, so that no password has to be in the file; ``$${`` is
+``${`` itself. Paths are relative to the file. A key that nobody knows is refused with the nearest one that is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from headwater.backfill.query import QueryOptions
+from headwater.capture import CaptureOptions
+from headwater.pipeline.errors import ConfigError, ConfigNotFound
+from headwater.pipeline.toml_lines import line_of
+from headwater.sinks.sink import Mode
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.splits import SplitKind
+from headwater.sources.table import SpecialValues
+
+DEFAULT_FILE: Final = "pipeline.toml"
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+SinkKind = Literal["delta", "parquet"]
+SpecialValue = Literal["error", "null", "text"]
+_DEFAULT_MODE: Final[dict[str, Literal["mirror", "changes"]]] = {"delta": "mirror", "parquet": "changes"}
+_VARIABLE: Final = re.compile(r"\$(\$\{|\{([A-Za-z_][A-Za-z0-9_]*)\})")
+_SECRET_KEYS: Final = frozenset({"dsn"})
+_CAPTURE: Final = CaptureOptions()
+_QUERY: Final[dict[str, Any]] = {field.name: field.default for field in fields(QueryOptions)}
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class PipelineSection(_Section):
+    """``store``: where the logs are; a directory, or an object store. ``work``: a local directory for the rest."""
+
+    name: Name = "pipeline"
+    store: str | None = None
+    work: str | None = None
+
+
+class SourceSection(_Section):
+    """The database. ``tables``: names, or patterns such as ``public.*``."""
+
+    dsn: str | None = None
+    dsn_env: str | None = None
+    tables: list[str] = Field(min_length=1)
+    slot: str = "headwater"
+    publication: str = "headwater"
+    poll: bool = False
+    schema_policy: Literal["evolve", "ignore", "stop"] = "evolve"
+    epoch_seconds: float = Field(_CAPTURE.epoch_seconds, gt=0)
+    epoch_rows: int = Field(_CAPTURE.epoch_rows, ge=1)
+    epoch_bytes: int = Field(_CAPTURE.epoch_bytes, ge=1)
+    heartbeat_seconds: float = Field(_CAPTURE.heartbeat_seconds, gt=0)
+    retry_seconds: float = Field(_CAPTURE.retry_seconds, gt=0)
+
+
+class TableSection(_Section):
+    """One table. ``special_values``: by column, what happens to values that Arrow does not have."""
+
+    special_values: dict[str, SpecialValue] = Field(default_factory=dict)
+
+
+class SinkSection(_Section):
+    """One place of delivery. ``tables``: those of the source that go there; all by default."""
+
+    kind: SinkKind
+    path: str = Field(min_length=1)
+    name: Name | None = None
+    mode: Literal["mirror", "changes"] | None = None
+    tables: list[str] = Field(default_factory=lambda: ["*"], min_length=1)
+
+    @property
+    def label(self) -> str:
+        """Its name; its kind where it has none."""
+        return self.name or self.kind
+
+    @property
+    def delivery(self) -> Mode:
+        return Mode(self.mode or _DEFAULT_MODE[self.kind])
+
+
+class BackfillSection(_Section):
+    """How the history is read; ``snapshot = false`` delivers changes only."""
+
+    snapshot: bool = True
+    mode: Literal["parallel", "single"] = "parallel"
+    split_rows: int = Field(_QUERY["split_rows"], ge=1)
+    split_kind: Literal["key", "heap"] | None = None
+    interval_seconds: float = Field(_QUERY["interval_seconds"], gt=0)
+    rows_per_second: int | None = Field(None, ge=0)
+
+
+class SparkSection(_Section):
+    """The Spark session that the pipeline starts."""
+
+    master: str = "local[*]"
+    conf: dict[str, str] = Field(default_factory=dict)
+
+
+class LimitsSection(_Section):
+    """Of changes in one batch; an epoch is never divided."""
+
+    max_rows: int | None = Field(None, ge=1)
+    max_epochs: int | None = Field(None, ge=1)
+
+
+class PipelineConfig(_Section):
+    """All settings of one pipeline, checked. ``sink`` and ``table`` are named as the file spells them."""
+
+    pipeline: PipelineSection = Field(default_factory=PipelineSection)
+    source: SourceSection
+    table: dict[str, TableSection] = Field(default_factory=dict)
+    sink: list[SinkSection] = Field(default_factory=list)
+    backfill: BackfillSection = Field(default_factory=BackfillSection)
+    spark: SparkSection = Field(default_factory=SparkSection)
+    limits: LimitsSection = Field(default_factory=LimitsSection)
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.name
+
+    @property
+    def dsn(self) -> str:
+        """The connection string; secret."""
+        assert self.source.dsn is not None
+        return self.source.dsn
+
+    @property
+    def store(self) -> str:
+        """The location of the capture's store, and of all that is beside it."""
+        assert self.pipeline.store is not None
+        return self.pipeline.store
+
+    @property
+    def work(self) -> Path:
+        """A local directory for what is no store: locks, checkpoints, the journal, spilled transactions."""
+        assert self.pipeline.work is not None
+        return Path(self.pipeline.work)
+
+    @property
+    def capture_options(self) -> CaptureOptions:
+        source = self.source
+        return CaptureOptions(
+            epoch_seconds=source.epoch_seconds,
+            epoch_rows=source.epoch_rows,
+            epoch_bytes=source.epoch_bytes,
+            heartbeat_seconds=source.heartbeat_seconds,
+            retry_seconds=source.retry_seconds,
+            schema_policy=SchemaPolicy(source.schema_policy),
+        )
+
+    @property
+    def special_values(self) -> dict[str, SpecialValues]:
+        """By ``schema.table.column``."""
+        return {
+            f"{table}.{column}": SpecialValues(policy)
+            for table, section in self.table.items()
+            for column, policy in section.special_values.items()
+        }
+
+    def query(self, sink: SinkSection) -> str:
+        """The name of the query that delivers to *sink*."""
+        return f"{self.name}-{sink.label}"
+
+    def checkpoint(self, sink: SinkSection) -> Path:
+        return self.work / "checkpoints" / sink.label
+
+    def query_options(self, sink: SinkSection, tables: Sequence[str], parallelism: int) -> QueryOptions:
+        """What the query of *sink* does, for those of *tables* that it takes."""
+        backfill = self.backfill
+        return QueryOptions(
+            store=self.store,
+            source=self.dsn,
+            query=self.query(sink),
+            tables=tuple(matching(sink.tables, tables)),
+            history=backfill.snapshot,
+            backfill=backfill.mode,
+            split_rows=backfill.split_rows,
+            split_kind=None if backfill.split_kind is None else SplitKind(backfill.split_kind),
+            keyed=sink.delivery is Mode.MIRROR,
+            interval_seconds=backfill.interval_seconds,
+            rows_per_second=backfill.rows_per_second,
+            parallelism=parallelism,
+            max_rows=self.limits.max_rows,
+            max_epochs=self.limits.max_epochs,
+        )
+
+
+def is_pattern(name: str) -> bool:
+    """Whether *name* stands for several tables."""
+    return not name.startswith('"') and any(letter in name for letter in "*?[")
+
+
+def matching(patterns: Sequence[str], tables: Sequence[str]) -> list[str]:
+    """Those of *tables* that a pattern, or a name without its ``public.``, stands for; in their order."""
+    return [
+        table
+        for table in tables
+        if any(fnmatchcase(table, pattern) or table == f"public.{pattern}" for pattern in patterns)
+    ]
+
+
+def load(path: str | Path = DEFAULT_FILE) -> PipelineConfig:
+    """The settings in the file *path*.
+
+    :raises ConfigNotFound: there is no such file. :raises ConfigError: it cannot be used; the line, the key and what
+        is valid there.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigNotFound(
+            f"There is no {path}.", next_step=f"Go to the directory that has it, or name it: headwater run {path}"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{path} cannot be read: {reason}.", next_step="Check the file.") from None
+    try:
+        read = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is no TOML: {error}.", next_step="Mend that line.") from None
+    return configure(read, folder=path.absolute().parent, origin=str(path), text=text)
+
+
+def configure(
+    settings: Mapping[str, Any], *, folder: Path | None = None, origin: str = "", text: str = ""
+) -> PipelineConfig:
+    """*settings*, checked and completed.
+
+    :param folder: what relative paths begin at; the current directory by default.
+    :param origin: the file that they come from, with its *text*: for messages.
+    :raises ConfigError: they cannot be used.
+    """
+    told = _Teller(origin, text)
+    try:
+        config = PipelineConfig.model_validate(_expanded(settings, told, ()))
+    except ValidationError as error:
+        raise told.first(error) from None
+    return _completed(config, folder or Path.cwd(), told)
+
+
+def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineConfig:
+    source, pipeline = config.source, config.pipeline
+    if (source.dsn is None) == (source.dsn_env is None):
+        raise told.error(("source",), "needs either dsn or dsn_env", 'Write dsn_env = "SHOP_DSN" in [source].')
+    dsn = source.dsn
+    if source.dsn_env is not None:
+        dsn = os.environ.get(source.dsn_env)
+        if not dsn:
+            raise told.unset(("source", "dsn_env"), source.dsn_env)
+    labels = [sink.label for sink in config.sink]
+    for place, label in enumerate(labels):
+        if label in labels[:place]:
+            raise told.error(("sink", place, "name"), f"{label!r} names two sinks", "Give each [[sink]] its own name.")
+    store = _placed(pipeline.store or f"headwater/{pipeline.name}", folder)
+    work = pipeline.work or (store if "://" not in store else f"headwater/{pipeline.name}")
+    sinks = [sink.model_copy(update={"path": _placed(sink.path, folder)}) for sink in config.sink]
+    return config.model_copy(
+        update={
+            "source": source.model_copy(update={"dsn": dsn}),
+            "pipeline": pipeline.model_copy(update={"store": store, "work": _placed(work, folder)}),
+            "sink": sinks,
+        }
+    )
+
+
+def _placed(path: str, folder: Path) -> str:
+    return path if "://" in path else str(folder / Path(path).expanduser())
+
+
+def _expanded(value: Any, told: _Teller, path: tuple[str | int, ...]) -> Any:
+    if isinstance(value, str):
+
+        def variable(found: re.Match[str]) -> str:
+            if found[2] is None:
+                return "${"
+            if found[2] not in os.environ:
+                raise told.unset(path, found[2])
+            return os.environ[found[2]]
+
+        return _VARIABLE.sub(variable, value)
+    if isinstance(value, Mapping):
+        return {name: _expanded(item, told, (*path, name)) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_expanded(item, told, (*path, place)) for place, item in enumerate(value)]
+    return value
+
+
+class _Teller:
+    """Says where something is wrong in the settings, without the values of secret keys."""
+
+    def __init__(self, origin: str, text: str) -> None:
+        self._origin, self._text = origin, text
+
+    def error(self, path: tuple[str | int, ...], problem: str, next_step: str | None = None) -> ConfigError:
+        line = line_of(self._text, path) if self._text else None
+        where = f"{self._origin}, line {line}: " if line else f"{self._origin}: " if self._origin else ""
+        return ConfigError(f"{where}{_shown(path)} {problem}.", key=_dotted(path), next_step=next_step)
+
+    def unset(self, path: tuple[str | int, ...], variable: str) -> ConfigError:
+        return self.error(
+            path, f"names the environment variable {variable}, which is not set", f"Run: export {variable}=…"
+        )
+
+    def first(self, error: ValidationError) -> ConfigError:
+        """One of the errors that pydantic found, in our words; a key too many explains one that is missing."""
+        errors = error.errors(include_url=False, include_context=False)
+        found = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
+        path, kind = tuple(found["loc"]), found["type"]
+        if kind == "extra_forbidden":
+            valid = sorted(_keys_at(path[:-1]))
+            near = difflib.get_close_matches(str(path[-1]), valid, 1)
+            step = f"Did you mean {near[0]}? " if near else ""
+            return self.error(path, "is no key that is known", f"{step}Valid here: {', '.join(valid)}.")
+        if kind == "missing":
+            return self.error(path, "is missing", _EXAMPLES.get(str(path[-1])))
+        if kind == "literal_error":
+            valid = list(_choices_at(path))
+            near = difflib.get_close_matches(str(found["input"]), valid, 1)
+            step = f"Did you mean {near[0]!r}? " if near else ""
+            return self.error(path, f"is {found['input']!r}", f"{step}Valid are {', '.join(map(repr, valid))}.")
+        received = "" if path and path[-1] in _SECRET_KEYS else f"; received {_shape(found['input'])}"
+        return self.error(path, f"is wrong: {_lowered(found['msg'])}{received}")
+
+
+_EXAMPLES: Final = {
+    "source": "Add a table [source] with dsn_env and tables.",
+    "tables": 'Write tables = ["public.orders"] in [source].',
+    "kind": 'Write kind = "delta" in [[sink]].',
+    "path": 'Write path = "lake" in [[sink]].',
+}
+
+
+def _lowered(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, bool | int | float):
+        return repr(value).lower()
+    names = {str: "a text", list: "an array", dict: "a table", type(None): "nothing"}
+    return names.get(type(value), f"a {type(value).__name__}")
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(map(str, path))
+
+
+def _shown(path: Sequence[str | int]) -> str:
+    """The key for a person: ``[source] slot``, ``[[sink]] number 2, path``."""
+    if not path:
+        return "The pipeline"
+    section, *rest = path
+    if section == "sink" and rest and isinstance(rest[0], int):
+        return " ".join([f"[[sink]] number {rest[0] + 1},", *map(str, rest[1:])]).rstrip(",")
+    if section == "table" and rest:
+        return " ".join([f'[table."{rest[0]}"]', *map(str, rest[1:])])
+    return " ".join([f"[{section}]" if section in PipelineConfig.model_fields else str(section), *map(str, rest)])
+
+
+def _annotations(path: Sequence[str | int]) -> Iterator[Any]:
+    """The types that the value at *path* may have."""
+    types: list[Any] = [PipelineConfig]
+    for part in path:
+        following = []
+        for kind in types:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                field = kind.model_fields.get(str(part))
+                following += [] if field is None else _unpacked(field.annotation)
+            elif get_args(kind):
+                following += _unpacked(get_args(kind)[-1])
+        types = following
+    yield from types
+
+
+def _unpacked(annotation: Any) -> list[Any]:
+    """The members of a union; the type itself otherwise."""
+    if get_origin(annotation) in (UnionType, Union):
+        return [part for part in get_args(annotation) if part is not type(None)]
+    return [annotation]
+
+
+def _keys_at(path: Sequence[str | int]) -> list[str]:
+    return [
+        key
+        for kind in _annotations(path)
+        if isinstance(kind, type) and issubclass(kind, BaseModel)
+        for key in kind.model_fields
+    ]
+
+
+def _choices_at(path: Sequence[str | int]) -> Iterator[str]:
+    for kind in _annotations(path):
+        yield from (value for value in get_args(kind) if isinstance(value, str))

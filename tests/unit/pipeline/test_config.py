@@ -1,0 +1,229 @@
+"""The settings of a pipeline: what is refused says where, what is valid, and never a password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.capture import CaptureOptions
+from headwater.pipeline.config import PipelineConfig, configure, is_pattern, load, matching
+from headwater.pipeline.errors import ConfigError, ConfigNotFound
+from headwater.pipeline.toml_lines import line_of
+from headwater.sinks.sink import Mode
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.splits import SplitKind
+from headwater.sources.table import SpecialValues
+
+SMALLEST = """\
+[source]
+dsn = "postgresql://app@db/shop"
+tables = ["public.orders"]
+
+[[sink]]
+kind = "delta"
+path = "lake"
+"""
+WHOLE = """\
+[pipeline]
+name = "shop"
+store = "/var/lib/shop"
+
+[source]
+dsn = "postgresql://app:${HEADWATER_TEST_WORD}@db/shop"
+tables = ["public.orders", "sales.*"]
+slot = "shop_slot"
+schema_policy = "stop"
+epoch_seconds = 1
+
+[table."public.orders"]
+special_values = { price = "text" }
+
+[[sink]]
+kind = "delta"
+path = "lake"
+
+[[sink]]
+name = "history"
+kind = "parquet"
+path = "/srv/changes"
+tables = ["sales.*"]
+
+[backfill]
+mode = "single"
+split_rows = 5000
+split_kind = "key"
+rows_per_second = 1000
+
+[spark]
+master = "local[2]"
+conf = { "spark.driver.memory" = "2g" }
+
+[limits]
+max_rows = 10
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "pipeline.toml"
+    path.write_text(text)
+    return path
+
+
+def refused(folder: Path, text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        load(written(folder, text))
+    return caught.value
+
+
+def test_the_smallest_file_has_defaults_for_all_else(tmp_path: Path) -> None:
+    config = load(written(tmp_path, SMALLEST))
+    assert (config.name, config.store) == ("pipeline", str(tmp_path / "headwater/pipeline"))
+    assert config.work == tmp_path / "headwater/pipeline"
+    assert config.capture_options == CaptureOptions()
+    (sink,) = config.sink
+    assert (sink.label, sink.delivery, sink.path) == ("delta", Mode.MIRROR, str(tmp_path / "lake"))
+    options = config.query_options(sink, ["public.orders"], parallelism=3)
+    assert (options.query, options.tables, options.keyed, options.parallelism) == (
+        "pipeline-delta",
+        ("public.orders",),
+        True,
+        3,
+    )
+    assert options.history
+    assert options.backfill == "parallel"
+
+
+def test_every_setting_reaches_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_TEST_WORD", "hidden")
+    config = load(written(tmp_path, WHOLE))
+    assert config.dsn == "postgresql://app:hidden@db/shop"
+    assert config.capture_options.schema_policy is SchemaPolicy.STOP
+    assert config.capture_options.epoch_seconds == 1.0
+    assert config.special_values == {"public.orders.price": SpecialValues.TEXT}
+    mirror, changes = config.sink
+    assert (changes.label, changes.delivery, changes.path) == ("history", Mode.CHANGES, "/srv/changes")
+    options = config.query_options(changes, ["public.orders", "sales.lines"], 2)
+    assert options.tables == ("sales.lines",)
+    assert (options.split_rows, options.split_kind, options.rows_per_second) == (5000, SplitKind.KEY, 1000)
+    assert (options.backfill, options.max_rows, options.keyed) == ("single", 10, False)
+    assert config.checkpoint(mirror) == Path("/var/lib/shop/checkpoints/delta")
+
+
+def test_the_connection_string_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = SMALLEST.replace('dsn = "postgresql://app@db/shop"', 'dsn_env = "HEADWATER_TEST_DSN"')
+    monkeypatch.delenv("HEADWATER_TEST_DSN", raising=False)
+    error = refused(tmp_path, text)
+    assert "line 2" in error.message
+    assert "HEADWATER_TEST_DSN" in error.message
+    assert error.next_step == "Run: export HEADWATER_TEST_DSN=…"
+    monkeypatch.setenv("HEADWATER_TEST_DSN", "postgresql://x")
+    assert load(written(tmp_path, text)).dsn == "postgresql://x"
+
+
+def test_an_unset_variable_is_named_and_a_doubled_dollar_is_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HEADWATER_TEST_WORD", raising=False)
+    error = refused(tmp_path, WHOLE)
+    assert error.key == "source.dsn"
+    assert "line 6" in error.message
+    assert "HEADWATER_TEST_WORD" in error.message
+    config = load(written(tmp_path, SMALLEST.replace("app@", "a$${b}@")))
+    assert config.dsn == "postgresql://a${b}@db/shop"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line", "key", "says"),
+    [
+        ('dsn = "', 'slto = "x"\ndsn = "', 2, "source.slto", "Did you mean slot?"),
+        ("[[sink]]", "[sinks]\n[[sink]]", 5, "sinks", "Did you mean sink?"),
+        ('path = "lake"', 'pth = "lake"', 7, "sink.0.pth", "Did you mean path?"),
+        ('kind = "delta"', 'kind = "detla"', 6, "sink.0.kind", "Did you mean 'delta'?"),
+        ("[[sink]]", '[backfill]\nmode = "fast"\n[[sink]]', 6, "backfill.mode", "'parallel', 'single'"),
+        (
+            "[[sink]]",
+            '[table."a.b"]\nspecial_values = { c = "nul" }\n[[sink]]',
+            6,
+            "table.a.b.special_values.c",
+            "null",
+        ),
+    ],
+)
+def test_what_nobody_knows_is_refused_with_the_nearest_that_is_known(
+    tmp_path: Path, before: str, after: str, line: int, key: str, says: str
+) -> None:
+    error = refused(tmp_path, SMALLEST.replace(before, after, 1))
+    assert error.key == key
+    assert f"pipeline.toml, line {line}:" in error.message
+    assert says in str(error.next_step)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key", "says"),
+    [
+        ('tables = ["public.orders"]\n', "", "source.tables", "missing"),
+        ('["public.orders"]', "[]", "source.tables", "at least 1 item"),
+        ('["public.orders"]', '"public.orders"', "source.tables", "received a text"),
+        ("[[sink]]", '[backfill]\nsplit_rows = "5"\n[[sink]]', "backfill.split_rows", "received a text"),
+        ("[[sink]]", "[backfill]\nsplit_rows = 0\n[[sink]]", "backfill.split_rows", "received 0"),
+        ("[[sink]]", '[pipeline]\nname = "a b"\n[[sink]]', "pipeline.name", "pattern"),
+        ('dsn = "postgresql://app@db/shop"\n', "", "source", "either dsn or dsn_env"),
+        ("[source]", "[src]", "src", "no key that is known"),
+    ],
+)
+def test_a_wrong_value_is_told_with_its_key(tmp_path: Path, before: str, after: str, key: str, says: str) -> None:
+    error = refused(tmp_path, SMALLEST.replace(before, after, 1))
+    assert error.key == key
+    assert says in error.message
+
+
+def test_two_sinks_of_one_name_are_refused(tmp_path: Path) -> None:
+    error = refused(tmp_path, SMALLEST + SMALLEST[SMALLEST.index("[[sink]]") :])
+    assert error.key == "sink.1.name"
+    assert "line 8" in error.message
+
+
+def test_no_message_shows_the_connection_string(tmp_path: Path) -> None:
+    error = refused(tmp_path, SMALLEST.replace('dsn = "postgresql://app@db/shop"', 'dsn = ["hidden word"]'))
+    assert "hidden" not in str(error)
+
+
+def test_a_file_that_is_not_there_or_no_toml_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigNotFound, match="headwater run"):
+        load(tmp_path / "pipeline.toml")
+    assert "line 2" in refused(tmp_path, "[source]\ndsn = \n").message
+
+
+def test_settings_from_python_need_no_file() -> None:
+    config = configure({"source": {"dsn": "postgresql://x", "tables": ["a"]}, "pipeline": {"name": "n"}})
+    assert isinstance(config, PipelineConfig)
+    assert config.store == str(Path.cwd() / "headwater/n")
+    with pytest.raises(ConfigError) as caught:
+        configure({"source": {"dsn": "postgresql://x", "tables": ["a"], "epoch": 1}})
+    assert caught.value.message == "[source] epoch is no key that is known."
+
+
+def test_a_store_on_an_object_store_keeps_the_rest_in_a_local_directory(tmp_path: Path) -> None:
+    config = load(written(tmp_path, '[pipeline]\nstore = "slatedb+s3://bucket/shop"\n' + SMALLEST))
+    assert config.store == "slatedb+s3://bucket/shop"
+    assert config.work == tmp_path / "headwater/pipeline"
+
+
+def test_patterns_choose_tables() -> None:
+    tables = ["public.orders", "public.lines", "sales.lines"]
+    assert matching(["public.*"], tables) == tables[:2]
+    assert matching(["lines", "sales.*"], tables) == tables[1:]
+    assert matching(["*"], tables) == tables
+    assert is_pattern("public.*")
+    assert not is_pattern('"odd*name"')
+
+
+def test_the_line_of_a_key_is_found_in_headers_dotted_keys_and_arrays() -> None:
+    text = 'a.b = 1\n[c]\nd = 2 # x\n[[e]]\nf = 1\n[[e]]\nf = 2\n[g."h.i"]\nj = 3\n'
+    assert line_of(text, ("a", "b")) == 1
+    assert line_of(text, ("c", "d")) == 3
+    assert line_of(text, ("e", 1, "f")) == 7
+    assert line_of(text, ("e", 0, "missing")) == 4
+    assert line_of(text, ("g", "h.i", "j")) == 9
+    assert line_of(text, ("nothing",)) is None
