@@ -133,13 +133,13 @@ class LimitsSection(_Section):
 class PipelineConfig(_Section):
     """All settings of one pipeline, checked. ``sink`` and ``table`` are named as the file spells them."""
 
-    pipeline: PipelineSection = Field(default_factory=PipelineSection)
+    pipeline: PipelineSection = PipelineSection()
     source: SourceSection
     table: dict[str, TableSection] = Field(default_factory=dict)
     sink: list[SinkSection] = Field(default_factory=list)
-    backfill: BackfillSection = Field(default_factory=BackfillSection)
-    spark: SparkSection = Field(default_factory=SparkSection)
-    limits: LimitsSection = Field(default_factory=LimitsSection)
+    backfill: BackfillSection = BackfillSection()
+    spark: SparkSection = SparkSection()
+    limits: LimitsSection = LimitsSection()
 
     @property
     def name(self) -> str:

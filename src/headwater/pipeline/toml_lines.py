@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Sequence
+from typing import Any
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*(.+?)\s*\]\]?\s*(?:#.*)?$")
 _KEY = re.compile(r"""\s*((?:"[^"]*"|'[^']*'|[\w-]+)(?:\s*\.\s*(?:"[^"]*"|'[^']*'|[\w-]+))*)\s*=""")
@@ -39,7 +40,7 @@ def line_of(text: str, path: Sequence[str | int]) -> int | None:
 
 def _names(dotted: str) -> tuple[str, ...] | None:
     try:
-        read = tomllib.loads(f"{dotted} = 0")
+        read: Any = tomllib.loads(f"{dotted} = 0")
     except tomllib.TOMLDecodeError:
         return None
     names = []
