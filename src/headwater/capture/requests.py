@@ -48,10 +48,14 @@ class Request:
 
 
 class Requests:
-    """The requests to the capture of the store at *location*, as the capture sees them."""
+    """The requests to the capture of the store at *location*, as the capture sees them.
 
-    def __init__(self, location: str | Path) -> None:
+    :param names: of the store beside it that holds them: others than the capture are asked in the same way.
+    """
+
+    def __init__(self, location: str | Path, *names: str) -> None:
         self._location = str(location)
+        self._names = names or (_BESIDE,)
         self._reader: StateReader | None = None
         self._looked = 0.0
 
@@ -63,7 +67,7 @@ class Requests:
         self._looked = now
         if self._reader is None:
             try:
-                self._reader = open_beside_reader(self._location, _BESIDE)
+                self._reader = open_beside_reader(self._location, *self._names)
             except StoreNotFound:
                 return []
         with self._reader.snapshot() as view:
@@ -99,34 +103,43 @@ def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float 
     :raises HeadwaterError: what the capture answered. :raises TransientError: no answer in time.
     :raises StoreNotFound: there is no store.
     """
-    request = uuid.uuid4().hex
+    request = Request(uuid.uuid4().hex, kind, detail)
     end = time.monotonic() + seconds
     with open_store_reader(location) as reader:
-        _put(str(location), request, kind, detail, end)
-        while time.monotonic() < end:
-            with reader.snapshot() as view:
-                catalog = Catalog.load(view)
-                found = catalog.open(ANSWERS).get(view, 0, (request,)) if ANSWERS.name in catalog.names() else None
-            if found is not None:
-                if found[0]:
-                    raise HeadwaterError(found[0], next_step=found[1] or None)
-                told: dict[str, Any] = found[2]
-                return told
-            time.sleep(0.1)
+        put_request(str(location), (_BESIDE,), request, end)
+        return wait_for_answer(reader, request.id, end, "capture", seconds)
+
+
+def wait_for_answer(reader: StateReader, request: str, end: float, whose: str, seconds: float) -> dict[str, Any]:
+    """The answer to *request* in the store of the one that was asked; until the clock shows *end*.
+
+    :raises HeadwaterError: what it answered. :raises TransientError: no answer in time.
+    """
+    while time.monotonic() < end:
+        with reader.snapshot() as view:
+            catalog = Catalog.load(view)
+            found = catalog.open(ANSWERS).get(view, 0, (request,)) if ANSWERS.name in catalog.names() else None
+        if found is not None:
+            if found[0]:
+                raise HeadwaterError(found[0], next_step=found[1] or None)
+            told: dict[str, Any] = found[2]
+            return told
+        time.sleep(0.1)
     raise TransientError(
-        f"The capture did not answer within {seconds:g} s.",
+        f"The {whose} did not answer within {seconds:g} s.",
         next_step="Look whether it runs; it will do what was asked when it does.",
     )
 
 
-def _put(location: str, request: str, kind: str, detail: dict[str, Any], end: float) -> None:
+def put_request(location: str, names: tuple[str, ...], request: Request, end: float) -> None:
     """Write the request down; somebody else who asks at the same time is waited for."""
     while True:
         try:
-            with open_beside_writer(location, _BESIDE, takeover=False) as store:
+            with open_beside_writer(location, *names, takeover=False) as store:
                 batch = WriteBatch()
                 with store.snapshot() as view:
-                    Catalog.load(view).open_or_create(REQUESTS, batch).put(batch, 0, (request,), (kind, detail))
+                    table = Catalog.load(view).open_or_create(REQUESTS, batch)
+                    table.put(batch, 0, (request.id,), (request.kind, request.detail))
                 store.seal(Epoch(store.committed_epoch()).next(time.time_ns() // 1_000_000), batch)
             return
         except StoreOwned:

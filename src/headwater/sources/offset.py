@@ -52,6 +52,10 @@ class CdcOffset(ABC):
     def from_fields(cls, fields: Mapping[str, Any]) -> CdcOffset:
         """:raises InvalidOffset: a field is missing or no place in a log."""
 
+    @abstractmethod
+    def position_after(self, last: bytes | None) -> bytes:
+        """A ``_position`` after that of the change *last* and before every later one; ``None``: at this place."""
+
     def to_json(self) -> str:
         """One line with sorted keys, so that equal places give equal text."""
         return json.dumps({self.kind: self.to_fields()}, sort_keys=True, separators=(",", ":"))

@@ -30,6 +30,9 @@ class Elsewhere(CdcOffset):
     def rank(self) -> tuple[int, ...]:
         return (1,)
 
+    def position_after(self, last: bytes | None) -> bytes:
+        return last or b""
+
     def to_fields(self) -> dict[str, Any]:
         return {}
 
@@ -230,3 +233,11 @@ def test_what_is_no_row_has_no_position() -> None:
         PostgresOffset.at(1).to_position()
     with pytest.raises(InvalidOffset):
         PostgresOffset.from_position(b"short")
+
+
+def test_history_lies_between_the_last_change_and_every_later_one() -> None:
+    since = PostgresOffset.at(1000)
+    last = PostgresOffset.of_row(2000, 7, 55).to_position()
+    later = PostgresOffset.of_row(2034, 0, 56).to_position()
+    assert last < since.position_after(last) < later
+    assert since.position_after(None) < PostgresOffset.of_row(1000, 0, 54).to_position()

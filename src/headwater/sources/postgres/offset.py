@@ -38,7 +38,7 @@ POSITION_TYPE: Final = pa.binary(16)
 """``_position``: commit LSN (8 bytes), number in the transaction (4), xid (4); big endian, so bytes sort as commits."""
 
 _POSITION: Final = struct.Struct("!QII")
-_POSITION_DTYPE: Final = np.dtype([("commit_lsn", ">u8"), ("seq", ">u4"), ("xid", ">u4")])
+POSITION_DTYPE: Final = np.dtype([("commit_lsn", ">u8"), ("seq", ">u4"), ("xid", ">u4")])
 _LSN: Final = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
@@ -125,6 +125,11 @@ class PostgresOffset(CdcOffset):
             raise InvalidOffset("A place between transactions is not the position of a row.")
         return _POSITION.pack(self.commit_lsn, self.seq, self.xid or 0)
 
+    def position_after(self, last: bytes | None) -> bytes:
+        # a commit record is longer than a byte, so the next commit is at least two after the last
+        lsn = self.lsn - 1 if last is None else PostgresOffset.from_position(last).commit_lsn + 1
+        return _POSITION.pack(max(lsn, 0), 0, 0)
+
     @classmethod
     def from_position(cls, position: bytes) -> PostgresOffset:
         """The place that a row's ``_position`` names.
@@ -178,7 +183,7 @@ def positions_of(
     commit_lsn: NDArray[np.uint64], seq: NDArray[np.uint32], xid: NDArray[np.uint32]
 ) -> pa.FixedSizeBinaryArray:
     """The ``_position`` column of rows."""
-    made = np.empty(len(commit_lsn), _POSITION_DTYPE)
+    made = np.empty(len(commit_lsn), POSITION_DTYPE)
     made["commit_lsn"], made["seq"], made["xid"] = commit_lsn, seq, xid
     return pa.Array.from_buffers(POSITION_TYPE, len(made), [None, pa.py_buffer(made)])
 

@@ -1,0 +1,140 @@
+"""Requests to a running query, and its status: from any process, through stores beside the capture's.
+
+=============  ==========================================  ======================================================
+request        detail                                      effect
+=============  ==========================================  ======================================================
+``pause``      ``{"table": name or None}``                 no more history is read; changes flow on
+``resume``     ``{"table": name or None}``                 history goes on
+``throttle``   ``{"table": …, "rows_per_second": n|None}`` so many rows of history in a second, for each table
+``resnapshot`` ``{"table", "start", "end", "columns"}``    the table, a range of its keys, or columns of it are read
+                                                           once more
+=============  ==========================================  ======================================================
+
+A request is done once, at a barrier, and its answer is sealed with what it did.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headwater.backfill.cdc.executor import Renewal
+from headwater.backfill.errors import InvalidQuery
+from headwater.backfill.plans import FOLDER, QueryState
+from headwater.backfill.query import QueryOptions
+from headwater.capture.requests import Answers, Request, Requests, put_request, wait_for_answer
+from headwater.errors import HeadwaterError
+from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.table import SourceTable
+from headwater.state.beside import open_beside_reader
+from headwater.state.errors import StoreNotFound
+from headwater.stream import Mutation, Pause, Resume, Throttle
+from headwater.stream.mutation import ALL_TARGETS
+
+PAUSE, RESUME, THROTTLE, RESNAPSHOT = "pause", "resume", "throttle", "resnapshot"
+_REQUESTS = "query_requests"
+
+
+class _Table(Protocol):
+    @property
+    def table(self) -> SourceTable: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QueryStatus:
+    """What a query has written of itself."""
+
+    query: str
+    value: dict[str, Any]
+
+    @property
+    def age_seconds(self) -> float:
+        """How old it is: a query that runs tells every few seconds."""
+        updated: int = self.value["updated_ms"]
+        return max(0.0, time.time() - updated / 1000)
+
+
+class QueryRequests:
+    """The requests to one query, as its planner sees them."""
+
+    def __init__(self, options: QueryOptions, state: QueryState) -> None:
+        self._requests = Requests(options.store, _REQUESTS, options.query)
+        self._state = state
+        with state.store.snapshot() as view:
+            self._answers = Answers(state.catalog, view, state.batch)
+
+    def new(self) -> list[Request]:
+        return self._requests.new(self._answers)
+
+    def mutation(self, request: Request, tables: Mapping[str, _Table]) -> tuple[Mutation | None, dict[str, Renewal]]:
+        """What *request* means: a mutation of the next barrier, and the tables that are read once more.
+
+        :raises InvalidQuery: no such table or request.
+        """
+        name = request.detail.get("table")
+        if name is not None and name not in tables:
+            raise InvalidQuery(
+                f"Table {name} is not of this query; its tables are {', '.join(tables)}.",
+                next_step="Name one of them, or none for all.",
+            )
+        if request.kind == PAUSE:
+            return Pause() if name is None else Throttle(0, name), {}
+        if request.kind == RESUME:
+            return Resume() if name is None else Throttle(None, name), {}
+        if request.kind == THROTTLE:
+            return Throttle(request.detail["rows_per_second"], name or ALL_TARGETS), {}
+        if request.kind == RESNAPSHOT:
+            wanted = list(tables) if name is None else [name]
+            return None, {each: _renewal(request, tables[each].table) for each in wanted}
+        raise InvalidQuery(f"A query cannot do {request.kind!r}.")
+
+    def answer(self, request: Request, problem: HeadwaterError | None) -> None:
+        """Seal the answer with the next save."""
+        self._answers.put(self._state.batch, request.id, problem)
+
+    def close(self) -> None:
+        self._requests.close()
+
+
+def _renewal(request: Request, table: SourceTable) -> Renewal:
+    columns = request.detail.get("columns")
+    names = table.schema.names
+    for column in columns or ():
+        if column not in names:
+            raise InvalidQuery(f"Table {table.full_name} has no column {column!r}; it has {', '.join(names)}.")
+    cuts = []
+    for side, after in (("start", False), ("end", True)):
+        values = request.detail.get(side)
+        if values is not None and not 1 <= len(values) <= len(table.key_columns):
+            raise InvalidQuery(
+                f"The key of {table.full_name} has {len(table.key_columns)} columns; received {len(values)} values."
+            )
+        cuts.append(None if values is None else Cut(tuple(map(str, values)), after))
+    part = None if cuts == [None, None] else KeyRange(*cuts)
+    return Renewal(request.id, part, tuple(columns) if columns else None)
+
+
+def ask_query(location: str, query: str, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> dict[str, Any]:
+    """Ask the running query, and wait for its answer.
+
+    :raises HeadwaterError: what it answered. :raises TransientError: no answer in time.
+    :raises StoreNotFound: there is no such query.
+    """
+    request = uuid.uuid4().hex
+    end = time.monotonic() + seconds
+    with open_beside_reader(location, FOLDER, query) as reader:
+        put_request(location, (_REQUESTS, query), Request(request, kind, detail), end)
+        return wait_for_answer(reader, request, end, f"query {query!r}", seconds)
+
+
+def status(location: str, query: str) -> QueryStatus | None:
+    """What the query *query* of the store at *location* has told last; ``None``: nothing yet."""
+    try:
+        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+            value = QueryState.read_status(view)
+    except StoreNotFound:
+        return None
+    return None if value is None else QueryStatus(query, value)

@@ -1,0 +1,25 @@
+"""What can go wrong with a query and its backfill."""
+
+from __future__ import annotations
+
+from headwater.errors import ConflictError, HeadwaterError, InputError, NotFoundError
+
+
+class BackfillError(HeadwaterError):
+    """Base of the errors of this package."""
+
+
+class ForeignQueryOffset(BackfillError, InputError):
+    """An offset that this release did not write."""
+
+
+class QueryStateLost(BackfillError, ConflictError):
+    """The checkpoint of a query knows more than the query's own state."""
+
+
+class TableNotCaptured(BackfillError, NotFoundError):
+    """A table of the query has no log: nobody captures it."""
+
+
+class InvalidQuery(BackfillError, InputError):
+    """An option of a query that makes no sense."""

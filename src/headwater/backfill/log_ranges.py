@@ -1,0 +1,113 @@
+"""What the logs of a query's tables hold in a range of epochs, as one snapshot of the store shows it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from headwater.backfill.errors import TableNotCaptured
+from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
+from headwater.log_store import LogView
+from headwater.log_store.log import Log, LogRegistry
+from headwater.log_store.log_events import TRUNCATE, events_of
+from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
+from headwater.state import Snapshot
+
+
+@dataclass(frozen=True, slots=True)
+class TableChanges:
+    """What a table's log has in a range of epochs.
+
+    :ivar table: the table as it is at the end of the range.
+    :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
+    """
+
+    table: SourceTable
+    rows: int
+    events: bool
+    truncated: tuple[int, int] | None
+
+    def __bool__(self) -> bool:
+        return self.rows > 0 or self.events
+
+
+class LogRanges:
+    """The logs of *names* in one snapshot.
+
+    :raises TableNotCaptured: one has no log.
+    """
+
+    def __init__(self, view: Snapshot, names: Sequence[str]) -> None:
+        self._view = view
+        self.record: SourceRecord | None
+        self.captured: Mapping[str, CapturedTable]
+        self.record, self.captured = SourceState.read(view)
+        missing = [name for name in names if name not in self.captured]
+        if missing:
+            raise TableNotCaptured(
+                f"Nobody captures table {missing[0]} into this store.",
+                next_step=f"Run: headwater capture … --table {missing[0]}",
+            )
+        registry = LogRegistry.load(view)
+        self._views = {name: LogView(view, registry.get(name)) for name in names}
+
+    @property
+    def newest(self) -> int:
+        return int(self._view.epoch)
+
+    def stopped(self, name: str) -> str | None:
+        """Why nobody captures the table any more."""
+        known = self.captured[name]
+        return known.reason if known.state is TableState.STOPPED else None
+
+    def end(self, after: int, upto: int, max_rows: int | None, max_epochs: int | None) -> int:
+        """The epoch up to which about *max_rows* changes lie after *after*: one epoch at least, *upto* at most."""
+        if max_rows is None and max_epochs is None:
+            return upto
+        rows: defaultdict[int, int] = defaultdict(int)
+        for view in self._views.values():
+            for end in view.epochs(after, upto):
+                rows[int(end.epoch)] += end.rows
+        total = count = 0
+        chosen = after
+        for epoch in sorted(rows):
+            total += rows[epoch]
+            count += rows[epoch] > 0
+            if chosen > after and ((max_rows and total > max_rows) or (max_epochs and count > max_epochs)):
+                return chosen
+            chosen = epoch
+        return upto
+
+    def changes(self, name: str, after: int, upto: int) -> TableChanges:
+        """What *name* has in ``(after, upto]``."""
+        rows, version = 0, None
+        for end in self._views[name].epochs(after, upto):
+            rows += end.rows
+            version = end.schema_version
+        events = list(events_of(self._view, name, after, upto))
+        truncates = [event for event in events if event.kind == TRUNCATE]
+        truncated = (int(truncates[-1].epoch), truncates[-1].seq) if truncates else None
+        return TableChanges(self._table(name, version, upto), rows, bool(events), truncated)
+
+    def positions(self, name: str, after: int, upto: int) -> pa.ChunkedArray:
+        """The ``_position`` of every change in ``(after, upto]``."""
+        batches = self._views[name].read_range(after, upto)
+        kind = self._views[name].log.schema.field(POSITION_COLUMN).type
+        return pa.chunked_array([batch.column(POSITION_COLUMN) for batch in batches], kind)
+
+    def _table(self, name: str, version: int | None, upto: int) -> SourceTable:
+        log, known = self._views[name].log, self.captured[name]
+        if version is None:  # no epoch of the range has a word on it: the next one has
+            following = next(iter(self._views[name].epochs(upto)), None)
+            version = log.schema_version if following is None else following.first_schema_version
+        schema = log.schema_of(version)
+        return SourceTable.of_log(known.namespace, known.name, schema, _key_columns(log, schema), known.source_id)
+
+
+def _key_columns(log: Log, schema: pa.Schema) -> tuple[str, ...]:
+    """The log's key in *schema*, where its columns may have had other names."""
+    by_id = {field.metadata[FIELD_ID]: field.name for field in schema if field.metadata and FIELD_ID in field.metadata}
+    return tuple(by_id.get(log.schema.field(name).metadata[FIELD_ID], name) for name in log.key_columns)

@@ -1,0 +1,490 @@
+"""QueryPlanner: what the next batch of a query delivers; one process, one thread.
+
+A batch is the changes of a range of epochs and, while history is being read, a plan: ranges of tables that are read
+inside one snapshot. The order of the steps is what makes it exact:
+
+1. the epoch *upto* which changes are taken is chosen first;
+2. then a snapshot is exported: it has every change up to *upto* (when it does not show one yet, history waits);
+3. ranges are handed out, and the plan is sealed with them; only then is the offset given away.
+
+So a change up to *upto* is in the rows of the snapshot, and of a later one its position tells whether it is. What was
+delivered is told by the next call: the offset that it starts from. A plan whose offset nobody kept is rolled back; one
+whose snapshot was lost before its rows were committed is read again in another (:meth:`QueryPlanner.units`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import pairwise
+from typing import Any, Final
+
+from headwater.backfill.cdc.executor import HandedOut, Phase
+from headwater.backfill.control import QueryRequests
+from headwater.backfill.errors import QueryStateLost
+from headwater.backfill.log_ranges import LogRanges, TableChanges
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.plans import FOLDER, PlanRecord, QueryState, history_position
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.query_table import QueryTable
+from headwater.backfill.units import DROP_ALL, LogUnit, SplitUnit, Unit, covered
+from headwater.errors import HeadwaterError, TransientError
+from headwater.sinks.sink import Committed
+from headwater.sources.offset import CdcOffset
+from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_snapshots
+from headwater.sources.splits import SplitKind
+from headwater.sources.table import SourceTable
+from headwater.state import open_reader
+from headwater.state.beside import open_beside_writer
+from headwater.stream import DEFAULT_VNODE_COUNT, Barrier, BarrierKind, Epoch, EpochPair
+
+_FIRST_ROWS: Final = 200_000
+_LEAST_ROWS: Final = 10_000
+_SMALL_ROWS: Final = 20_000
+"""Changes of a table up to this many are read by one task."""
+_LOOK_SECONDS: Final = 0.05
+_COMMIT_SECONDS: Final = 1.0
+_STATUS_SECONDS: Final = 0.5
+_IDLE_SECONDS: Final = 5.0
+
+CommittedOf = Callable[[SourceTable, str], Committed]
+
+
+class QueryPlanner:
+    """Plans the batches of one query.
+
+    :param committed: what the sink has of a table, where the sink can tell: then a lost snapshot costs nothing.
+    :param takeover: another process that plans this query is fenced.
+    :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
+    """
+
+    def __init__(self, options: QueryOptions, *, committed: CommittedOf | None = None, takeover: bool = False) -> None:
+        self._options = options
+        self._committed = committed
+        self._source = open_snapshots(options.source)
+        self._held: ExportedSnapshot | None = None
+        self._held_plan = 0
+        self._handed: tuple[int, float] | None = None
+        self._rate: float | None = None
+        self._at: QueryOffset | None = None
+        self._end: tuple[int, CdcOffset] | None = None
+        self._looked = self._truncated = self._told = 0.0
+        self._recovering = self._moved = True
+        self._retaken = False
+        self._problem: str | None = None
+        with ExitStack() as stack:
+            self._reader = stack.enter_context(open_reader(options.store))
+            self._state = QueryState(
+                stack.enter_context(open_beside_writer(options.store, FOLDER, options.query, takeover=takeover))
+            )
+            self._requests = QueryRequests(options, self._state)
+            stack.callback(self._requests.close)
+            with self._reader.snapshot() as view:
+                ranges = LogRanges(view, options.tables)
+                newest = view.epoch
+                self._tables = {
+                    name: stack.enter_context(
+                        QueryTable.open(options, self._state, ranges.changes(name, newest, newest).table, takeover)
+                    )
+                    for name in options.tables
+                }
+            self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
+            for table in self._tables.values():
+                table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
+            self._save()
+            self._stack = stack.pop_all()
+
+    @property
+    def backfill_id(self) -> str:
+        """Names the state of this query: plans of another state are other plans."""
+        return self._state.id
+
+    @property
+    def has_history(self) -> bool:
+        """Whether history is left to be read."""
+        return any(table.is_reading for table in self._tables.values())
+
+    def is_history_done(self) -> bool:
+        """Whether the history of all tables is read, and their logs have passed it."""
+        return all(table.executor is None or table.executor.phase is Phase.DONE for table in self._tables.values())
+
+    # -- offsets ---------------------------------------------------------------------------------------------------
+
+    def initial(self) -> QueryOffset:
+        """Where the query stands when nobody remembers: after what was delivered, the same on every call."""
+        delivered = min(int(table.consumer.delivered()) for table in self._tables.values())
+        return QueryOffset(delivered, self._state.plan.number)
+
+    def newest(self) -> QueryOffset:
+        """The newest epoch that is sealed."""
+        return QueryOffset(int(self._reader.committed_epoch()), self._state.plan.number)
+
+    def advance(
+        self,
+        start: QueryOffset,
+        *,
+        timeout: float = 0.0,
+        max_rows: int | None = None,
+        upto: int | None = None,
+    ) -> QueryOffset:
+        """Where the batch after *start* ends; *start* itself when there was nothing to do for *timeout* seconds.
+
+        Everything up to *start* counts as delivered. An offset after it is durable as a plan when it is returned.
+
+        :param upto: no epochs after this one.
+        :raises QueryStateLost: *start* is not of this state.
+        """
+        self._came_to(start)
+        deadline = time.monotonic() + timeout
+        while True:
+            self._serve()
+            made = self._next(start, max_rows or self._options.max_rows, upto)
+            left = deadline - time.monotonic()
+            self._moved |= made != start
+            self._tell()
+            if made != start or left <= 0:
+                return made
+            pause = _LOOK_SECONDS if self.has_history else min(left, _COMMIT_SECONDS)
+            self._reader.wait_for_epoch(max(start.epoch, self._seen), min(left, pause))
+
+    def _came_to(self, start: QueryOffset) -> None:
+        """*start* was delivered."""
+        if start == self._at:
+            return
+        plan = self._state.plan
+        if start.plan > plan.number:
+            raise QueryStateLost(
+                f"The checkpoint of query {self._options.query!r} is at plan {start.plan}, its state at {plan.number}: "
+                "the state beside the store was lost or replaced.",
+                next_step="Restore it, or begin anew with an empty checkpoint and an empty sink.",
+            )
+        if start.plan < plan.number:
+            self._roll_back(start.plan)
+        elif self._retaken:
+            self._check_attempt()
+        self._let_go()
+        self._recovering = False
+        for table in self._tables.values():
+            table.delivered(start.epoch)
+        if self._end is not None and self._end[0] == start.epoch:
+            for table in self._tables.values():
+                table.settle(self._end[1])
+        self._at = start
+        self._commit(start)
+
+    def _roll_back(self, plan: int) -> None:
+        """The newest plan's offset was never kept: nobody reads its rows."""
+        for table in self._tables.values():
+            table.roll_back(plan)
+        self._state.plan = PlanRecord(number=plan)
+        self._state.put_plan()
+        self._save()
+
+    def _check_attempt(self) -> None:
+        """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""
+        plan, self._retaken = self._state.plan, False
+        for name in plan.positions if self._committed is not None else ():
+            table = self._tables[name]
+            found = self._committed(table.table, self.backfill_id) if self._committed else Committed()
+            if found.plan == plan.number and found.attempt != plan.attempt:
+                table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
+
+    def _commit(self, start: QueryOffset) -> None:
+        """Let the logs forget what was delivered."""
+        now = time.monotonic()
+        if now - self._truncated >= _COMMIT_SECONDS:
+            self._truncated = now
+            for table in self._tables.values():
+                table.commit(start.epoch)
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    _seen = 0
+
+    def _next(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
+        with self._reader.snapshot() as view:
+            ranges = LogRanges(view, list(self._tables))
+            self._seen = ranges.newest
+            limit = ranges.newest if upto is None else min(upto, ranges.newest)
+            end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
+            found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
+            for name, changes in found.items():
+                self._tables[name].see(changes)
+            if end == ranges.newest and ranges.record is not None:
+                self._end = (end, ranges.record.offset)
+                for name, changes in found.items():
+                    if not changes:
+                        self._tables[name].settle(ranges.record.offset)
+            planned = self._plan(ranges, start, end, found)
+        if planned:
+            self._save()
+            return QueryOffset(end, self._state.plan.number)
+        if any(found.values()):
+            self._save()  # what is dropped from now on is known to be shown by every later snapshot
+            return QueryOffset(end, start.plan)
+        return start
+
+    def _plan(self, ranges: LogRanges, start: QueryOffset, end: int, found: Mapping[str, TableChanges]) -> bool:
+        """Hand out history; whether there is a new plan."""
+        unread = [name for name, table in self._tables.items() if table.is_reading]
+        fresh = {
+            name: ranges.positions(name, self._tables[name].after(start.epoch), end)
+            for name in unread
+            if found[name].rows
+        }
+        ready = [name for name in unread if self._may_read(ranges, name, found[name])]
+        if not ready and not fresh:
+            return False
+        try:
+            snapshot = self._source.export()
+        except TransientError as error:
+            self._problem = error.message
+            for name, positions in fresh.items():
+                self._tables[name].unseen(positions, None)
+            return False
+        self._problem = None
+        try:
+            for name in unread:
+                self._tables[name].unseen(fresh.get(name), snapshot.mark)
+            handed = self._hand_out(snapshot, [name for name in ready if not self._tables[name].waits_for_commit], end)
+        except BaseException:
+            snapshot.close()
+            raise
+        if not handed:
+            snapshot.close()
+            return False
+        self._keep(snapshot, ranges, end, handed)
+        return True
+
+    def _may_read(self, ranges: LogRanges, name: str, changes: TableChanges) -> bool:
+        table = self._tables[name]
+        stopped = ranges.stopped(name)
+        if stopped is not None:
+            table.waiting = f"its capture has stopped: {stopped}"
+        elif changes.truncated is None and table.wants() > 0:
+            return True
+        return False
+
+    def _hand_out(self, snapshot: ExportedSnapshot, names: Sequence[str], end: int) -> dict[str, list[HandedOut]]:
+        """Ranges of tables within the budget, a fair share for each."""
+        plan = self._state.plan.number + 1
+        left = self._budget()
+        made: dict[str, list[HandedOut]] = {}
+        for place, name in enumerate(names):
+            table = self._tables[name]
+            share = min(max(left // (len(names) - place), 1), table.wants())
+            handed = table.hand_out(plan, snapshot, share, end)
+            if handed is not None:
+                made[name] = handed
+                left -= sum(part.rows for part in handed)
+            if left <= 0:
+                break
+        return made
+
+    def _budget(self) -> int:
+        """Rows that are read in about one interval, as the last plan went."""
+        if self._rate is None:
+            return _FIRST_ROWS
+        return max(_LEAST_ROWS, int(self._rate * self._options.interval_seconds))
+
+    def _keep(
+        self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
+    ) -> None:
+        plan = PlanRecord(
+            number=self._state.plan.number + 1,
+            upto=end,
+            commit_time_us=ranges.record.commit_time_us if ranges.record is not None else 0,
+            marks=[snapshot.mark.to_json()],
+            positions={
+                name: history_position(ranges.captured[name].since, self._state.table(name).last_position).hex()
+                for name in handed
+            },
+        )
+        self._state.plan = plan
+        self._state.put_plan()
+        self._held, self._held_plan = snapshot, plan.number
+        rows = sum(part.rows for parts in handed.values() for part in parts)
+        self._handed = (rows, time.monotonic())
+
+    def _let_go(self) -> None:
+        """The batch is over: its snapshot may end."""
+        if self._held is not None:
+            self._held.close()
+            self._held = None
+        if self._handed is not None:
+            rows, since = self._handed
+            self._handed = None
+            if rows:
+                rate = rows / max(time.monotonic() - since, 0.01)
+                self._rate = rate if self._rate is None else (self._rate + rate) / 2
+
+    # -- units -----------------------------------------------------------------------------------------------------
+
+    def units(self, start: QueryOffset, end: QueryOffset) -> list[Unit]:
+        """What tasks read for the batch from *start* to *end*; large ones first.
+
+        A batch that is delivered again gives the same changes; its history comes from another snapshot if the first
+        is gone, or not at all if the sink has it.
+
+        :raises QueryStateLost: *end* is not of this state. :raises SourceUnreachable: no new snapshot can be had.
+        """
+        if end.plan != self._state.plan.number:
+            raise QueryStateLost(
+                f"The batch is of plan {end.plan}, the state of query {self._options.query!r} at "
+                f"{self._state.plan.number}.",
+                next_step="Restore the state beside the store, or begin anew with an empty checkpoint and sink.",
+            )
+        made: list[Unit] = []
+        with self._reader.snapshot() as view:
+            ranges = LogRanges(view, list(self._tables))
+            for name, table in self._tables.items():
+                changes = ranges.changes(name, table.after(start.epoch), end.epoch)
+                if changes:
+                    made += self._log_units(table, changes, start, end)
+            if end.plan > start.plan:
+                made += self._split_units(ranges, end)
+        return sorted(made, key=_size, reverse=True)
+
+    def _log_units(
+        self, table: QueryTable, changes: TableChanges, start: QueryOffset, end: QueryOffset
+    ) -> list[LogUnit]:
+        kept = table.filter()
+        if kept is not None and changes.truncated is not None:
+            kept = DROP_ALL  # its history begins anew after this batch
+        parts = self._options.parallelism if changes.rows > _SMALL_ROWS else 1
+        count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
+        cuts = [count * part // parts for part in range(parts + 1)]
+        return [
+            LogUnit(changes.table, table.after(start.epoch), end.epoch, low, high, end.plan, kept, changes.truncated)
+            for low, high in pairwise(cuts)
+        ]
+
+    def _split_units(self, ranges: LogRanges, end: QueryOffset) -> list[SplitUnit]:
+        plan = self._state.plan
+        names = list(plan.positions)
+        if self._recovering and self._committed is not None:
+            names = [n for n in names if self._committed(self._tables[n].table, self.backfill_id).plan < plan.number]
+        if not names:
+            return []
+        if self._held is None or self._held_plan != end.plan or (self._recovering and not self._held.is_open()):
+            self._retake(ranges, names)
+        assert self._held is not None
+        made: list[SplitUnit] = []
+        for name in names:
+            table = self._tables[name]
+            readable = table.readable(ranges.changes(name, end.epoch, end.epoch).table, self._held)
+            groups = _groups(table.handed_out(plan.number), 2 * self._options.parallelism)
+            for parts in groups:
+                made.append(
+                    SplitUnit(
+                        table=readable,
+                        kind=table.kind,
+                        ranges=tuple(covered([part.range for part in parts])),
+                        snapshot=self._held.name,
+                        plan=plan.number,
+                        attempt=plan.attempt,
+                        upto=end.epoch,
+                        position=bytes.fromhex(plan.positions[name]),
+                        commit_time_us=plan.commit_time_us,
+                        rows=sum(part.rows for part in parts),
+                        columns=table.columns,
+                        changed_since=table.record.heap_since if table.kind is SplitKind.HEAP else None,
+                        replaces=table.replaces,
+                    )
+                )
+        return made
+
+    def _retake(self, ranges: LogRanges, names: Sequence[str]) -> None:
+        """The snapshot of the newest plan is gone: take another one, and write down what it has."""
+        self._let_go()
+        snapshot = self._source.export()
+        try:
+            plan = self._state.plan
+            for name in names:
+                table = self._tables[name]
+                exact = self._committed is not None and table.has_columns_of(
+                    snapshot, ranges.changes(name, plan.upto, plan.upto).table
+                )
+                table.retake(plan.number, snapshot.mark, exact=exact)
+            plan.attempt += 1
+            plan.marks.append(snapshot.mark.to_json())
+            self._state.put_plan()
+            self._save()
+        except BaseException:
+            snapshot.close()
+            raise
+        self._held, self._held_plan, self._retaken = snapshot, plan.number, True
+        self._handed = (
+            sum(part.rows for name in names for part in self._tables[name].handed_out(plan.number)),
+            time.monotonic(),
+        )
+
+    # -- requests, status, end -------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Do what was asked of this query from outside, as mutations of the next barrier."""
+        for request in self._requests.new():
+            problem: HeadwaterError | None = None
+            try:
+                mutation, renewals = self._requests.mutation(request, self._tables)
+                self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
+                barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)
+                for table in self._tables.values():
+                    table.on_barrier(barrier)
+                for name, renewal in renewals.items():
+                    self._tables[name].renew(renewal)
+            except HeadwaterError as error:
+                problem = error
+            self._requests.answer(request, problem)
+            self._save()
+
+    def _save(self) -> None:
+        """Make durable what has changed."""
+        for table in self._tables.values():
+            table.save()
+        if self._state.batch:
+            self._state.save()
+
+    def status(self) -> dict[str, Any]:
+        """What a person wants to know."""
+        return {
+            "query": self._options.query,
+            "backfill": self.backfill_id,
+            "plan": self._state.plan.number,
+            "epoch": 0 if self._at is None else self._at.epoch,
+            "newest_epoch": self._seen,
+            "updated_ms": time.time_ns() // 1_000_000,
+            "problem": self._problem,
+            "tables": {name: table.status() for name, table in self._tables.items()},
+        }
+
+    def _tell(self) -> None:
+        """Write the status down, now and then."""
+        now = time.monotonic()
+        if now - self._told >= (_STATUS_SECONDS if self._moved else _IDLE_SECONDS):
+            self._told, self._moved = now, False
+            self._state.put_status(self.status())
+            self._save()
+
+    def close(self) -> None:
+        """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
+        self._let_go()
+        self._stack.close()
+
+
+def _size(unit: Unit) -> int:
+    return unit.rows if isinstance(unit, SplitUnit) else 0
+
+
+def _groups(parts: Sequence[HandedOut], count: int) -> list[list[HandedOut]]:
+    """At most *count* groups of neighbours of about the same number of rows."""
+    total = sum(max(part.rows, 1) for part in parts)
+    groups: list[list[HandedOut]] = []
+    passed = 0
+    for part in parts:
+        if not groups or passed * count >= total * len(groups):
+            groups.append([])
+        groups[-1].append(part)
+        passed += max(part.rows, 1)
+    return groups

@@ -1,0 +1,131 @@
+"""What is durable of a query beside its offsets: its newest plan, and what it knows of each table.
+
+It lives in a store of its own beside the capture's (``queries/<name>``), written by the one process that plans. A plan
+is sealed before its offset is given away: an offset that somebody holds always has its plan.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headwater import failpoints
+from headwater.sources.offset import CdcOffset
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
+from headwater.stream import EpochClock
+
+BEFORE_SAVE = failpoints.register("query.before_save")
+AFTER_SAVE = failpoints.register("query.after_save")
+
+FOLDER = "queries"
+"""Where the stores of queries are, beside the capture's."""
+
+QUERY = TableSchema("query", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),))
+QUERY_TABLES = TableSchema(
+    "query_tables", 1, key=(Field("table", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
+)
+_PLAN, _STATUS, _ID = "plan", "status", "id"
+
+
+@dataclass(slots=True)
+class PlanRecord:
+    """The newest plan of a query.
+
+    :ivar number: 0 before the first. :ivar attempt: counts the snapshots that were taken for it.
+    :ivar upto: the epoch that its offset has. :ivar commit_time_us: of that epoch's last commit.
+    :ivar marks: of each attempt, as JSON.
+    :ivar positions: by table: the ``_position`` of the rows that it hands out.
+    """
+
+    number: int = 0
+    attempt: int = 0
+    upto: int = 0
+    commit_time_us: int = 0
+    marks: list[str] = field(default_factory=list)
+    positions: dict[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in PlanRecord.__slots__}
+
+
+@dataclass(slots=True)
+class TableRecord:
+    """What the query knows of a table beside its backfill.
+
+    :ivar last_position: of its newest change that was planned to be delivered.
+    :ivar unseen: positions of changes that were dropped, and that no snapshot has shown yet.
+    :ivar heap_since: with heap splits: the epoch of the first hand-out.
+    :ivar restarted: up to this epoch a TRUNCATE has begun its backfill anew.
+    """
+
+    last_position: str | None = None
+    unseen: list[str] = field(default_factory=list)
+    heap_since: int | None = None
+    restarted: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in TableRecord.__slots__}
+
+
+class QueryState:
+    """The durable state of one query."""
+
+    def __init__(self, store: StateStore) -> None:
+        self.store = store
+        self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, store.committed_epoch())
+        self.batch = WriteBatch()
+        with store.snapshot() as view:
+            self.catalog = Catalog.load(view)
+            self._query: StateTable = self.catalog.open_or_create(QUERY, self.batch)
+            self._tables: StateTable = self.catalog.open_or_create(QUERY_TABLES, self.batch)
+            found = {key[0]: values[0] for key, values in self._query.scan(view, 0)}
+            self.tables = {key[0]: TableRecord(**values[0]) for key, values in self._tables.scan(view, 0)}
+        self.plan = PlanRecord(**found.get(_PLAN, {}))
+        self.id: str = found.get(_ID) or uuid.uuid4().hex[:12]
+        if _ID not in found:
+            self._query.put(self.batch, 0, (_ID,), (self.id,))
+
+    def table(self, name: str) -> TableRecord:
+        return self.tables.setdefault(name, TableRecord())
+
+    def put_table(self, name: str) -> None:
+        """Write the record of a table with the next save."""
+        self._tables.put(self.batch, 0, (name,), (self.table(name).to_json(),))
+
+    def put_plan(self) -> None:
+        """Write the plan with the next save."""
+        self._query.put(self.batch, 0, (_PLAN,), (self.plan.to_json(),))
+
+    def put_status(self, value: dict[str, Any]) -> None:
+        """Write the status with the next save."""
+        self._query.put(self.batch, 0, (_STATUS,), (value,))
+
+    def save(self) -> None:
+        """Make durable what was written since the last time."""
+        failpoints.hit(BEFORE_SAVE)
+        self.store.seal(self._clock.next(), self.batch)
+        self.batch = WriteBatch()
+        failpoints.hit(AFTER_SAVE)
+
+    @staticmethod
+    def read_status(view: Snapshot) -> dict[str, Any] | None:
+        """For other processes: the newest status."""
+        catalog = Catalog.load(view)
+        if QUERY.name not in catalog.names():
+            return None
+        found = catalog.open(QUERY).get(view, 0, (_STATUS,))
+        status: dict[str, Any] | None = None if found is None else found[0]
+        return status
+
+
+def history_position(since: CdcOffset, last: str | None) -> bytes:
+    """The ``_position`` of rows of history that have every change up to *last*."""
+    return since.position_after(None if last is None else bytes.fromhex(last))
+
+
+def newest(positions: Sequence[bytes]) -> str | None:
+    """The greatest of *positions*, as text."""
+    return max(positions).hex() if positions else None

@@ -1,0 +1,62 @@
+"""QueryOptions: everything that a query is made of. It travels to tasks, so it holds values only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headwater.backfill.errors import InvalidQuery
+from headwater.sources.splits import SplitKind
+
+PARALLEL, SINGLE = "parallel", "single"
+
+
+@dataclass(frozen=True, slots=True)
+class QueryOptions:
+    """One query.
+
+    :ivar store: location of the store that the capture writes.
+    :ivar source: connection string of the database; never shown.
+    :ivar query: its name: that of its consumer in the logs, and of its own store beside the capture's.
+    :ivar tables: full names of captured tables.
+    :ivar history: deliver the rows that were there before the capture, too.
+    :ivar backfill: ``parallel`` reads splits side by side, ``single`` one page after the other.
+    :ivar split_rows: about how many rows a split has.
+    :ivar split_kind: ``None`` chooses.
+    :ivar keyed: the sink upserts by key, so history may come by heap blocks and overlap changes.
+    :ivar interval_seconds: about how long the history of one batch is read, and so how long a snapshot is held.
+    :ivar rows_per_second: of history, for each table; ``None`` is no limit, 0 stands still.
+    :ivar parallelism: how many tasks run side by side.
+    :ivar max_rows: changes of one batch, about; epochs are never cut. :ivar max_epochs: … and epochs.
+    :raises InvalidQuery: a number below 1, no table, another word for *backfill*.
+    """
+
+    store: str
+    source: str = field(repr=False)
+    query: str
+    tables: tuple[str, ...]
+    history: bool = True
+    backfill: str = PARALLEL
+    split_rows: int = 100_000
+    split_kind: SplitKind | None = None
+    keyed: bool = False
+    interval_seconds: float = 4.0
+    rows_per_second: int | None = None
+    parallelism: int = 2
+    max_rows: int | None = None
+    max_epochs: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.query or not self.tables:
+            raise InvalidQuery("A query needs a name and at least one table.")
+        if self.backfill not in (PARALLEL, SINGLE):
+            raise InvalidQuery(f"Received backfill={self.backfill!r}; valid are {PARALLEL!r} and {SINGLE!r}.")
+        for name in ("split_rows", "parallelism", "max_rows", "max_epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidQuery(f"Received {name}={value}; valid are numbers from 1.")
+        if self.interval_seconds <= 0 or (self.rows_per_second is not None and self.rows_per_second < 0):
+            raise InvalidQuery("interval_seconds must be above 0, and rows_per_second 0 or more.")
+        if self.split_kind is SplitKind.HEAP and not self.keyed:
+            raise InvalidQuery(
+                "Splits by heap need a sink that upserts by key.", next_step="Leave split_kind out, or use 'key'."
+            )

@@ -1,0 +1,244 @@
+"""QueryTable: one table of a query while it is planned: its consumer, its backfill and what is known of its log."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.backfill.cdc.executor import BackfillExecutor, HandedOut, Phase, Renewal, open_executor
+from headwater.backfill.log_ranges import TableChanges
+from headwater.backfill.plans import QueryState, TableRecord
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.units import ChangeFilter
+from headwater.log_store import LogConsumer
+from headwater.sources.offset import CdcOffset
+from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
+from headwater.sources.splits import SplitKind
+from headwater.sources.table import SourceTable
+from headwater.stream import Barrier, Epoch
+
+
+class QueryTable:
+    """One table. What changes is written with the next save of the query's state."""
+
+    def __init__(self, options: QueryOptions, state: QueryState, table: SourceTable, consumer: LogConsumer) -> None:
+        self._options = options
+        self._state = state
+        self.table = table
+        self.consumer = consumer
+        self.waiting: str | None = None
+        self._truncated: int | None = None
+        self.executor: BackfillExecutor | None = None
+        if options.history:
+            self.executor = open_executor(options, state, table)
+
+    @classmethod
+    def open(cls, options: QueryOptions, state: QueryState, table: SourceTable, takeover: bool) -> QueryTable:
+        """:raises StoreOwned: another process is this consumer."""
+        consumer = LogConsumer.open(options.store, table.full_name, options.query, takeover=takeover)
+        try:
+            return cls(options, state, table, consumer)
+        except BaseException:
+            consumer.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.consumer.close()
+
+    @property
+    def name(self) -> str:
+        return self.table.full_name
+
+    @property
+    def record(self) -> TableRecord:
+        return self._state.table(self.name)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether history is left to be handed out."""
+        return self.executor is not None and self.executor.phase in (Phase.WAITING, Phase.READING)
+
+    @property
+    def kind(self) -> SplitKind:
+        return SplitKind.KEY if self.executor is None else self.executor.kind
+
+    @property
+    def replaces(self) -> bool:
+        """Whether the sink may have the rows already."""
+        return self.executor is not None and self.executor.renewal is not None
+
+    @property
+    def columns(self) -> tuple[str, ...] | None:
+        renewal = None if self.executor is None else self.executor.renewal
+        return None if renewal is None else renewal.columns
+
+    @property
+    def waits_for_commit(self) -> bool:
+        """Whether the log has a commit that the source does not show yet."""
+        return bool(self.record.unseen)
+
+    def after(self, epoch: int) -> int:
+        """*epoch*, or where this query's part of the log begins."""
+        return max(epoch, int(self.consumer.started))
+
+    # -- the log ---------------------------------------------------------------------------------------------------
+
+    def see(self, changes: TableChanges) -> None:
+        """The next batch has *changes*."""
+        self.table = changes.table
+        if changes.truncated is not None:
+            self._truncated = changes.truncated[0]
+
+    def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
+        """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""
+        record = self.record
+        known = [bytes.fromhex(text) for text in record.unseen]
+        if fresh is not None and len(fresh):
+            record.last_position = max(filter(None, (record.last_position, _greatest(fresh))))
+            self._state.put_table(self.name)
+            known += _one_per_transaction(fresh)
+        if mark is not None and known:
+            asked = pa.array(known, pa.binary(len(known[0])))
+            known = [position for position, is_unseen in zip(known, mark.unseen(asked), strict=True) if is_unseen]
+        found = [position.hex() for position in known]
+        if found != record.unseen:
+            record.unseen = found
+            self._state.put_table(self.name)
+        if found:
+            self.waiting = "the log has a commit that the source does not show yet (synchronous replication)"
+
+    def delivered(self, epoch: int) -> None:
+        """The changes up to *epoch* are delivered; a TRUNCATE among them begins the history anew."""
+        if self._truncated is not None and self._truncated <= epoch:
+            if self.executor is not None and self.executor.phase is not Phase.DONE:
+                self.executor.restart()
+                self.record.heap_since = None
+                self.record.restarted = self._truncated
+                self._state.put_table(self.name)
+            self._truncated = None
+
+    def commit(self, epoch: int) -> None:
+        """The log may forget what was delivered and is needed no more."""
+        keep = epoch
+        if self.record.heap_since is not None and self.is_reading:
+            keep = min(keep, self.record.heap_since)
+        if keep > self.consumer.delivered():
+            self.consumer.commit(Epoch(keep))
+
+    # -- the backfill ----------------------------------------------------------------------------------------------
+
+    def on_barrier(self, barrier: Barrier) -> None:
+        if self.executor is not None:
+            self.executor.on_barrier(barrier)
+
+    def wants(self) -> int:
+        return 0 if self.executor is None else self.executor.wants()
+
+    def hand_out(self, plan: int, snapshot: ExportedSnapshot, budget: int, upto: int) -> list[HandedOut] | None:
+        """Ranges for *plan*; ``None`` when nothing has changed."""
+        assert self.executor is not None
+        if not self.has_columns_of(snapshot, self.table):
+            self.waiting = "its columns have changed, and the capture has not come to that yet"
+            return None
+        before = self.executor.phase
+        handed = self.executor.hand_out(plan, snapshot, budget)
+        if self.kind is SplitKind.HEAP and handed and self.record.heap_since is None:
+            self.record.heap_since = upto
+            self._state.put_table(self.name)
+        if not handed and self.executor.phase is before:
+            return None
+        self.waiting = None
+        return handed
+
+    def handed_out(self, plan: int) -> list[HandedOut]:
+        return [] if self.executor is None else self.executor.handed_out(plan)
+
+    def retake(self, plan: int, mark: SnapshotMark, *, exact: bool) -> None:
+        if self.executor is not None:
+            self.executor.retake(plan, mark, exact=exact)
+
+    def roll_back(self, plan: int) -> None:
+        if self.executor is not None:
+            self.executor.roll_back(plan)
+            if self.kind is SplitKind.HEAP and self.executor.phase is Phase.WAITING:
+                self.record.heap_since = None
+                self._state.put_table(self.name)
+
+    def settle(self, position: CdcOffset) -> None:
+        if self.executor is not None and self.executor.phase is not Phase.DONE:
+            self.executor.settle(position)
+            if self.executor.phase is Phase.DONE and self.record.heap_since is not None:
+                self.record.heap_since = None
+                self._state.put_table(self.name)
+
+    def renew(self, renewal: Renewal) -> None:
+        """Read the history, or a part of it, once more."""
+        if self.executor is None:
+            self.executor = open_executor(self._options, self._state, self.table)
+        self.executor.renew(renewal)
+
+    def filter(self) -> ChangeFilter | None:
+        return None if self.executor is None else self.executor.filter()
+
+    def save(self) -> None:
+        if self.executor is not None:
+            self.executor.save(self._state.batch)
+
+    def has_columns_of(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
+        """Whether the table has in *snapshot* just the columns that its log has."""
+        there = {c.field_id: (c.name, c.type) for c in snapshot.table(table).columns if not c.dropped}
+        return there == {c.field_id: (c.name, c.type) for c in table.columns if not c.dropped}
+
+    def readable(self, table: SourceTable, snapshot: ExportedSnapshot) -> SourceTable:
+        """*table* as it can be read in *snapshot*: what that has no longer counts as dropped."""
+        there = {column.field_id: column.name for column in snapshot.table(table).columns if not column.dropped}
+        columns = tuple(
+            column if there.get(column.field_id) == column.name else replace(column, dropped=True)
+            for column in table.columns
+        )
+        return replace(table, columns=columns)
+
+    def status(self) -> dict[str, Any]:
+        """What a person wants to know of it."""
+        told: dict[str, Any] = {"phase": Phase.DONE.value}
+        if self.executor is not None:
+            told = self.executor.progress().to_json()
+        waiting = self.waiting if self.is_reading else None
+        return told | {"waiting": waiting, "delivered": int(self.consumer.delivered())}
+
+
+def _greatest(positions: pa.ChunkedArray) -> str:
+    greatest: bytes = max(_last(chunk) for chunk in positions.chunks if len(chunk))
+    return greatest.hex()
+
+
+def _words(chunk: pa.FixedSizeBinaryArray) -> np.ndarray[Any, np.dtype[Any]]:
+    width = chunk.type.byte_width
+    return np.frombuffer(chunk.buffers()[1], f"V{width}", len(chunk), chunk.offset * width)
+
+
+def _last(chunk: pa.FixedSizeBinaryArray) -> bytes:
+    # the commit number is the first eight bytes; within a commit any row will do
+    numbers = _words(chunk).view(">u8").reshape(len(chunk), -1)[:, 0]
+    return bytes(_words(chunk)[int(np.argmax(numbers))])
+
+
+def _one_per_transaction(positions: pa.ChunkedArray) -> list[bytes]:
+    """One position for each commit."""
+    found: list[bytes] = []
+    for chunk in positions.chunks:
+        if len(chunk):
+            numbers = _words(chunk).view(">u8").reshape(len(chunk), -1)[:, 0]
+            _, places = np.unique(numbers, return_index=True)
+            words = _words(chunk)
+            found += [bytes(words[place]) for place in places]
+    return found

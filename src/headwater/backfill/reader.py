@@ -1,0 +1,126 @@
+"""Reads units, in any process: what a unit gives depends on the unit and the stored bytes alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.backfill.cdc.mark import apply_filter
+from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
+from headwater.backfill.cdc.upstream_table.snapshot import SnapshotReader
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.units import LogUnit, SplitUnit
+from headwater.log_store import LogView
+from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
+from headwater.sources.snapshots import KeyOrder, SnapshotSource, open_snapshots
+from headwater.sources.table import (
+    COMMIT_TIMESTAMP_COLUMN,
+    FIELD_ID,
+    POSITION_COLUMN,
+    UNAVAILABLE_COLUMN,
+    SourceTable,
+)
+from headwater.state import StateReader, open_reader
+from headwater.stream import VnodeBitmap, hash_keys
+
+LOG_COLUMNS = (POSITION_COLUMN, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, OP, VNODE, SEQ, EPOCH)
+"""What a change has after the table's own columns."""
+
+_stores: dict[str, StateReader] = {}
+_lock = threading.Lock()
+
+
+def read_changes(
+    options: QueryOptions, unit: LogUnit, columns: Sequence[str] | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The changes of a unit that are to be emitted: the columns of its table, then :data:`LOG_COLUMNS`.
+
+    :param columns: only these of the table's own.
+    :raises EpochGone: the log no longer holds them: they were delivered before.
+    """
+    table = unit.table
+    order = None if unit.filter is None else _order(options.source, table)
+    with _store(options.store).snapshot() as view:
+        log = LogView.open(view, table.full_name)
+        wanted = VnodeBitmap.from_ranges([range(unit.first_vnode, unit.end_vnode)], log.log.vnode_count)
+        for stored in log.read_range(unit.after, unit.upto, wanted):
+            batch = conform(stored, table)
+            if unit.filter is not None and order is not None:
+                batch = apply_filter(batch, unit.filter, order, table.key_columns)
+            if batch.num_rows:
+                yield batch if columns is None else batch.select([*columns, *LOG_COLUMNS])
+
+
+def read_history(options: QueryOptions, unit: SplitUnit) -> Iterator[pa.RecordBatch]:
+    """The rows of a unit as its snapshot has them: the columns of its table alone.
+
+    :raises SnapshotExpired: it must be planned anew.
+    """
+    yield from SnapshotReader(_external(options.source, unit.table)).read(unit)
+
+
+def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:
+    """Hashes of the keys that changes may have brought to the sink already, ascending; ``None``: there are none."""
+    if unit.changed_since is None:
+        return None
+    table = unit.table
+    with _store(options.store).snapshot() as view:
+        log = LogView.open(view, table.full_name)
+        found = [
+            np.unique(hash_keys(conform(batch, table), table.key_columns))
+            for batch in log.read_range(unit.changed_since, unit.upto)
+        ]
+    return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+
+
+def conform(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
+    """*batch* of a log, perhaps of an earlier schema, with the columns that *table* has; what it had not is null."""
+    if (
+        batch.schema.names[: len(table.columns)] == table.schema.names
+        and batch.schema.field(len(table.columns)).name == POSITION_COLUMN
+    ):
+        wanted = pa.schema([*table.schema, *list(batch.schema)[len(table.columns) :]])
+        if batch.schema.types == wanted.types:
+            return batch
+    places = {
+        field.metadata[FIELD_ID]: place
+        for place, field in enumerate(batch.schema)
+        if field.metadata and FIELD_ID in field.metadata
+    }
+    arrays, fields = [], []
+    for field in table.schema:
+        place = places.get(field.metadata[FIELD_ID])
+        array = pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place).cast(field.type)
+        arrays.append(array)
+        fields.append(field)
+    for name in LOG_COLUMNS:
+        arrays.append(batch.column(name))
+        fields.append(batch.schema.field(name))
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _store(location: str) -> StateReader:
+    """The store of this process: opened once, tasks come and go."""
+    with _lock:
+        if location not in _stores:
+            _stores[location] = open_reader(location)
+        return _stores[location]
+
+
+@lru_cache(maxsize=8)
+def _snapshots(dsn: str) -> SnapshotSource:
+    return open_snapshots(dsn)
+
+
+@lru_cache(maxsize=1024)
+def _external(dsn: str, table: SourceTable) -> ExternalStorageTable:
+    return ExternalStorageTable(table, _snapshots(dsn))
+
+
+def _order(dsn: str, table: SourceTable) -> KeyOrder:
+    return _external(dsn, table).order
