@@ -73,11 +73,11 @@ class SourceSection(_Section):
     publication: str = "headwater"
     poll: bool = False
     schema_policy: Literal["evolve", "ignore", "stop"] = "evolve"
-    epoch_seconds: float = Field(_CAPTURE.epoch_seconds, gt=0)
-    epoch_rows: int = Field(_CAPTURE.epoch_rows, ge=1)
-    epoch_bytes: int = Field(_CAPTURE.epoch_bytes, ge=1)
-    heartbeat_seconds: float = Field(_CAPTURE.heartbeat_seconds, gt=0)
-    retry_seconds: float = Field(_CAPTURE.retry_seconds, gt=0)
+    epoch_seconds: float = Field(default=_CAPTURE.epoch_seconds, gt=0)
+    epoch_rows: int = Field(default=_CAPTURE.epoch_rows, ge=1)
+    epoch_bytes: int = Field(default=_CAPTURE.epoch_bytes, ge=1)
+    heartbeat_seconds: float = Field(default=_CAPTURE.heartbeat_seconds, gt=0)
+    retry_seconds: float = Field(default=_CAPTURE.retry_seconds, gt=0)
 
 
 class TableSection(_Section):
@@ -110,10 +110,10 @@ class BackfillSection(_Section):
 
     snapshot: bool = True
     mode: Literal["parallel", "single"] = "parallel"
-    split_rows: int = Field(_QUERY["split_rows"], ge=1)
+    split_rows: int = Field(default=_QUERY["split_rows"], ge=1)
     split_kind: Literal["key", "heap"] | None = None
-    interval_seconds: float = Field(_QUERY["interval_seconds"], gt=0)
-    rows_per_second: int | None = Field(None, ge=0)
+    interval_seconds: float = Field(default=_QUERY["interval_seconds"], gt=0)
+    rows_per_second: int | None = Field(default=None, ge=0)
 
 
 class SparkSection(_Section):
@@ -126,8 +126,8 @@ class SparkSection(_Section):
 class LimitsSection(_Section):
     """Of changes in one batch; an epoch is never divided."""
 
-    max_rows: int | None = Field(None, ge=1)
-    max_epochs: int | None = Field(None, ge=1)
+    max_rows: int | None = Field(default=None, ge=1)
+    max_epochs: int | None = Field(default=None, ge=1)
 
 
 class PipelineConfig(_Section):

@@ -1,0 +1,208 @@
+"""Claim-check delivery: the rows of the query are pointers, and the tasks that write open the log or the source.
+
+The data source ``headwater_claims`` is both ends of one query that delivers all tables of one sink. Its reader plans
+(:class:`~headwater.backfill.planner.QueryPlanner`) and gives one row per unit; its writer reads that unit, stages it
+with the sink, and commits each table once per batch. What a batch is called comes from our own epochs and plans, never
+from Spark's batch id, which may repeat.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
+
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.planner import QueryPlanner
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.reader import changed_keys, read_changes, read_history
+from headwater.backfill.units import LogUnit, SplitUnit, Unit
+from headwater.sinks.sink import HistoryPart, Sink, Staged, Token
+from headwater.sources.table import SourceTable
+from headwater.spark.failure import told
+from headwater.spark.session import hot
+
+FORMAT: Final = "headwater_claims"
+OPTION: Final = "delivery_secret"
+"""The option that carries the delivery; Spark hides the values of options with such a name."""
+_COLUMN: Final = "claim"
+_POLL_SECONDS: Final = 1.0
+_COMMITS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimDelivery:
+    """What one query does.
+
+    :ivar stop_file: once it is there, no batch begins.
+    """
+
+    options: QueryOptions
+    sink: Sink
+    stop_file: str
+
+    def to_option(self) -> str:
+        return base64.b64encode(pickle.dumps(self)).decode()
+
+    @classmethod
+    def from_option(cls, text: str) -> ClaimDelivery:
+        made = pickle.loads(base64.b64decode(text))
+        assert isinstance(made, cls)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A unit, and the batch that it is of."""
+
+    unit: Unit
+    token: Token
+
+
+class ClaimSource(DataSource):
+    """Both ends of a claim-check query."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return f"{_COLUMN} BINARY"
+
+    def streamReader(self, schema: Any) -> ClaimReader:  # noqa: N802 - Spark's name
+        return ClaimReader(ClaimDelivery.from_option(self.options[OPTION]))
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> ClaimWriter:  # noqa: N802 - Spark's name
+        hot()
+        return ClaimWriter(ClaimDelivery.from_option(self.options[OPTION]))
+
+
+class ClaimReader(DataSourceStreamReader):
+    """Plans the query; lives in one process of its own for as long as the query runs."""
+
+    def __init__(self, delivery: ClaimDelivery) -> None:
+        self._delivery = delivery
+        self._opened: QueryPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_delivery": self._delivery, "_opened": None}
+
+    @property
+    def _planner(self) -> QueryPlanner:
+        if self._opened is None:
+            sink, options = self._delivery.sink, self._delivery.options
+
+            def committed(table: SourceTable, backfill: str) -> Any:
+                return sink.committed(table, options.query, backfill)
+
+            self._opened = QueryPlanner(options, committed=committed, takeover=True)
+        return self._opened
+
+    @told
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return self._planner.initial().to_json()
+
+    @told
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
+        """Waits a moment for something to do."""
+        hot()
+        if Path(self._delivery.stop_file).exists():
+            return start
+        return self._planner.advance(QueryOffset.from_json(start), timeout=_POLL_SECONDS).to_json()
+
+    @told
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        first, last = QueryOffset.from_json(start), QueryOffset.from_json(end)
+        planner = self._planner
+        token = Token(self._delivery.options.query, planner.backfill_id, first.epoch, last.epoch, last.plan)
+        claims = (Claim(unit, _token_of(unit, token)) for unit in planner.units(first, last))
+        return [InputPartition(pickle.dumps(claim)) for claim in claims]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        hot()
+        yield pa.RecordBatch.from_arrays([pa.array([partition.value], pa.binary())], [_COLUMN])
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Nothing: what is delivered is known when the next batch is planned."""
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+def _token_of(unit: Unit, token: Token) -> Token:
+    return replace(token, attempt=unit.attempt) if isinstance(unit, SplitUnit) else token
+
+
+@dataclass(slots=True)
+class StagedClaims(WriterCommitMessage):
+    """What one task has staged."""
+
+    staged: list[Staged]
+
+
+class ClaimWriter(DataSourceStreamArrowWriter):
+    """Stages units in tasks; commits them in one process, once per batch."""
+
+    def __init__(self, delivery: ClaimDelivery) -> None:
+        self._delivery = delivery
+
+    @told
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedClaims:
+        hot()
+        claims = (pickle.loads(value) for batch in iterator for value in batch.column(0).to_pylist())
+        return StagedClaims([self._stage(claim) for claim in claims])
+
+    def _stage(self, claim: Claim) -> Staged:
+        options, sink, unit = self._delivery.options, self._delivery.sink, claim.unit
+        if isinstance(unit, LogUnit):
+            return sink.stage_changes(unit.table, claim.token, read_changes(options, unit), unit.truncated)
+        return sink.stage_history(unit.table, claim.token, _history_part(options, unit), read_history(options, unit))
+
+    @told
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        hot()
+        by_table: dict[str, list[Staged]] = {}
+        for message in messages:
+            assert isinstance(message, StagedClaims)
+            for staged in message.staged:
+                by_table.setdefault(staged.table.full_name, []).append(staged)
+        if len(by_table) == 1:
+            self._commit(*by_table.values())
+        elif by_table:
+            with ThreadPoolExecutor(min(_COMMITS, len(by_table))) as threads:
+                list(threads.map(self._commit, by_table.values()))
+
+    def _commit(self, staged: list[Staged]) -> None:
+        token = max((one.token for one in staged), key=lambda token: token.attempt)
+        self._delivery.sink.commit(staged[0].table, token, staged)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Nothing: Spark also calls this after a commit that took effect."""
+
+
+def _history_part(options: QueryOptions, unit: SplitUnit) -> HistoryPart:
+    return HistoryPart(
+        unit.kind,
+        unit.ranges,
+        unit.position,
+        unit.commit_time_us,
+        replaces=unit.replaces,
+        changed=changed_keys(options, unit),
+        columns=unit.columns,
+    )

@@ -1,0 +1,122 @@
+"""Failure: an error on its way from another process, through Spark's text or a line of JSON. Pure.
+
+Spark hands on an exception of its Python processes as a text with a traceback in it. What the caller must do would be
+lost on that way, so :func:`told` wraps our own errors in one whose text is machine-readable.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any, Final, ParamSpec, Self, TypeVar
+
+from headwater.errors import CapacityError, FencedError, HeadwaterError, TransientError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_MARK: Final = "headwater-failure "
+_PASSING: Final = (
+    "EOFException",
+    "Python worker exited unexpectedly",
+    "Python worker faulthandler",
+    "Connection reset",
+    "Broken pipe",
+    "SocketException",
+    "SparkContext was shut down",
+    "Answer from Java side is empty",
+    "An error occurred while trying to connect to the Java server",
+)
+
+
+class Remedy(Enum):
+    """What is done about a failure.
+
+    ``RETRY``: it passes: again, with growing pauses, for as long as it takes. ``UNSURE``: again, but not for ever.
+    ``PERSON``: somebody must act first.
+    """
+
+    RETRY = "retry"
+    UNSURE = "unsure"
+    PERSON = "person"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What happened elsewhere.
+
+    :ivar kind: the name of the error's class.
+    """
+
+    kind: str
+    remedy: Remedy
+    message: str
+    next_step: str | None = None
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """What *error* says, and what is to be done about it."""
+        if not isinstance(error, HeadwaterError):
+            return cls.of_text(type(error).__name__, str(error))
+        if isinstance(error, TransientError | CapacityError):
+            remedy = Remedy.RETRY
+        elif isinstance(error, FencedError):
+            remedy = Remedy.UNSURE
+        else:
+            remedy = Remedy.PERSON
+        return cls(type(error).__name__, remedy, error.message, error.next_step)
+
+    @classmethod
+    def of_text(cls, kind: str, text: str) -> Self:
+        """What the text of an error says; one of ours that :func:`told` wrapped is found in it."""
+        place = text.rfind(_MARK)
+        if place >= 0:
+            try:
+                found, _ = json.JSONDecoder().raw_decode(text[place + len(_MARK) :])
+                return cls.from_json(found)
+            except (ValueError, KeyError):
+                pass
+        remedy = Remedy.RETRY if any(words in text for words in _PASSING) else Remedy.UNSURE
+        return cls(kind, remedy, f"{kind}: {_last_line(text)}" if text else kind)
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {"remedy": self.remedy.value}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """:raises KeyError: a part is missing. :raises ValueError: no such remedy."""
+        return cls(value["kind"], Remedy(value["remedy"]), value["message"], value["next_step"])
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.next_step}" if self.next_step else self.message
+
+
+class ToldError(RuntimeError):
+    """One of our errors, as a text that survives Spark."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(_MARK + json.dumps(failure.to_json()))
+
+
+def told(function: Callable[P, R]) -> Callable[P, R]:
+    """*function*, whose errors of our tree can be read again on the other side of Spark."""
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except HeadwaterError as error:
+            raise ToldError(Failure.of(error)) from error
+
+    return wrapped
+
+
+def _last_line(text: str) -> str:
+    """The most telling line: a traceback ends with its exception, and Java's stack follows it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    python = [line for line in lines if not line.startswith(("at ", "File ", "...", "\tat", "Driver stacktrace"))]
+    errors = [line for line in python if ("Error" in line or "Exception" in line) and ":" in line]
+    return (errors or python or [""])[-1][:500]
