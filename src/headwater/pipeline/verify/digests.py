@@ -128,4 +128,5 @@ def pairs(here: Digests, there: Digests) -> Digests:
 
 def differing(both: Digests) -> Digests:
     """Those keys of which the sides do not have the same."""
-    return both[(both["rows"] != both["rows_there"]) | (both["sum"] != both["sum_there"])]
+    found: Digests = both[(both["rows"] != both["rows_there"]) | (both["sum"] != both["sum_there"])]
+    return found
