@@ -56,8 +56,9 @@ class Shown:
 
 class Order:
     def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
-        places = np.searchsorted([int(cut.values[0]) for cut in cuts], keys.column("id").to_numpy(), side="right")
-        return places.astype(np.int64)
+        found = keys.column("id").to_numpy()
+        places: NDArray[np.int64] = np.searchsorted([int(cut.values[0]) for cut in cuts], found, side="right")
+        return places
 
 
 @dataclass

@@ -198,7 +198,7 @@ class _Check:
                         progress(here.rows, max(self._here.rows, here.rows))
                 reading.result()
             self._source_rows, self._mirror_rows = here.rows, there.rows
-            self._open = np.concatenate([differing(pairs(here.part(part), there.part(part))) for part in range(parts)])
+            self._open = np.concatenate([differing(here.part(part), there.part(part)) for part in range(parts)])
         self._locate()
 
     def _read_here(self, split: int, snapshot: str | None) -> Iterator[Digests]:

@@ -126,7 +126,14 @@ def pairs(here: Digests, there: Digests) -> Digests:
     return made
 
 
-def differing(both: Digests) -> Digests:
-    """Those keys of which the sides do not have the same."""
-    found: Digests = both[(both["rows"] != both["rows_there"]) | (both["sum"] != both["sum_there"])]
-    return found
+def differing(here: Digests, there: Digests) -> Digests:
+    """The pairs of those keys of which the sides do not have the same."""
+    keys, others = here["key"].copy(), there["key"].copy()
+    places = np.minimum(np.searchsorted(others, keys), max(len(others) - 1, 0))
+    same = np.zeros(len(keys), np.bool_)
+    if len(others):
+        twins = there[places]
+        same = (others[places] == keys) & (twins["rows"] == here["rows"]) & (twins["sum"] == here["sum"])
+    left = np.ones(len(others), np.bool_)
+    left[places[same]] = False
+    return pairs(here[~same], there[left])
