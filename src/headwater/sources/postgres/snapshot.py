@@ -107,19 +107,11 @@ class SnapshotSession:
         :raises SourceNotFound: the table is gone. :raises SourceUnreachable: the connection broke.
         """
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
-        pending: deque[Future[list[pa.RecordBatch]]] = deque()
-        parser = ThreadPoolExecutor(1, thread_name_prefix="headwater-snapshot")
         whole = False
         try:
-            for block in self._blocks(self._statement(table, wanted, where), batch_bytes):
-                pending.append(parser.submit(read_csv, table, block, wanted))
-                while len(pending) > BLOCKS_AHEAD or (pending and pending[0].done()):
-                    yield from pending.popleft().result()
+            yield from parsed(table, wanted, self.blocks(self._statement(table, wanted, where), batch_bytes))
             whole = True
-            while pending:
-                yield from pending.popleft().result()
         finally:
-            parser.shutdown(cancel_futures=True)
             if not whole:
                 self.close()
 
@@ -130,19 +122,9 @@ class SnapshotSession:
             raise SourceNotFound(
                 f"The database has no table {table.full_name}.", next_step="Look whether it was dropped or renamed."
             )
-        # Rows of tables that inherit from a plain table are not its own; a partitioned table has no others.
-        only = sql.SQL("") if found[0].kind == "p" else sql.SQL("ONLY ")
-        statement = sql.SQL("COPY (SELECT {} FROM {}{}{}) TO STDOUT (FORMAT csv)").format(
-            sql.SQL(", ").join(
-                sql.SQL("NULL") if column.dropped else sql.Identifier(column.name) for column in columns
-            ),
-            only,
-            sql.Identifier(table.namespace, table.name),
-            sql.SQL("") if where is None else sql.SQL(" WHERE {}").format(where),
-        )
-        return statement.as_bytes(self._session)
+        return copy_statement(table, columns, where, partitioned=found[0].kind == "p").as_bytes(self._session)
 
-    def _blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
+    def blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
         """The messages of a COPY, joined to blocks of *size* bytes or a little more.
 
         What one read of the socket gave is joined first: many small messages that live long cost twice as much.
@@ -172,6 +154,33 @@ class SnapshotSession:
                     raise error_from_result(result)
         if held:
             yield b"".join(pieces)
+
+
+def copy_statement(
+    table: SourceTable, columns: Sequence[SourceColumn], where: sql.Composable | None, *, partitioned: bool
+) -> sql.Composed:
+    """The COPY of *columns*. Rows of tables that inherit from a plain table are not its own."""
+    return sql.SQL("COPY (SELECT {} FROM {}{}{}) TO STDOUT (FORMAT csv)").format(
+        sql.SQL(", ").join(sql.SQL("NULL") if column.dropped else sql.Identifier(column.name) for column in columns),
+        sql.SQL("" if partitioned else "ONLY "),
+        sql.Identifier(table.namespace, table.name),
+        sql.SQL("") if where is None else sql.SQL(" WHERE {}").format(where),
+    )
+
+
+def parsed(table: SourceTable, columns: Sequence[SourceColumn], blocks: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
+    """The rows of blocks of csv, parsed by another thread while the next are taken from *blocks*."""
+    pending: deque[Future[list[pa.RecordBatch]]] = deque()
+    parser = ThreadPoolExecutor(1, thread_name_prefix="headwater-snapshot")
+    try:
+        for block in blocks:
+            pending.append(parser.submit(read_csv, table, block, columns))
+            while len(pending) > BLOCKS_AHEAD or (pending and pending[0].done()):
+                yield from pending.popleft().result()
+        while pending:
+            yield from pending.popleft().result()
+    finally:
+        parser.shutdown(cancel_futures=True)
 
 
 class _Socket:

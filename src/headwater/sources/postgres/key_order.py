@@ -1,0 +1,208 @@
+"""PostgresKeyOrder: where keys lie between cuts, in the order that the database has.
+
+Numbers, times, uuids, bytes and texts of bytewise collations are compared here. The order of everything else (locales,
+enums, citext, addresses, ranges, …) is the server's alone: it is asked to rank the distinct values of a batch, together
+with those of the cuts, in one statement per column.
+
+Every column becomes *digits*: numbers that are ordered as its values. Keys and cuts are compared digit by digit: after
+each digit, a key is known by the place that it has among the cuts so far, so no number grows large.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeAlias, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+from psycopg import sql
+
+from headwater.errors import TransientError
+from headwater.sources.errors import UnsupportedTable
+from headwater.sources.postgres.catalog import read_table
+from headwater.sources.postgres.connection import Connection, Dsn, connect, server_errors
+from headwater.sources.postgres.convert import convert_column
+from headwater.sources.postgres.key_columns import KeyColumn, read_key
+from headwater.sources.postgres.names import TableName
+from headwater.sources.splits import Cut
+from headwater.sources.table import SourceColumn, SourceTable
+
+PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
+_UUID: Final = 2950
+_TEXTS: Final = frozenset((19, 25, 1043))  # name, text, varchar: bytewise where their collation is
+_INT64: Final = np.dtype(np.int64)
+
+Digits: TypeAlias = list[tuple[NDArray[Any], NDArray[Any]]]
+"""Of the keys and of the cuts, most significant first."""
+_T = TypeVar("_T")
+
+
+class PostgresKeyOrder:
+    """The order of one table's keys. It can be pickled."""
+
+    def __init__(self, dsn: Dsn, table: SourceTable, key: Sequence[KeyColumn]) -> None:
+        self._dsn, self._table, self._key = dsn, table, tuple(key)
+        for column, described in zip(self._key, self._described, strict=True):
+            if pa.types.is_nested(described.type):
+                raise UnsupportedTable(table.full_name, f"its key column {column.name!r} is an array.")
+
+    @property
+    def _described(self) -> list[SourceColumn]:
+        return [self._table.column(name) for name in self._table.key_columns]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the database need not be asked."""
+        return all(map(_is_local, self._key, self._described))
+
+    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
+        """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
+
+        :raises SourceUnreachable: the database had to be asked and did not answer.
+        """
+        if not cuts or not keys.num_rows:
+            return np.zeros(keys.num_rows, np.int64)
+        after = np.fromiter((cut.after for cut in cuts), np.bool_, len(cuts))
+        known = np.fromiter((len(cut.values) for cut in cuts), np.int64, len(cuts))
+        key_codes, cut_codes = np.zeros(keys.num_rows, np.int64), np.zeros(len(cuts), np.int64)
+        for place, column in enumerate(self._key):
+            has = known > place
+            if not has.any():
+                break
+            texts = pa.array([cut.values[place] for cut in cuts if len(cut.values) > place], pa.string())
+            for of_keys, of_cuts in self._digits(column, self._described[place], keys.column(place), texts):
+                key_codes, cut_codes = _next(key_codes, cut_codes, of_keys, of_cuts, has, after)
+        found: NDArray[np.int64] = np.searchsorted(cut_codes * 3 + 2 * after, key_codes * 3 + 1).astype(np.int64)
+        return found
+
+    def _digits(self, column: KeyColumn, described: SourceColumn, keys: pa.Array, cuts: pa.StringArray) -> Digits:
+        if not _is_local(column, described):
+            return [self._asked(column, keys, cuts)]
+        values = convert_column(self._table, described, cuts)
+        if pa.types.is_string(described.type) or pa.types.is_binary(described.type):
+            return [_ranked(keys, values)]
+        return list(zip(_numbers(keys), _numbers(values), strict=True))
+
+    def _asked(
+        self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        distinct = pc.unique(pa.concat_arrays([keys, cuts]))
+        ranks = pa.array(_with_session(self._dsn, lambda session: _rank(session, column, distinct)))
+        of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
+        return of_keys, of_cuts
+
+
+def read_order(dsn: Dsn, table: SourceTable) -> PostgresKeyOrder:
+    """The order of the keys of *table*, after asking the database how they are compared.
+
+    :raises UnsupportedTable: they have no order. :raises SourceNotFound: there is no such table.
+    """
+    name = TableName(table.namespace, table.name)
+    return PostgresKeyOrder(
+        dsn, table, _with_session(dsn, lambda session: read_key(session, read_table(session, name), table.key_columns))
+    )
+
+
+# -- compared here ---------------------------------------------------------------------------------------------------
+
+
+def _is_local(column: KeyColumn, described: SourceColumn) -> bool:
+    if not pa.types.is_string(described.type):
+        return True
+    return column.type == _UUID or (column.type in _TEXTS and column.bytewise)
+
+
+def _next(
+    key_codes: NDArray[np.int64],
+    cut_codes: NDArray[np.int64],
+    of_keys: NDArray[Any],
+    of_cuts: NDArray[Any],
+    has: NDArray[np.bool_],
+    after: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places of keys and cuts after one more digit; cuts that do not have it lie before or after all values."""
+    steps, keys = _placed(of_keys, of_cuts)
+    width = 2 * len(steps) + 4
+    own = np.where(after, width - 1, 0)
+    own[has] = 2 * np.searchsorted(steps, of_cuts) + 2
+    cut_codes = cut_codes * width + own
+    steps, keys = _placed(key_codes * width + keys + 1, cut_codes)
+    return keys, 2 * np.searchsorted(steps, cut_codes) + 1
+
+
+def _placed(values: NDArray[Any], steps: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The distinct *steps*, and for each value: 2n + 1 where it is the n-th step, 2n where it is just before it."""
+    distinct = np.unique(steps)
+    place = np.searchsorted(distinct, values)
+    equal = distinct[np.minimum(place, len(distinct) - 1)] == values
+    return distinct, (2 * place + equal).astype(np.int64)
+
+
+def _ranked(keys: pa.Array, cuts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ranks in the order of bytes."""
+    both = pa.concat_arrays([keys.cast(pa.binary()), cuts.cast(pa.binary())])
+    ranks = pc.rank(both, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
+    return ranks[: len(keys)], ranks[len(keys) :]
+
+
+def _numbers(array: pa.Array) -> list[NDArray[Any]]:
+    """Values as whole numbers in their order; decimals take several."""
+    kind = array.type
+    if pa.types.is_decimal(kind):
+        words = kind.bit_width // 64
+        raw = np.frombuffer(array.buffers()[1], "<u8")[array.offset * words : (array.offset + len(array)) * words]
+        parts = raw.reshape(-1, words)
+        return [parts[:, words - 1].view(np.int64), *(parts[:, word] for word in range(words - 2, -1, -1))]
+    if pa.types.is_floating(kind):
+        numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0
+        bits = numbers.view(np.int64)
+        ordered = bits ^ ((bits >> 63) & np.int64(0x7FFF_FFFF_FFFF_FFFF))
+        return [np.where(np.isnan(numbers), np.int64(0x7FFF_FFFF_FFFF_FFFF), ordered)]
+    if pa.types.is_date32(kind):
+        array = array.cast(pa.int32())
+    return [array.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(_INT64)]
+
+
+# -- compared by the database ----------------------------------------------------------------------------------------
+
+_sessions: dict[tuple[int, str], Connection] = {}
+_sessions_lock = threading.Lock()
+
+
+def _with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
+    """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
+    kept = (os.getpid(), dsn.conninfo())
+    with _sessions_lock:
+        for pause in (*PAUSES, None):
+            try:
+                if kept not in _sessions or _sessions[kept].closed:
+                    _sessions[kept] = connect(dsn)
+                with server_errors(dsn):
+                    return ask_it(_sessions[kept])
+            except TransientError:
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+def _rank(session: Connection, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:
+    """The place of each value among them all, equal ones the same."""
+    quoted = pc.replace_substring(pc.replace_substring(values, "\\", "\\\\"), '"', '\\"')
+    whole = pa.ListArray.from_arrays(pa.array([0, len(quoted)], pa.int32()), quoted)
+    text = '{"' + pc.binary_join(whole, '","')[0].as_py() + '"}'
+    collate = (
+        sql.SQL("") if column.collation is None else sql.SQL(" COLLATE {}").format(sql.Identifier(*column.collation))
+    )
+    query = sql.SQL(
+        "SELECT pg_catalog.string_agg(r.rank::text, ',' ORDER BY r.n) FROM (SELECT pg_catalog.dense_rank() OVER"
+        " (ORDER BY w.v::{}{}) AS rank, w.n FROM unnest({}::text[]) WITH ORDINALITY w (v, n)) r"
+    ).format(sql.SQL(column.type_sql), collate, sql.Placeholder())
+    row = session.execute(query, [text]).fetchone()
+    assert row is not None
+    return np.array(row[0].split(","), np.int64)

@@ -1,0 +1,127 @@
+"""PostgresSnapshots: reads parts of tables inside exported snapshots, over connections that may break.
+
+A read whose connection broke enters the snapshot once more and runs the same statement, with the same plan: no parallel
+workers, no scans that start in the middle. What was given before comes again; its checksums are compared and it is
+passed over, and the read goes on after it. Where they differ the order changed, and nothing is made up:
+:class:`SnapshotExpired`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.errors import TransientError
+from headwater.log_store.checksum import checksum
+from headwater.sources.errors import SnapshotExpired
+from headwater.sources.postgres.connection import Dsn
+from headwater.sources.postgres.export import PostgresSnapshot
+from headwater.sources.postgres.key_order import PostgresKeyOrder, read_order
+from headwater.sources.postgres.part import PartSession
+from headwater.sources.postgres.snapshot import BATCH_BYTES, parsed
+from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.table import SourceColumn, SourceTable
+
+PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
+"""Seconds before each new try; the count begins anew when rows came."""
+CHANGED_TRIES: Final = 3
+
+
+class PostgresSnapshots:
+    """The snapshots of one database; see :class:`~headwater.sources.snapshots.SnapshotSource`.
+
+    :param dsn: a libpq connection string.
+    :raises InvalidDsn: it cannot be read.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = Dsn(dsn)
+
+    def __repr__(self) -> str:
+        return f"PostgresSnapshots({str(self._dsn)!r})"
+
+    def export(self) -> PostgresSnapshot:
+        """A new snapshot of this moment. :raises SourceUnreachable: no answer."""
+        return PostgresSnapshot(self._dsn)
+
+    def order(self, table: SourceTable) -> PostgresKeyOrder:
+        """The order of its keys. :raises UnsupportedTable: they have none."""
+        return read_order(self._dsn, table)
+
+    def read(
+        self,
+        table: SourceTable,
+        kind: SplitKind,
+        part: KeyRange,
+        snapshot: str | None,
+        *,
+        columns: Sequence[str] | None = None,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of *part* inside *snapshot*; see :class:`~headwater.sources.snapshots.SnapshotSource`."""
+        wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
+        reading = _Reading(self._dsn, table, kind, part, snapshot, wanted)
+        yield from parsed(table, wanted, reading.blocks(batch_bytes))
+
+
+class _Reading:
+    """One read, over as many connections as it takes."""
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        table: SourceTable,
+        kind: SplitKind,
+        part: KeyRange,
+        snapshot: str | None,
+        columns: Sequence[SourceColumn],
+    ) -> None:
+        self._dsn, self._table, self._kind, self._part = dsn, table, kind, part
+        self._snapshot, self._columns = snapshot, columns
+        self._given: list[tuple[int, int]] = []
+
+    def blocks(self, size: int) -> Iterator[bytes]:
+        """Whole lines of csv, about *size* bytes at a time.
+
+        :raises SnapshotExpired: the snapshot is gone, or does not show the table as it was.
+        :raises SourceUnreachable: the connection broke again and again.
+        """
+        tries = changes = 0
+        while True:
+            try:
+                with PartSession(self._dsn, self._snapshot) as session:
+                    statement = session.prepare(self._table, self._kind, self._part, self._columns)
+                    for block in self._after_given(session.blocks(statement, size)):
+                        yield block
+                        self._given.append((len(block), checksum(block)))
+                        tries = 0
+                    session.require_unchanged(self._table)
+                    return
+            except SnapshotExpired:
+                changes += 1
+                if self._snapshot is not None or self._given or changes == CHANGED_TRIES:
+                    raise
+            except TransientError:
+                if tries == len(PAUSES) or (self._given and self._snapshot is None):
+                    raise
+                time.sleep(PAUSES[tries])
+                tries += 1
+
+    def _after_given(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        """*blocks* without what was given before."""
+        held = b""
+        for length, expected in self._given:
+            while len(held) < length and (more := next(blocks, b"")):
+                held += more
+            if len(held) < length or checksum(held[:length]) != expected:
+                raise SnapshotExpired(
+                    f"Table {self._table.full_name} came in another order when its read was tried again.",
+                    next_step="Take a new snapshot.",
+                )
+            held = held[length:]
+        if held:
+            yield held
+        yield from blocks
