@@ -32,3 +32,30 @@ class NotRewindable(SinkError, ConflictError):
 
 class HandOverTimeout(SinkError, TransientError):
     """The sink did not let go of its log in the time that was given."""
+
+
+class SinkSchemaError(SinkError, InputError):
+    """A table whose columns the sink cannot hold, or cannot change to.
+
+    :ivar table: its full name.
+    """
+
+    def __init__(self, table: str, message: str, *, next_step: str) -> None:
+        self.table = table
+        super().__init__(f"Table {table} cannot be delivered: {message}", next_step=next_step)
+
+
+class SinkUnwritable(SinkError, InputError):
+    """The place that a sink writes to is not there, not writable, or not what it was."""
+
+
+class SinkDriverMissing(SinkError, InputError):
+    """The library of a sink is not installed."""
+
+
+class OtherAttempt(SinkError, ConflictError):
+    """The sink has the history of this plan from another attempt: what was read anew does not go with it."""
+
+
+class SinkBusy(SinkError, TransientError):
+    """Others committed to the sink all the time."""

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
+from headwater.sources.snapshots import KeyOrder
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 
@@ -77,6 +78,7 @@ class HistoryPart:
     :ivar replaces: the sink may have rows in *ranges* already: they are replaced, rows that are gone are deleted.
     :ivar changed: keys that may be in the sink already, as hashes (:func:`headwater.stream.hash`): those rows are
         upserted, all others are new.
+    :ivar order: with *replaces* and ``KEY``: the order of the keys, which tells the rows that lie in *ranges*.
     :ivar columns: only these (and the key) are of interest: a new column of rows that the sink has.
     """
 
@@ -87,6 +89,7 @@ class HistoryPart:
     replaces: bool = False
     changed: Any = None
     columns: tuple[str, ...] | None = None
+    order: KeyOrder | None = None
 
 
 class Sink(Protocol):

@@ -1,0 +1,216 @@
+"""Data files: Parquet files of a table, written once under a name of their own, with the statistics of their columns.
+
+A file is never changed. Its statistics say which keys it can have, so that a change reads only the files that it may
+concern.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from headwater import failpoints
+from headwater.sinks.storage import Storage
+
+COMPRESSION: Final = "zstd"
+COMPRESSION_LEVEL: Final = 1
+GROUP_ROWS: Final = 128 * 1024
+GROUP_BYTES: Final = 32 << 20
+TEXT_PREFIX: Final = 32
+EXACT_DIGITS: Final = 15
+"""A decimal with so many is exact as a JSON number."""
+_HIGHEST = "\U0010ffff"
+
+BEFORE_FILE = failpoints.register("sink.files.before_file")
+AFTER_FILE = failpoints.register("sink.files.after_file")
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One file.
+
+    :ivar path: its name in the directory of the table.
+    :ivar lows: per column the least value, a prefix of it, or nothing when it is not known; *highs* likewise.
+    """
+
+    path: str
+    size: int
+    rows: int
+    lows: dict[str, Any] = field(default_factory=dict)
+    highs: dict[str, Any] = field(default_factory=dict)
+    nulls: dict[str, int] = field(default_factory=dict)
+    written_ms: int = 0
+
+    @property
+    def statistics(self) -> str:
+        """As the log of a Delta table has them."""
+        lows = {name: _json_value(value) for name, value in self.lows.items()}
+        highs = {name: _json_value(value) for name, value in self.highs.items()}
+        return json.dumps({"numRecords": self.rows, "minValues": lows, "maxValues": highs, "nullCount": self.nulls})
+
+
+class FileWriter:
+    """Writes rows into files of about *target_bytes* each.
+
+    :param prefix: of the names of the files.
+    """
+
+    def __init__(self, storage: Storage, schema: pa.Schema, target_bytes: int, prefix: str = "part-") -> None:
+        self._storage = storage
+        self._schema = schema
+        self._target = target_bytes
+        self._prefix = prefix
+        self._made: list[DataFile] = []
+        self._held: list[pa.Table] = []
+        self._held_rows = self._held_bytes = 0
+        self._open: _OpenFile | None = None
+
+    def write(self, rows: pa.Table) -> None:
+        """Take *rows*, which have the columns of the schema."""
+        self._held.append(rows)
+        self._held_rows += rows.num_rows
+        self._held_bytes += rows.nbytes
+        if self._held_rows >= GROUP_ROWS or self._held_bytes >= GROUP_BYTES:
+            self._flush()
+
+    def close(self) -> list[DataFile]:
+        """The files, all of them durable."""
+        self._flush()
+        self._end_file()
+        return self._made
+
+    def abort(self) -> None:
+        """Remove what was written; nobody was told of it."""
+        if self._open is not None:
+            self._made.append(self._open.close())
+            self._open = None
+        for made in self._made:
+            self._storage.remove(made.path)
+
+    def _flush(self) -> None:
+        if not self._held_rows:
+            return
+        rows = pa.concat_tables(self._held)
+        self._held, self._held_rows, self._held_bytes = [], 0, 0
+        if self._open is None:
+            self._open = _OpenFile(self._storage, f"{self._prefix}{uuid.uuid4()}.parquet", self._schema)
+        self._open.write(rows)
+        if self._open.size >= self._target:
+            self._end_file()
+
+    def _end_file(self) -> None:
+        if self._open is not None:
+            self._made.append(self._open.close())
+            self._open = None
+
+
+class _OpenFile:
+    def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
+        failpoints.hit(BEFORE_FILE)
+        self._path = path
+        self._schema = schema
+        self._context = storage.create(path)
+        self._stream = self._context.__enter__()
+        self._metadata: list[Any] = []
+        self._has_nan: set[str] = set()
+        self._writer = pq.ParquetWriter(
+            self._stream,
+            schema,
+            compression=COMPRESSION,
+            compression_level=COMPRESSION_LEVEL,
+            metadata_collector=self._metadata,
+            store_schema=False,
+        )
+
+    @property
+    def size(self) -> int:
+        return int(self._stream.tell())
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows, row_group_size=GROUP_ROWS)
+        for column in self._schema:
+            if pa.types.is_floating(column.type) and pc.any(pc.is_nan(rows.column(column.name))).as_py():
+                self._has_nan.add(column.name)
+
+    def close(self) -> DataFile:
+        self._writer.close()
+        size = self.size
+        self._context.__exit__(None, None, None)
+        failpoints.hit(AFTER_FILE)
+        metadata = self._metadata[0]
+        lows, highs, nulls = _bounds(metadata, self._schema, self._has_nan)
+        return DataFile(self._path, size, metadata.num_rows, lows, highs, nulls, int(time.time() * 1000))
+
+
+def write_files(storage: Storage, rows: pa.Table, target_bytes: int) -> list[DataFile]:
+    """Files with *rows*."""
+    writer = FileWriter(storage, rows.schema, target_bytes)
+    writer.write(rows)
+    return writer.close()
+
+
+def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a file; those of *columns* that it has."""
+    with pq.ParquetFile(storage.files.open_input_file(path)) as file:
+        if columns is not None:
+            columns = [name for name in columns if name in file.schema_arrow.names]
+        return file.read(columns=columns, use_threads=True)
+
+
+def _bounds(
+    metadata: Any, schema: pa.Schema, has_nan: Iterable[str]
+) -> tuple[dict[str, Any], dict[str, Any], dict[str, int]]:
+    lows: dict[str, Any] = {}
+    highs: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    groups = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    for place in range(metadata.num_columns):
+        name = metadata.schema.column(place).path
+        if name not in schema.names or pa.types.is_nested(schema.field(name).type):
+            continue
+        told = [group.column(place).statistics for group in groups]
+        if any(one is None for one in told):
+            continue
+        nulls[name] = sum(one.null_count for one in told)
+        with_values = [one for one in told if one.num_values]
+        if name in has_nan or not with_values or not all(one.has_min_max for one in with_values):
+            continue
+        try:
+            low, high = min(one.min for one in with_values), max(one.max for one in with_values)
+        except (OverflowError, ValueError):
+            continue
+        if _is_bound(low) and _is_bound(high):
+            lows[name] = _prefix(low)
+            highs[name] = _prefix(high, _HIGHEST)
+    return lows, highs, nulls
+
+
+def _is_bound(value: Any) -> bool:
+    if isinstance(value, float):
+        return abs(value) != float("inf")
+    if isinstance(value, Decimal):
+        return len(value.as_tuple().digits) <= EXACT_DIGITS
+    return isinstance(value, int | str | date) and not isinstance(value, bool)
+
+
+def _prefix(value: Any, end: str = "") -> Any:
+    return value[:TEXT_PREFIX] + end if isinstance(value, str) and len(value) > TEXT_PREFIX else value
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, datetime):
+        text = value.replace(tzinfo=None).isoformat(timespec="microseconds")
+        return text + "Z" if value.tzinfo is not None else text
+    if isinstance(value, date):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value

@@ -1,0 +1,401 @@
+"""DeltaSink: each table of a query as a Delta table in ``<root>/<namespace>.<name>``.
+
+``MIRROR`` has the rows as they are now, one per key. ``CHANGES`` has every change, appended. One batch of one table is
+one commit of the Delta log, with up to four application transactions in it:
+
+===============================================  ================================================================
+``headwater/<query>/<table>/changes``            the epoch up to which the table has the changes
+``headwater/<query>/<backfill>/<table>/history`` the plan up to which it has the history
+``headwater/<query>/<backfill>/<table>/attempt`` the attempt of that plan
+``headwater/<query>/<backfill>/<table>/upsert``  1: there were rows before this backfill, its rows replace them
+===============================================  ================================================================
+
+Tasks write history as files of the table, which nobody sees before the commit. Changes are folded to one row per key
+and staged apart; the commit writes those files anew that have one of the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
+from headwater.sinks.data_files import DataFile, FileWriter, read_rows
+from headwater.sinks.delta_log import DeltaLog, delta_library
+from headwater.sinks.errors import OtherAttempt, SinkBusy, SinkInputError
+from headwater.sinks.fold import DELETED, fold, folded_schema
+from headwater.sinks.rewrite import Rewrite
+from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
+from headwater.sinks.staging import PART_BYTES, Part, Staging
+from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.table_schema import Evolution, evolve
+from headwater.sinks.types import cast, conform, sink_schema
+from headwater.sources.snapshots import KeyOrder
+from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.stream.vnode import hash_keys
+
+COMMIT_ATTEMPTS: Final = 20
+FILE_BYTES: Final = 16 << 20
+CHANGES_FILE_BYTES: Final = 128 << 20
+
+
+@dataclass(frozen=True)
+class DeltaSink:
+    """Delta tables in the directory *path*. It can be pickled.
+
+    :param path: a path, or the address of a directory in an object store.
+    :param storage_options: of the object store; they may hold passwords and are never shown.
+    :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change.
+    """
+
+    path: str
+    mode: Mode = Mode.MIRROR
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    file_bytes: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"delta:{self.path}"
+
+    def check(self) -> None:
+        """:raises SinkError: the library is missing, or nothing can be written there."""
+        delta_library()
+        self._root.check()
+
+    def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
+        """What the Delta table of *table* has."""
+        log = self._log(table)
+        return _Apps(table, query, backfill).committed(log) if log.open() else Committed()
+
+    def stage_changes(
+        self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
+    ) -> Staged:
+        """Mirror: the folded rows, as parts. Changes: files of the table."""
+        own = sink_schema(table)
+        if self.mode is Mode.CHANGES:
+            writer = self._writer(table, changes_schema(own))
+            files = _written(writer, (change_rows(batch, own) for batch in batches))
+            return _staged(table, token, False, files=files)
+        rows = fold(table, batches, truncated)
+        parts = [self._staging(table, token).put(token, conform(rows, folded_schema(own)))] if rows.num_rows else []
+        return _staged(table, token, False, parts=parts, truncated=truncated is not None)
+
+    def stage_history(
+        self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
+    ) -> Staged:
+        """New rows: files of the table. Rows that it may have: parts."""
+        own = sink_schema(table)
+        if self.mode is Mode.CHANGES:
+            writer = self._writer(table, changes_schema(own))
+            files = _written(writer, (history_rows(batch, own, part) for batch in batches))
+            return _staged(table, token, True, files=files)
+        if part.columns is not None:
+            others = [name for name in own.names if name not in {*part.columns, *table.key_columns}]
+            parts = self._stage_parts(table, token, batches, ",".join(others) or None)
+            return _staged(table, token, True, parts=parts, only_existing=True)
+        apart = _Apart(table, part.changed)
+        files = _written(self._writer(table, own), (conform(rows, own) for rows in apart.others(batches)))
+        parts = self._stage_parts(table, token, apart.taken, None)
+        ranges = _replaced(table, part) if part.replaces else None
+        return _staged(table, token, True, files=files, parts=parts, ranges=ranges, order=part.order)
+
+    def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
+        """One commit of the Delta log; the table is made or gets its new columns before.
+
+        :raises OtherAttempt: it has the history of this plan from another attempt.
+        :raises SinkSchemaError: the columns became what the Delta table cannot become.
+        :raises SinkBusy: others committed all the time.
+        """
+        if not staged:
+            return False
+        own = sink_schema(table)
+        wanted = own if self.mode is Mode.MIRROR else changes_schema(own)
+        log = self._log(table)
+        if not log.open():
+            log.create(wanted, _CONFIGURATION)
+        apps = _Apps(table, token.query, token.backfill)
+        for _ in range(COMMIT_ATTEMPTS):
+            has = apps.committed(log)
+            batch = _Batch.left_of(staged, token, has)
+            if batch is None:
+                return False
+            evolution = evolve(table.full_name, log.schema(), wanted)
+            if evolution.added:
+                log.add_columns(evolution.added)
+            if batch.is_empty and not evolution.must_rewrite:
+                return True
+            if self._commit(log, table, token, apps, batch, evolution):
+                self._staging(table, token).clean(token)
+                log.tidy()
+                return True
+        raise SinkBusy(
+            f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
+            next_step="Look for another query or job that writes to it.",
+        )
+
+    def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
+        """Remove files that no version of the last *retention_hours* has: replaced ones, and those of failed attempts.
+
+        A reader of an older version fails then. Give more hours than a batch can take.
+        """
+        log = self._log(table)
+        return log.vacuum(retention_hours, all_files=True) if log.open() else []
+
+    def _commit(
+        self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: _Batch, evolution: Evolution
+    ) -> bool:
+        files = log.files(table.key_columns)
+        transactions = apps.of(token, batch)
+        overlaps = log.transaction(apps.upsert) == 1
+        if batch.history and log.transaction(apps.history) is None and files and self.mode is Mode.MIRROR:
+            overlaps = True
+            transactions[apps.upsert] = 1
+        rewrite = Rewrite(self._table(table), files, evolution.schema, table.key_columns, self._file_bytes)
+        waste: list[DataFile] = []
+        try:
+            if evolution.must_rewrite:
+                rewrite.recast()
+            if self.mode is Mode.MIRROR:
+                waste = self._apply(rewrite, table, token, batch, overlaps=overlaps)
+            else:
+                rewrite.append(file for one in batch.all for file in one.detail["files"])
+        except BaseException:
+            rewrite.discard()
+            raise
+        schema = evolution.schema if evolution.must_rewrite else None
+        added = rewrite.files if evolution.must_rewrite else rewrite.added
+        if not log.commit(added, rewrite.removed, transactions, schema=schema):
+            return False
+        rewrite.settle()
+        for file in waste:
+            self._table(table).remove(file.path)
+        return True
+
+    def _apply(
+        self, rewrite: Rewrite, table: SourceTable, token: Token, batch: _Batch, *, overlaps: bool
+    ) -> list[DataFile]:
+        """Changes, then history; the files that are not needed afterwards."""
+        staging = self._staging(table, token)
+        if batch.is_truncated:
+            rewrite.truncate()
+        for rows in staging.gather(_parts(batch.changes)):
+            rewrite.upsert(rows)
+        waste: list[DataFile] = []
+        for one in batch.history:
+            ranges, files = one.detail["ranges"], one.detail["files"]
+            if ranges is not None:
+                rewrite.delete(partial(_in_ranges, table, one.detail["order"], ranges))
+            if overlaps and ranges is None:
+                for file in files:
+                    rewrite.upsert(_upserts(read_rows(self._table(table), file.path), None))
+                waste += files
+            else:
+                rewrite.append(files)
+            for rows in staging.gather(one.detail["parts"]):
+                rewrite.upsert(rows, only_existing=one.detail["only_existing"])
+        return waste
+
+    def _stage_parts(
+        self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], unavailable: str | None
+    ) -> list[Part]:
+        schema = folded_schema(sink_schema(table))
+        staging = self._staging(table, token)
+        parts: list[Part] = []
+        held: list[pa.Table] = []
+        size = 0
+        for batch in batches:
+            held.append(conform(_upserts(pa.Table.from_batches([batch]), unavailable), schema))
+            size += held[-1].nbytes
+            if size >= PART_BYTES:
+                parts.append(staging.put(token, pa.concat_tables(held)))
+                held, size = [], 0
+        if held:
+            parts.append(staging.put(token, pa.concat_tables(held)))
+        return parts
+
+    @property
+    def _root(self) -> Storage:
+        return Storage(self.path, self.storage_options)
+
+    @property
+    def _file_bytes(self) -> int:
+        return self.file_bytes or (FILE_BYTES if self.mode is Mode.MIRROR else CHANGES_FILE_BYTES)
+
+    def _table(self, table: SourceTable) -> Storage:
+        return self._root.within(directory_of(table))
+
+    def _log(self, table: SourceTable) -> DeltaLog:
+        return DeltaLog(self._table(table), table.full_name)
+
+    def _writer(self, table: SourceTable, schema: pa.Schema) -> FileWriter:
+        return FileWriter(self._table(table), schema, self._file_bytes)
+
+    def _staging(self, table: SourceTable, token: Token) -> Staging:
+        return Staging(self._root, directory_of(table), token.query)
+
+
+_CONFIGURATION = {
+    "delta.checkpointInterval": "100",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.deletedFileRetentionDuration": "interval 1 days",
+}
+
+
+class _Apps:
+    """The application transactions of one table."""
+
+    def __init__(self, table: SourceTable, query: str, backfill: str) -> None:
+        self.changes = f"headwater/{query}/{table.full_name}/changes"
+        of_backfill = f"headwater/{query}/{backfill}/{table.full_name}"
+        self.history, self.attempt, self.upsert = (f"{of_backfill}/{what}" for what in ("history", "attempt", "upsert"))
+
+    def committed(self, log: DeltaLog) -> Committed:
+        found = [log.transaction(app) or 0 for app in (self.changes, self.history, self.attempt)]
+        return Committed(*found)
+
+    def of(self, token: Token, batch: _Batch) -> dict[str, int]:
+        made = {self.changes: token.epoch} if batch.has_changes else {}
+        return {**made, self.history: token.plan, self.attempt: token.attempt} if batch.history else made
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """What of a batch the table does not have."""
+
+    changes: tuple[Staged, ...]
+    history: tuple[Staged, ...]
+
+    @classmethod
+    def left_of(cls, staged: Sequence[Staged], token: Token, has: Committed) -> _Batch | None:
+        """``None``: it has all of it. :raises OtherAttempt: its history is of another attempt."""
+        history = tuple(one for one in staged if one.is_snapshot)
+        changes = tuple(one for one in staged if not one.is_snapshot)
+        if history and has.plan == token.plan and has.attempt != token.attempt:
+            raise OtherAttempt(
+                f"Plan {token.plan} was committed by attempt {has.attempt}; this is attempt {token.attempt}.",
+                next_step="Start the query again: it goes on from what the sink has.",
+            )
+        if has.plan >= token.plan:
+            history = ()
+        if has.epoch >= token.epoch:
+            changes = ()
+        return cls(changes, history) if changes or history else None
+
+    @property
+    def all(self) -> tuple[Staged, ...]:
+        return (*self.changes, *self.history)
+
+    @property
+    def is_truncated(self) -> bool:
+        return any(one.truncated for one in self.changes)
+
+    @property
+    def has_changes(self) -> bool:
+        return self.is_truncated or any(one.rows for one in self.changes)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.history and not self.has_changes
+
+
+class _Apart:
+    """Rows whose key may be in the table already, kept apart from the others."""
+
+    def __init__(self, table: SourceTable, changed: Any) -> None:
+        self._keys = table.key_columns
+        self._changed = None if changed is None else np.sort(np.asarray(changed, np.uint64))
+        self._taken: list[pa.RecordBatch] = []
+
+    @property
+    def taken(self) -> Iterator[pa.RecordBatch]:
+        return iter(self._taken)
+
+    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+        for batch in batches:
+            if self._changed is not None and self._changed.size:
+                hashes = hash_keys(batch, self._keys)
+                places = np.minimum(np.searchsorted(self._changed, hashes), self._changed.size - 1)
+                is_known = self._changed[places] == hashes
+                if is_known.any():
+                    self._taken.append(batch.filter(pa.array(is_known)))
+                    batch = batch.filter(pa.array(~is_known))
+            yield pa.Table.from_batches([batch])
+
+
+def _written(writer: FileWriter, tables: Iterator[pa.Table]) -> list[DataFile]:
+    try:
+        for rows in tables:
+            if rows.num_rows:
+                writer.write(rows)
+        return writer.close()
+    except BaseException:
+        writer.abort()
+        raise
+
+
+def _staged(
+    table: SourceTable,
+    token: Token,
+    is_snapshot: bool,
+    *,
+    files: Sequence[DataFile] = (),
+    parts: Sequence[Part] = (),
+    truncated: bool = False,
+    ranges: tuple[KeyRange, ...] | None = None,
+    order: KeyOrder | None = None,
+    only_existing: bool = False,
+) -> Staged:
+    detail = {"files": list(files), "parts": list(parts), "ranges": ranges, "order": order}
+    staged: list[DataFile | Part] = [*files, *parts]
+    return Staged(
+        table,
+        token,
+        is_snapshot,
+        rows=sum(one.rows for one in staged),
+        size=sum(one.size for one in staged),
+        truncated=truncated,
+        detail={**detail, "only_existing": only_existing},
+    )
+
+
+def _parts(staged: Sequence[Staged]) -> list[Part]:
+    return [part for one in staged for part in one.detail["parts"]]
+
+
+def _upserts(rows: pa.Table, unavailable: str | None) -> pa.Table:
+    """Rows as folded ones."""
+    gone = pa.repeat(pa.scalar(False), rows.num_rows)
+    texts = pa.repeat(pa.scalar(unavailable, pa.string()), rows.num_rows)
+    return rows.append_column(DELETED, gone).append_column(UNAVAILABLE_COLUMN, texts)
+
+
+def _replaced(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
+    is_all = any(one.start is None and one.end is None for one in part.ranges)
+    if not is_all and (part.kind is not SplitKind.KEY or part.order is None):
+        raise SinkInputError(
+            f"Parts of {table.full_name} that are not ranges of its key cannot be replaced.",
+            next_step="Take a new snapshot of the whole table.",
+        )
+    return part.ranges
+
+
+def _in_ranges(table: SourceTable, order: KeyOrder | None, ranges: tuple[KeyRange, ...], keys: pa.Table) -> Any:
+    """Which rows lie in *ranges*, given their key columns as the Delta table has them."""
+    inside = np.zeros(keys.num_rows, np.bool_)
+    names = list(table.key_columns)
+    typed = pa.table([cast(keys.column(name), table.column(name).type) for name in names], names)
+    batches = typed.combine_chunks().to_batches()
+    for part in ranges:
+        cuts = [cut for cut in (part.start, part.end) if cut is not None]
+        if not cuts:
+            return np.ones(keys.num_rows, np.bool_)
+        assert order is not None
+        places = np.concatenate([order.places(batch, cuts) for batch in batches] or [np.zeros(0, np.int64)])
+        inside |= places == (0 if part.start is None else 1)
+    return inside

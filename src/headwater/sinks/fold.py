@@ -1,0 +1,156 @@
+"""Fold: what the rows of a log come to for each key: the row as it is at the end, or that it is gone.
+
+A column that ``_unavailable`` names is one whose value the source did not tell because it did not change. If an earlier
+row of the same key in the same rows has it, it comes from there. Otherwise it stays unavailable: the sink keeps what it
+has. After a delete of the key in these rows there is nothing to keep, and the value is null.
+
+Nothing here runs Python per row; what is held is the folded rows and :data:`FOLD_BYTES` of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.log_store.columns import EPOCH, OP, SEQ
+from headwater.sinks.keys import KeySet, last_rows
+from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.stream.op import Op
+
+DELETED: Final = "_deleted"
+FOLD_BYTES: Final = 64 << 20
+
+_DELETED_FIELD = pa.field(DELETED, pa.bool_(), False)
+_UNAVAILABLE_FIELD = pa.field(UNAVAILABLE_COLUMN, pa.string())
+
+Mask = NDArray[np.bool_]
+
+
+def folded_schema(own: pa.Schema) -> pa.Schema:
+    """The columns of folded rows: the table's own, whether the row is gone, and what is not known of it."""
+    return pa.schema([*own, _DELETED_FIELD, _UNAVAILABLE_FIELD])
+
+
+def fold(table: SourceTable, batches: Iterable[pa.RecordBatch], truncated: tuple[int, int] | None = None) -> pa.Table:
+    """One row per key, ordered by when it changed last.
+
+    :param batches: rows of the table's log, in the order of the log for each key.
+    :param truncated: rows before this epoch and seq are void.
+    """
+    names = table.schema.names
+    state = _net(pa.schema([*table.schema, _op_field(), _UNAVAILABLE_FIELD]).empty_table(), table.key_columns)
+    for rows in _pieces(_valid(batches, truncated, [*names, OP, UNAVAILABLE_COLUMN])):
+        state = _net(_joined(state, rows), table.key_columns)
+    deleted = pc.equal(state.column(OP), int(Op.DELETE))
+    made = state.select(names).append_column(_DELETED_FIELD, deleted)
+    return made.append_column(_UNAVAILABLE_FIELD, state.column(UNAVAILABLE_COLUMN))
+
+
+def valid_rows(batch: pa.RecordBatch, truncated: tuple[int, int] | None) -> pa.RecordBatch:
+    """The rows of *batch* that the truncation left."""
+    if truncated is None:
+        return batch
+    epochs, seqs = batch.column(EPOCH).to_numpy(), batch.column(SEQ).to_numpy()
+    left = (epochs > truncated[0]) | ((epochs == truncated[0]) & (seqs >= truncated[1]))
+    return batch if left.all() else batch.filter(pa.array(left))
+
+
+def names_column(unavailable: Any, name: str) -> Mask:
+    """Where the texts of an ``_unavailable`` column name the column *name*."""
+    wrapped = pc.binary_join_element_wise("", unavailable, "", ",")
+    found = pc.fill_null(pc.match_substring(wrapped, f",{name},"), False)
+    mask: Mask = _array(found).to_numpy(zero_copy_only=False)
+    return mask
+
+
+def unavailable_names(unavailable: Any, names: Sequence[str]) -> list[str]:
+    """Those of *names* that occur in an ``_unavailable`` column."""
+    told = pc.unique(unavailable.drop_null())
+    if not len(told):
+        return []
+    occurring = set(pc.unique(pc.list_flatten(pc.split_pattern(told, ","))).to_pylist())
+    return [name for name in names if name in occurring]
+
+
+def unavailable_texts(masks: dict[str, Mask], rows: int) -> Any:
+    """The inverse of :func:`names_column`: a text with the names whose mask is set; null where none is."""
+    texts: Any = pa.repeat(pa.scalar(""), rows)
+    for name, mask in masks.items():
+        texts = pc.if_else(pa.array(mask), pc.binary_join_element_wise(texts, name, ","), texts)
+    texts = pc.utf8_slice_codeunits(texts, 1)
+    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
+
+
+def _op_field() -> pa.Field:
+    return pa.field(OP, pa.int8(), False)
+
+
+def _valid(
+    batches: Iterable[pa.RecordBatch], truncated: tuple[int, int] | None, names: list[str]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        left = valid_rows(batch, truncated)
+        if left.num_rows:
+            yield left.select(names)
+
+
+def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        held.append(batch)
+        size += batch.nbytes
+        if size >= FOLD_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+def _joined(state: pa.Table, rows: pa.Table) -> pa.Table:
+    return pa.concat_tables([state, rows.cast(state.schema)]) if state.num_rows else rows.cast(state.schema)
+
+
+def _net(rows: pa.Table, key_columns: Sequence[str]) -> pa.Table:
+    """One row per key, its op ``DELETE`` or ``INSERT``, or ``UPDATE_INSERT`` where the sink may know more of it."""
+    keys = KeySet(rows, key_columns)
+    ops = _array(rows.column(OP)).to_numpy()
+    adds = (ops == Op.INSERT) | (ops == Op.UPDATE_INSERT)
+    last = last_rows(keys.ids, keys.count)
+    order = np.sort(last)
+    is_there = adds[order]
+    net = rows.take(pa.array(order))
+    if rows.column(UNAVAILABLE_COLUMN).null_count < rows.num_rows:
+        net = _completed(rows, net, keys, order, ops, adds)
+    codes = np.where(is_there, np.int8(Op.UPDATE_INSERT), np.int8(Op.DELETE))
+    return net.set_column(net.schema.get_field_index(OP), _op_field(), pa.array(codes, pa.int8()))
+
+
+def _completed(
+    rows: pa.Table, net: pa.Table, keys: KeySet, order: NDArray[np.int64], ops: NDArray[np.int8], adds: Mask
+) -> pa.Table:
+    """*net*, the last rows of the keys, with the values that earlier rows of their keys tell."""
+    told = rows.column(UNAVAILABLE_COLUMN)
+    ids = keys.ids[order]
+    was_deleted = last_rows(keys.ids, keys.count, np.flatnonzero(ops == Op.DELETE))[ids]
+    left: dict[str, Mask] = {}
+    for name in unavailable_names(told, rows.schema.names):
+        missing = names_column(told, name)
+        known = last_rows(keys.ids, keys.count, np.flatnonzero(adds & ~missing))[ids]
+        lacks = missing[order] & adds[order]
+        fills = lacks & (known > was_deleted)
+        sources = np.where(fills, known, order)
+        place = net.schema.get_field_index(name)
+        net = net.set_column(place, net.schema.field(place), rows.column(name).take(pa.array(sources)))
+        left[name] = lacks & ~fills & (was_deleted < 0)
+    place = net.schema.get_field_index(UNAVAILABLE_COLUMN)
+    return net.set_column(place, _UNAVAILABLE_FIELD, unavailable_texts(left, net.num_rows))
+
+
+def _array(values: Any) -> Any:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

@@ -1,0 +1,213 @@
+"""Rewrite: what the files of a table become by a batch, before any of it is visible.
+
+It begins with the files that the table has. Each step leaves some of them out and brings new ones: rows are upserted
+and deleted by key, by the range of their key, or all at once. In the end the difference is one commit. A file is read
+only if its statistics say that it may have one of the keys, first its key columns, and the rest only if it has one.
+One file and one part of a batch are in memory at a time.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.sinks.data_files import EXACT_DIGITS, DataFile, read_rows, write_files
+from headwater.sinks.fold import DELETED, names_column, unavailable_names
+from headwater.sinks.keys import KeySet, last_rows
+from headwater.sinks.storage import Storage
+from headwater.sinks.types import conform
+from headwater.sources.table import UNAVAILABLE_COLUMN
+
+Mask = NDArray[np.bool_]
+
+
+class Rewrite:
+    """The files of a table on their way to its next version.
+
+    :param files: those that it has. :param schema: its columns.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Iterable[DataFile],
+        schema: pa.Schema,
+        key_columns: Sequence[str],
+        target_bytes: int,
+    ) -> None:
+        self._storage = storage
+        self._before = {file.path: file for file in files}
+        self._files = dict(self._before)
+        self._schema = schema
+        self._keys = tuple(key_columns)
+        self._target = target_bytes
+        self._written: list[DataFile] = []
+
+    @property
+    def added(self) -> list[DataFile]:
+        """The files that the table did not have."""
+        return [file for path, file in self._files.items() if path not in self._before]
+
+    @property
+    def removed(self) -> list[DataFile]:
+        """The files that it has no longer."""
+        return [file for path, file in self._before.items() if path not in self._files]
+
+    @property
+    def files(self) -> list[DataFile]:
+        return list(self._files.values())
+
+    def truncate(self) -> None:
+        """All rows go."""
+        self._files.clear()
+
+    def append(self, files: Iterable[DataFile]) -> None:
+        """Rows that are new, in files that are there."""
+        self._files.update((file.path, file) for file in files)
+
+    def upsert(self, part: pa.Table, *, only_existing: bool = False) -> None:
+        """Apply folded rows: one per key, as :func:`headwater.sinks.fold.fold` makes them.
+
+        :param only_existing: rows whose key the table does not have are left out.
+        """
+        if not part.num_rows:
+            return
+        keys = KeySet(part, self._keys)
+        if keys.count < part.num_rows:
+            part = part.take(pa.array(np.sort(last_rows(keys.ids, keys.count))))
+            keys = KeySet(part, self._keys)
+        deleted = part.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False)
+        rows = conform(part, self._schema)
+        keeps = _Keeping(part, self._schema.names)
+        found = np.zeros(part.num_rows, np.bool_)
+        for file in self._concerned(part):
+            places = keys.find(self._read_keys(file))
+            hits = places >= 0
+            if not hits.any():
+                continue
+            found[places[hits]] = True
+            updated = hits.copy()
+            updated[hits] = ~deleted[places[hits]]
+            old = self._read(file)
+            new = rows.take(pa.array(places[updated]))
+            if keeps.columns:
+                new = keeps.apply(new, old.filter(pa.array(updated)), places[updated])
+            self._replace(file, pa.concat_tables([old.filter(pa.array(~hits)), new]))
+        if not only_existing:
+            self._bring(rows.filter(pa.array(~found & ~deleted)))
+
+    def delete(self, chosen: Callable[[pa.Table], Mask]) -> None:
+        """Delete the rows that *chosen* says, given their key columns."""
+        for file in self.files:
+            gone = chosen(self._read_keys(file))
+            if gone.any():
+                self._replace(file, self._read(file).filter(pa.array(~gone)) if not gone.all() else None)
+
+    def recast(self) -> None:
+        """Write all files anew, with the types of the schema."""
+        for file in self.files:
+            self._replace(file, self._read(file))
+
+    def discard(self) -> None:
+        """Remove the files that were written on the way: all of them if nothing was committed."""
+        for file in self._written:
+            self._storage.remove(file.path)
+        self._written = []
+
+    def settle(self) -> None:
+        """Remove those written on the way that the committed version does not have."""
+        self._written = [file for file in self._written if file.path not in self._files]
+        self.discard()
+
+    def _read_keys(self, file: DataFile) -> pa.Table:
+        return conform(read_rows(self._storage, file.path, self._keys), self._key_schema)
+
+    def _read(self, file: DataFile) -> pa.Table:
+        return conform(read_rows(self._storage, file.path), self._schema)
+
+    @property
+    def _key_schema(self) -> pa.Schema:
+        return pa.schema([self._schema.field(name) for name in self._keys])
+
+    def _replace(self, file: DataFile, rows: pa.Table | None) -> None:
+        del self._files[file.path]
+        if rows is not None:
+            self._bring(rows)
+
+    def _bring(self, rows: pa.Table) -> None:
+        if rows.num_rows:
+            made = write_files(self._storage, rows, self._target)
+            self._written.extend(made)
+            self.append(made)
+
+    def _concerned(self, part: pa.Table) -> list[DataFile]:
+        """The files that may have a key of *part*, by the first key column."""
+        name = self._keys[0]
+        values = part.column(name)
+        if values.null_count or not _is_ordered(values.type):
+            return self.files
+        ordered = _Lazy(pc.unique(values).sort())
+        try:
+            return [file for file in self.files if _may_have(file, name, ordered)]
+        except (OverflowError, ValueError, TypeError):  # a date that Python does not have
+            return self.files
+
+
+class _Lazy:
+    """Values of an Arrow array, made when they are looked at."""
+
+    def __init__(self, values: Any) -> None:
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, place: int) -> Any:
+        return self._values[place].as_py()
+
+
+def _is_ordered(kind: pa.DataType) -> bool:
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision <= EXACT_DIGITS)
+    ordered = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return any(is_one(kind) for is_one in ordered)
+
+
+def _may_have(file: DataFile, name: str, ordered: Any) -> bool:
+    low, high = file.lows.get(name), file.highs.get(name)
+    if low is None or high is None:
+        return True
+    if isinstance(high, datetime):
+        high += timedelta(milliseconds=1)  # other writers cut off what is less
+    return bisect_left(ordered, low) < bisect_right(ordered, high)
+
+
+class _Keeping:
+    """Columns whose value a part does not tell for some rows: the table keeps those that it has."""
+
+    def __init__(self, part: pa.Table, names: Sequence[str]) -> None:
+        told = part.column(UNAVAILABLE_COLUMN)
+        self.columns: dict[str, Mask] = {name: names_column(told, name) for name in unavailable_names(told, names)}
+
+    def apply(self, new: pa.Table, old: pa.Table, places: NDArray[np.int64]) -> pa.Table:
+        for name, mask in self.columns.items():
+            kept = mask[places]
+            if kept.any():
+                place = new.schema.get_field_index(name)
+                values: Any = _choose(kept, old.column(name), new.column(name))
+                new = new.set_column(place, new.schema.field(place), values)
+        return new
+
+
+def _choose(mask: Mask, chosen: Any, other: Any) -> Any:
+    """*chosen* where *mask* is set, else *other*; of any type."""
+    both = pa.chunked_array([*chosen.chunks, *other.chunks], type=other.type)
+    rows = np.arange(mask.size)
+    return both.take(pa.array(np.where(mask, rows, rows + mask.size)))

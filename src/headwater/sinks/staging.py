@@ -1,0 +1,97 @@
+"""Staging: rows on their way from the tasks that read them to the process that commits them.
+
+A few rows travel inside the answer of the task; many go into a file in a directory that readers of the sink never
+look at. Its name begins with the batch that it is of: when that batch, or a later one, is committed, it is waste.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from headwater import failpoints
+from headwater.sinks.sink import Token
+from headwater.sinks.storage import Storage
+
+DIRECTORY: Final = "_headwater_staging"
+INLINE_BYTES: Final = 256 << 10
+PART_BYTES: Final = 64 << 20
+
+BEFORE_PART = failpoints.register("sink.staging.before_part")
+AFTER_PART = failpoints.register("sink.staging.after_part")
+BEFORE_CLEAN = failpoints.register("sink.staging.before_clean")
+
+_NAME = re.compile(r"(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.arrow")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows that were staged: inside, or in a file."""
+
+    rows: int
+    size: int
+    inside: bytes | None = None
+    path: str | None = None
+
+
+class Staging:
+    """The staging of one table by one query."""
+
+    def __init__(self, root: Storage, table: str, query: str) -> None:
+        self._storage = root.within(DIRECTORY, table, quote(query, safe=""))
+
+    def put(self, token: Token, rows: pa.Table) -> Part:
+        """Stage *rows*."""
+        if rows.nbytes <= INLINE_BYTES:
+            sink = pa.BufferOutputStream()
+            _write(sink, rows, None)
+            inside = sink.getvalue().to_pybytes()
+            return Part(rows.num_rows, len(inside), inside=inside)
+        failpoints.hit(BEFORE_PART)
+        name = f"{token.epoch}-{token.plan}-{token.attempt}-{uuid.uuid4()}.arrow"
+        with self._storage.create(name) as stream:
+            _write(stream, rows, "lz4")
+            size = stream.tell()
+        failpoints.hit(AFTER_PART)
+        return Part(rows.num_rows, size, path=name)
+
+    def get(self, part: Part) -> pa.Table:
+        """The rows of *part*."""
+        if part.inside is not None:
+            return pa.ipc.open_stream(part.inside).read_all()
+        with self._storage.files.open_input_file(part.path) as file:
+            return pa.ipc.open_stream(file).read_all()
+
+    def gather(self, parts: Sequence[Part]) -> Iterator[pa.Table]:
+        """The rows of *parts*, small ones together."""
+        held: list[pa.Table] = []
+        size = 0
+        for part in parts:
+            rows = self.get(part)
+            held.append(rows)
+            size += rows.nbytes
+            if size >= PART_BYTES:
+                yield pa.concat_tables(held)
+                held, size = [], 0
+        if held:
+            yield pa.concat_tables(held)
+
+    def clean(self, token: Token) -> None:
+        """Remove what batches up to that of *token*, which is committed, have staged."""
+        failpoints.hit(BEFORE_CLEAN)
+        for info in self._storage.list():
+            found = _NAME.fullmatch(info.base_name)
+            if found and int(found[1]) <= token.epoch and int(found[2]) <= token.plan:
+                self._storage.remove(info.path)
+
+
+def _write(stream: object, rows: pa.Table, compression: str | None) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(stream, rows.schema, options=options) as writer:
+        writer.write_table(rows)

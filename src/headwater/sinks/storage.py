@@ -1,0 +1,124 @@
+"""Storage: the directory that a sink of files lives in, on this machine's file system or in an object store.
+
+On a local file system what is written is synced before it is named in a commit, so that a commit that survives a power
+cut has its rows. It can be pickled; the connection is made where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote, urlparse
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from headwater.sinks.errors import SinkUnwritable
+from headwater.sources.table import SourceTable
+
+
+def directory_of(table: SourceTable) -> str:
+    """The name of the directory of *table*: its namespace and name, what no directory can be named is escaped."""
+    return ".".join(quote(part, safe=" -") for part in (table.namespace, table.name) if part)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A directory.
+
+    :param root: a path, ``file://…``, or the address of a directory in an object store (``s3://…``).
+    :param options: of the object store; they may hold passwords and are never shown.
+    """
+
+    root: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Storage, (self.root, self.options)
+
+    @property
+    def is_local(self) -> bool:
+        return self._local is not None
+
+    @cached_property
+    def _local(self) -> Path | None:
+        parsed = urlparse(self.root)
+        if parsed.scheme == "file":
+            return Path(unquote(parsed.path))
+        return Path(self.root).absolute() if len(parsed.scheme) < 2 else None
+
+    @property
+    def address(self) -> str:
+        """What names it to other libraries."""
+        return str(self._local or self.root)
+
+    def within(self, *names: str) -> Storage:
+        """The directory *names* in it."""
+        return Storage("/".join((self.address.rstrip("/"), *names)), self.options)
+
+    @cached_property
+    def files(self) -> Any:
+        """Its file system: paths are relative to the directory."""
+        if self._local is not None:
+            return pafs.SubTreeFileSystem(str(self._local), pafs.LocalFileSystem())
+        from deltalake.fs import DeltaStorageHandler
+
+        return pafs.PyFileSystem(DeltaStorageHandler(self.root, dict(self.options)))
+
+    @contextmanager
+    def create(self, name: str) -> Iterator[Any]:
+        """A new file, to be written; durable when the context ends well."""
+        if self._local is None:
+            with self.files.open_output_stream(name) as stream:
+                yield stream
+            return
+        path = self._local / name
+        try:
+            file = path.open("wb")
+        except FileNotFoundError:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = path.open("wb")
+        with file:
+            yield pa.PythonFile(file, "w")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def sync(self, *names: str) -> None:
+        """Make files or directories that others wrote durable."""
+        if self._local is None:
+            return
+        for name in names:
+            descriptor = os.open(self._local / name, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def list(self, name: str = "") -> list[Any]:
+        """The files in it, with their modification times; none if it is not there."""
+        return list(self.files.get_file_info(pafs.FileSelector(name, allow_not_found=True, recursive=True)))
+
+    def remove(self, name: str) -> None:
+        """Remove a file; one that is gone is no error."""
+        try:
+            self.files.delete_file(name)
+        except FileNotFoundError:
+            pass
+
+    def check(self) -> None:
+        """:raises SinkUnwritable: nothing can be written there."""
+        name = "_headwater_staging/.writable"
+        try:
+            with self.create(name) as stream:
+                stream.write(b"1")
+            self.remove(name)
+        except OSError as error:
+            raise SinkUnwritable(
+                f"Nothing can be written to {self.root}: {error.strerror or type(error).__name__}.",
+                next_step="Create the directory, or give this user the right to write to it.",
+            ) from error
