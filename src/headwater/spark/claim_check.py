@@ -32,6 +32,8 @@ from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SplitUnit, Unit
 from headwater.sinks.sink import HistoryPart, Sink, Staged, Token
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import SplitKind
 from headwater.sources.table import SourceTable
 from headwater.spark.failure import told
 from headwater.spark.session import hot
@@ -205,4 +207,7 @@ def _history_part(options: QueryOptions, unit: SplitUnit) -> HistoryPart:
         replaces=unit.replaces,
         changed=changed_keys(options, unit),
         columns=unit.columns,
+        order=open_snapshots(options.source).order(unit.table)
+        if unit.replaces and unit.kind is SplitKind.KEY
+        else None,
     )

@@ -1,0 +1,201 @@
+"""The capture of a pipeline as a process of its own: it outlives Spark's queries and dies with the pipeline.
+
+Its settings go through its standard input, so that no password is in the list of processes. It tells how it is, two
+times a second, and why it ended, as lines of JSON.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from headwater.allocation import keep_freed_memory
+from headwater.capture import Capture, CaptureOptions
+from headwater.errors import HeadwaterError
+from headwater.pipeline.config import PipelineConfig
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.open import open_source
+from headwater.sources.table import SpecialValues
+from headwater.spark.failure import Failure, Remedy
+
+_LINE_SECONDS: Final = 0.5
+_STOP_SECONDS: Final = 30.0
+_PR_SET_PDEATHSIG: Final = 1
+
+
+class CaptureProcess:
+    """One run of the capture; it is not started again. Start it from a thread that lives as long as it should."""
+
+    def __init__(self, config: PipelineConfig, tables: Sequence[str], log: Path) -> None:
+        self._log = log
+        self.facts: dict[str, Any] = {"state": "starting"}
+        self._failure: Failure | None = None
+        self._stopping = False
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "headwater.pipeline.capture_process"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(_settings(config, tables)))
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass  # it has ended, and said why
+        self._thread = threading.Thread(target=self._listen, name="headwater-capture", daemon=True)
+        self._thread.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def failure(self) -> Failure | None:
+        """Why it ended; ``None`` while it runs, and when it was told to end."""
+        if self.is_alive or self._stopping:
+            return None
+        self._thread.join(5)
+        if self._failure is not None:
+            return self._failure
+        code = self._process.returncode
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        remedy = Remedy.RETRY if code < 0 else Remedy.UNSURE
+        return Failure("CaptureEnded", remedy, f"The capture ended {how}.", f"Look at {self._log}.")
+
+    def stop(self) -> None:
+        """Let it seal what is whole, and end."""
+        self._stopping = True
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._thread.join(5)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            try:
+                told = json.loads(line)
+            except ValueError:
+                continue
+            if "failure" in told:
+                self._failure = Failure.from_json(told["failure"])
+            else:
+                self.facts = told
+        self._process.stdout.close()
+
+
+def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
+    source = config.source
+    options = config.capture_options
+    return {
+        "parent": os.getpid(),
+        "dsn": config.dsn,
+        "store": config.store,
+        "spill": str(config.work / "spill"),
+        "tables": list(tables),
+        "slot": source.slot,
+        "publication": source.publication,
+        "poll": source.poll,
+        "special_values": {column: policy.value for column, policy in config.special_values.items()},
+        "schema_policy": source.schema_policy,
+        "options": {
+            name: getattr(options, name)
+            for name in ("epoch_seconds", "epoch_rows", "epoch_bytes", "heartbeat_seconds", "retry_seconds")
+        },
+    }
+
+
+def capture_facts(running: Capture) -> dict[str, Any]:
+    """How a capture is, for others."""
+    seen = running.statistics
+    return {
+        "state": running.state.value,
+        "source": running.source.name,
+        "rows": seen.rows,
+        "transactions": seen.transactions,
+        "epochs": seen.epochs,
+        "epoch": seen.epoch,
+        "commit_time_us": seen.commit_time_us,
+        "lag_bytes": seen.behind_bytes,
+        "lag_seconds": round(seen.lag_seconds(time.time_ns() // 1000), 3),
+        "wal_held_bytes": seen.held_bytes,
+        "spilled_bytes": seen.spilled_bytes,
+        "restarts": seen.restarts,
+        "stopped_tables": dict(seen.stopped_tables),
+        "last_error": seen.last_error,
+    }
+
+
+def _die_with(parent: int) -> None:
+    """Be killed when the thread that started us ends: a capture that nobody supervises must not stay."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
+def _tell(running: Capture, ended: threading.Event) -> None:
+    while True:
+        print(json.dumps(capture_facts(running)), flush=True)
+        if ended.wait(_LINE_SECONDS):
+            return
+
+
+def main() -> int:
+    """The process: settings from standard input, until it is told to stop."""
+    settings = json.load(sys.stdin)
+    _die_with(settings["parent"])
+    keep_freed_memory()
+    ended = threading.Event()
+    try:
+        source = open_source(
+            settings["dsn"],
+            spill=Path(settings["spill"]),
+            schema_policy=SchemaPolicy(settings["schema_policy"]),
+            special_values={column: SpecialValues(policy) for column, policy in settings["special_values"].items()},
+            slot=settings["slot"],
+            publication=settings["publication"],
+            poll=settings["poll"],
+        )
+        options = CaptureOptions(**settings["options"], schema_policy=SchemaPolicy(settings["schema_policy"]))
+        running = Capture(source, settings["store"], settings["tables"], options)
+
+        def stop(_number: int, _frame: FrameType | None) -> None:
+            running.stop()
+
+        signal.signal(signal.SIGTERM, stop)
+        teller = threading.Thread(target=_tell, args=(running, ended), daemon=True)
+        teller.start()
+        try:
+            running.run()
+        finally:
+            ended.set()
+            teller.join(5)
+            print(json.dumps(capture_facts(running)), flush=True)
+    except HeadwaterError as error:
+        print(json.dumps({"failure": Failure.of(error).to_json()}), flush=True)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

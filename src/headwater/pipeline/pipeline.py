@@ -1,0 +1,178 @@
+"""Pipeline: a database into sinks, from Python.
+
+>>> from headwater import Pipeline                                             # doctest: +SKIP
+>>> pipeline = Pipeline(source="postgresql://app@db/shop", tables=["public.*"])  # doctest: +SKIP
+>>> pipeline.sink("delta", path="lake").run()                                  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, configure, load
+from headwater.pipeline.errors import AlreadyRunning, NotStarted, PipelineFailed
+from headwater.pipeline.status import PipelineStatus, read_status
+from headwater.pipeline.supervision import Supervisor
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_START_SECONDS = 0.05
+
+
+class Pipeline:
+    """One database, its tables, and the sinks that they go to.
+
+    :param source: the connection string, or the keys of ``[source]`` in ``pipeline.toml``.
+    :param tables: names, or patterns such as ``public.*``.
+    :param store: where logs and state are kept; ``headwater/<name>`` by default.
+    :param settings: the other tables of ``pipeline.toml``: ``backfill={"split_rows": 50_000}``, ``spark={…}``.
+    :raises ConfigError: a key or value that is not valid.
+    """
+
+    def __init__(
+        self,
+        source: str | Mapping[str, Any],
+        tables: Sequence[str] = (),
+        *,
+        store: str | Path | None = None,
+        name: str = "pipeline",
+        **settings: Mapping[str, Any],
+    ) -> None:
+        told: dict[str, Any] = {"dsn": source} if isinstance(source, str) else dict(source)
+        if tables:
+            told["tables"] = list(tables)
+        section: dict[str, Any] = {"name": name} | ({} if store is None else {"store": str(store)})
+        self._settings: dict[str, Any] = {"pipeline": section, "source": told, "sink": [], **settings}
+        self._begin(configure(self._settings))
+
+    @classmethod
+    def from_toml(cls, path: str | Path = DEFAULT_FILE) -> Self:
+        """The pipeline that a file describes.
+
+        :raises ConfigNotFound: there is no such file. :raises ConfigError: it cannot be used.
+        """
+        return cls.of(load(path))
+
+    @classmethod
+    def of(cls, config: PipelineConfig) -> Self:
+        """The pipeline of settings that were checked already."""
+        made = cls.__new__(cls)
+        made._settings = config.model_dump(exclude_none=True)
+        made._begin(config)
+        return made
+
+    def _begin(self, config: PipelineConfig) -> None:
+        self.config = config
+        self._supervisor: Supervisor | None = None
+        self._thread: threading.Thread | None = None
+        self._refusal: BaseException | None = None
+
+    def sink(self, kind: str, *, path: str | Path, **options: Any) -> Self:
+        """Deliver to one more place; the keys of ``[[sink]]``.
+
+        :raises ConfigError: a key or value that is not valid.
+        """
+        sinks = [*self._settings["sink"], {"kind": kind, "path": str(path), **options}]
+        config = configure({**self._settings, "sink": sinks})
+        self._settings["sink"], self.config = sinks, config
+        return self
+
+    def start(self, spark: SparkSession | None = None) -> Self:
+        """Run it in the background.
+
+        :param spark: a session to use; one is made otherwise, and ended with the pipeline.
+        :raises AlreadyRunning: it is run by another process, or here. :raises ConfigError: it has no sink.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            raise AlreadyRunning(str(self.config.work), "this process", 0)
+        supervisor = self._supervisor = Supervisor(self.config, spark)
+        self._refusal = None
+        begun = threading.Event()
+
+        def run() -> None:
+            try:
+                supervisor.run(begun)
+            except BaseException as error:
+                self._refusal = error
+            finally:
+                begun.set()
+
+        self._thread = threading.Thread(target=run, name="headwater-pipeline", daemon=True)
+        self._thread.start()
+        begun.wait()
+        self._raise_refusal()
+        return self
+
+    def _raise_refusal(self) -> None:
+        if self._refusal is not None:
+            raise self._refusal
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it runs in this process."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        """Begin to stop, without waiting; also from a signal handler."""
+        if self._supervisor is not None:
+            self._supervisor.stop()
+
+    def stop(self) -> None:
+        """End cleanly and wait: batches end, the capture seals.
+
+        :raises NotStarted: it was not started here. :raises PipelineFailed: it had failed; what to do.
+        """
+        self.ask_to_stop()
+        self.wait()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Until it has ended, or *seconds* are over; whether it has ended.
+
+        :raises NotStarted: it was not started here. :raises PipelineFailed: a part of it needs a person.
+        """
+        if self._thread is None or self._supervisor is None:
+            raise NotStarted("The pipeline was not started here.", next_step="Call start() first.")
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            return False
+        self._raise_refusal()
+        failure = self._supervisor.failure
+        if failure is not None:
+            raise PipelineFailed(failure.message, next_step=failure.next_step)
+        return True
+
+    def run(self, spark: SparkSession | None = None) -> None:
+        """Run it until Ctrl-C, or until something needs a person.
+
+        :raises PipelineFailed: what to do is its next step.
+        """
+        self.start(spark)
+        try:
+            while not self.wait(0.5):
+                pass
+        except KeyboardInterrupt:
+            self.stop()
+
+    def wait_until_live(self, seconds: float = 600.0) -> bool:
+        """Until all history and all changes so far are delivered; ``False`` when that took longer.
+
+        :raises PipelineFailed: a part of it needs a person.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            if self.wait(_START_SECONDS):
+                return False
+            found = self.status()
+            if found.is_live and not found.lag_rows:
+                return True
+            time.sleep(0.2)
+        return False
+
+    def status(self) -> PipelineStatus:
+        """How it is; also when another process runs it, or nobody."""
+        return read_status(self.config)

@@ -1,0 +1,191 @@
+"""SinkQuery: the query that delivers to one sink, started again when it fails.
+
+========  =================================================  ====================================
+state     meaning                                            goes to
+========  =================================================  ====================================
+starting  it was not started yet                             running, waiting, failed
+running   Spark runs it                                      waiting, failed, stopped
+waiting   it failed, and is started again after a pause      running, waiting, failed, stopped
+failed    a person must act first                            stopped
+stopped   it was told to                                     (the end)
+========  =================================================  ====================================
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any, Final
+
+from headwater.backfill.query import QueryOptions
+from headwater.errors import HeadwaterError
+from headwater.pipeline.config import PipelineConfig, SinkSection
+from headwater.pipeline.restarts import RestartPolicy
+from headwater.pipeline.spark_host import SparkHost
+from headwater.sinks.sink import Sink
+from headwater.spark.failure import Failure
+
+_STOP_SECONDS: Final = 60.0
+
+
+class SinkState(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+def sink_of(section: SinkSection) -> Sink:
+    """The sink that *section* describes. :raises SinkError: it cannot be what it says."""
+    from headwater.sinks.open import open_sink
+
+    return open_sink(section.kind, path=section.path, mode=section.delivery, name=section.label)
+
+
+class SinkQuery:
+    """One sink of a pipeline; one thread.
+
+    :ivar epoch: the newest epoch that is delivered, as Spark told. :ivar batches: since it was first started.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        section: SinkSection,
+        options: QueryOptions,
+        host: SparkHost,
+        note: Callable[[str, dict[str, Any]], None],
+    ) -> None:
+        self._config, self._section, self._options, self._host, self._note = config, section, options, host, note
+        self._stop_file = config.work / "run" / f"{section.label}.stop"
+        self._policy = RestartPolicy()
+        self._query: Any = None
+        self._retry_at = 0.0
+        self._batch: int | None = None
+        self.state = SinkState.STARTING
+        self.failure: Failure | None = None
+        self.restarts = self.batches = self.epoch = 0
+
+    @property
+    def label(self) -> str:
+        return self._section.label
+
+    def step(self) -> None:
+        """Look after it: start it, notice what it did, start it again."""
+        if self.state is SinkState.RUNNING:
+            self._look()
+        elif self.state is SinkState.STARTING or (
+            self.state is SinkState.WAITING and time.monotonic() >= self._retry_at
+        ):
+            self._start()
+
+    def lost(self) -> None:
+        """Its session is gone."""
+        self._query = None
+        if self.state is SinkState.RUNNING:
+            self._failed(Failure.of_text("SparkEnded", "SparkContext was shut down: its Java process is gone."))
+
+    def _start(self) -> None:
+        try:
+            self._stop_file.unlink(missing_ok=True)
+            sink = sink_of(self._section)
+            sink.check()
+            self._query = self._begin(sink)
+        except Exception as error:
+            self._failed(_failure_of(error))
+            return
+        self.state, self._batch = SinkState.RUNNING, None
+
+    def _begin(self, sink: Sink) -> Any:
+        from headwater.spark.claim_check import FORMAT, OPTION, ClaimDelivery
+
+        delivery = ClaimDelivery(self._options, sink, str(self._stop_file)).to_option()
+        checkpoint = self._config.checkpoint(self._section)
+        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        claims = self._host.session().readStream.format(FORMAT).option(OPTION, delivery).load()
+        return (
+            claims.writeStream.format(FORMAT)
+            .option(OPTION, delivery)
+            .option("checkpointLocation", str(checkpoint))
+            .queryName(self._options.query)
+            .start()
+        )
+
+    def _look(self) -> None:
+        try:
+            active = self._query.isActive
+            told = self._query.lastProgress
+        except Exception as error:
+            self._failed(_failure_of(error))
+            return
+        if told is not None:
+            self._progress(told)
+        if not active:
+            self._failed(self._why_it_ended())
+
+    def _why_it_ended(self) -> Failure:
+        try:
+            error = self._query.exception()
+        except Exception as lost:
+            return _failure_of(lost)
+        return _failure_of(error) if error else Failure.of_text("QueryEnded", "The query ended by itself.")
+
+    def _progress(self, told: Any) -> None:
+        batch = int(told["batchId"])
+        if batch == self._batch or told["sources"][0]["startOffset"] == told["sources"][0]["endOffset"]:
+            return
+        self.batches += 1 if self._batch is None else max(batch - self._batch, 1)
+        self._batch = batch
+        self._policy.progressed()
+        self.failure = None
+        offset = told["sources"][0]["endOffset"]
+        found = json.loads(offset) if isinstance(offset, str) else offset
+        self.epoch = max(self.epoch, int(found["e"]))
+
+    def _failed(self, failure: Failure) -> None:
+        self._query = None
+        self.failure = failure
+        pause = self._policy.pause(failure)
+        fields = {"sink": self.label, "error": failure.kind, "text": str(failure)}
+        if pause is None:
+            self.state = SinkState.FAILED
+            self._note("notice", fields | {"event": "sink_failed"})
+            return
+        self.restarts += 1
+        self.state, self._retry_at = SinkState.WAITING, time.monotonic() + pause
+        self._note("notice", fields | {"event": "sink_restarts", "pause_seconds": round(pause, 1)})
+
+    def ask_to_stop(self) -> None:
+        """No batch begins from now on."""
+        Path(self._stop_file).touch()
+
+    def stop(self) -> None:
+        """Wait until its batch is over, then end it."""
+        if self._query is not None:
+            end = time.monotonic() + _STOP_SECONDS
+            try:
+                while self._query.isActive and not self._is_idle() and time.monotonic() < end:
+                    time.sleep(0.02)
+                self._look()
+                if self._query is not None:
+                    self._query.stop()
+            except Exception as error:
+                self.failure = _failure_of(error)
+        self._query = None
+        self._stop_file.unlink(missing_ok=True)
+        if self.state is not SinkState.FAILED:
+            self.state = SinkState.STOPPED
+
+    def _is_idle(self) -> bool:
+        status = self._query.status
+        return not status["isDataAvailable"] and not status["isTriggerActive"]
+
+
+def _failure_of(error: BaseException) -> Failure:
+    if isinstance(error, HeadwaterError):
+        return Failure.of(error)
+    return Failure.of_text(type(error).__name__, f"{error}\n{getattr(error, '_stackTrace', None) or ''}")

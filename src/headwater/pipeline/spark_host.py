@@ -1,0 +1,101 @@
+"""The Spark session of a pipeline: made when it is needed, and made anew when its Java is gone."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+from headwater.pipeline.config import PipelineConfig
+from headwater.spark.session import session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class SparkHost:
+    """Gives the session to the queries of a pipeline; one thread.
+
+    :param given: a session of the caller's own: it is used as it is, and never stopped.
+    """
+
+    def __init__(self, config: PipelineConfig, given: SparkSession | None = None) -> None:
+        self._config = config
+        self._given = given
+        self._made: SparkSession | None = None
+        self._folder = config.work / "spark"
+
+    @property
+    def parallelism(self) -> int:
+        """How many tasks run side by side, as far as it is known without a session."""
+        found = re.fullmatch(r"local(?:\[(\*|\d+)(?:,.*)?\])?", self._config.spark.master)
+        if self._given is not None:
+            return int(self._given.sparkContext.defaultParallelism)
+        if found is None:
+            return 8
+        return os.cpu_count() or 1 if found[1] == "*" else int(found[1] or 1)
+
+    def session(self) -> SparkSession:
+        """The session, with our data source registered.
+
+        :raises JavaMissing: Spark needs Java.
+        """
+        if self._given is not None:
+            return self._given
+        if self._made is None:
+            self._clean()
+            settings = {
+                "spark.local.dir": str(self._folder),
+                "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
+                "spark.sql.streaming.stopTimeout": "30s",
+                "spark.sql.streaming.minBatchesToRetain": "20",
+            }
+            self._made = session(
+                self._config.spark.master,
+                app_name=f"headwater {self._config.name}",
+                checkpoints=self._config.work,
+                config=settings | self._config.spark.conf,
+            )
+            self._made.sparkContext.setLogLevel("ERROR")
+            self._register(self._made)
+        return self._made
+
+    def _register(self, made: SparkSession) -> None:
+        from headwater.spark.claim_check import ClaimSource
+
+        made.dataSource.register(ClaimSource)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether its Java still runs; true before the first session."""
+        from pyspark import SparkContext
+
+        gateway: Any = SparkContext._gateway
+        process = getattr(gateway, "proc", None)
+        return self._made is None or process is None or process.poll() is None
+
+    def forget(self) -> None:
+        """Its Java is gone: the next session starts another one."""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+
+        self._made = None
+        gateway: Any = SparkContext._gateway
+        if gateway is not None:
+            gateway.shutdown()
+        context: Any = SparkContext
+        context._gateway = context._jvm = context._active_spark_context = None
+        classes: Any = SparkSession
+        classes._instantiatedSession = classes._activeSession = None
+
+    def stop(self) -> None:
+        """Stop the session that was made here."""
+        if self._made is not None:
+            made, self._made = self._made, None
+            made.stop()
+        self._clean()
+
+    def _clean(self) -> None:
+        """What a killed run left behind."""
+        shutil.rmtree(self._folder, ignore_errors=True)

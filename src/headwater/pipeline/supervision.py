@@ -1,0 +1,299 @@
+"""The supervisor of a pipeline: one capture, one query per sink, and what happens when one of them fails.
+
+What passes is tried again after a growing pause; a sink that fails does not touch the others; what needs a person stops
+that part and says what to do. Only one process supervises a store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headwater.backfill.control import status as query_status
+from headwater.errors import HeadwaterError
+from headwater.journal.errors import OwnedElsewhereError
+from headwater.journal.owner import OwnerLock
+from headwater.pipeline.capture_process import CaptureProcess
+from headwater.pipeline.config import PipelineConfig, SinkSection, matching
+from headwater.pipeline.errors import AlreadyRunning, ConfigError
+from headwater.pipeline.restarts import RestartPolicy
+from headwater.pipeline.run_journal import RunJournal
+from headwater.pipeline.sink_query import SinkQuery, SinkState
+from headwater.pipeline.spark_host import SparkHost
+from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables
+from headwater.spark.failure import Failure
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RUN_FOLDER: Final = "run"
+LOCK_FILE: Final = "run.lock"
+FACTS_FILE: Final = "facts.json"
+LOG_FOLDER: Final = "logs"
+_STEP_SECONDS: Final = 0.2
+_TELL_SECONDS: Final = 0.5
+_JOURNAL_SECONDS: Final = 60.0
+
+Note = Callable[[str, dict[str, Any]], None]
+
+
+class CaptureKeeper:
+    """Keeps the capture running; one thread."""
+
+    def __init__(self, config: PipelineConfig, tables: tuple[str, ...], note: Note) -> None:
+        self._config, self._tables, self._note = config, tables, note
+        self._policy = RestartPolicy()
+        self._process: CaptureProcess | None = None
+        self._retry_at = 0.0
+        self.restarts = 0
+        self.failure: Failure | None = None
+        self.has_failed = False
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What it tells of itself."""
+        told: dict[str, Any] = {"state": "waiting"} if self._process is None else dict(self._process.facts)
+        if self._process is not None:
+            told["pid"] = self._process.pid
+        told["process_restarts"] = self.restarts
+        if self.has_failed:
+            told["state"] = "failed"
+        if self.failure is not None:
+            told["last_error"], told["next_step"] = self.failure.message, self.failure.next_step
+        return told
+
+    def step(self) -> None:
+        """Start it, or start it again."""
+        if self.has_failed:
+            return
+        if self._process is None:
+            if time.monotonic() >= self._retry_at:
+                self._process = CaptureProcess(
+                    self._config, self._tables, self._config.work / LOG_FOLDER / "capture.log"
+                )
+            return
+        failure = self._process.failure()
+        if failure is not None:
+            self._fail(failure)
+        elif self._process.facts.get("epochs") or self._process.facts["state"] == "running":
+            self.failure = None
+            self._policy.progressed()
+
+    def _fail(self, failure: Failure) -> None:
+        self._process, self.failure = None, failure
+        pause = self._policy.pause(failure)
+        fields = {"part": "capture", "error": failure.kind, "text": str(failure)}
+        if pause is None:
+            self.has_failed = True
+            self._note("notice", fields | {"event": "capture_failed"})
+            return
+        self.restarts += 1
+        self._retry_at = time.monotonic() + pause
+        self._note("notice", fields | {"event": "capture_restarts", "pause_seconds": round(pause, 1)})
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.stop()
+
+
+class Supervisor:
+    """Runs one pipeline in the thread that calls :meth:`run`; other threads may look and stop it.
+
+    :param spark: a session of the caller's own.
+    """
+
+    def __init__(self, config: PipelineConfig, spark: SparkSession | None = None) -> None:
+        if not config.sink:
+            raise ConfigError(
+                "The pipeline has no sink.", key="sink", next_step='Add [[sink]] with kind = "delta" and path = "lake".'
+            )
+        self._config = config
+        self._host = SparkHost(config, spark)
+        self._stop = threading.Event()
+        self._capture: CaptureKeeper | None = None
+        self._sinks: list[SinkQuery] = []
+        self._phases: dict[tuple[str, str], str] = {}
+        self._told = self._measured = 0.0
+        self._left_out: dict[str, str] = {}
+        self._started_ms = time.time_ns() // 1_000_000
+        self.state = "starting"
+        self.failure: Failure | None = None
+
+    @property
+    def run_folder(self) -> Path:
+        return self._config.work / RUN_FOLDER
+
+    def stop(self) -> None:
+        """End cleanly: batches end, the capture seals. Any thread, also a signal handler."""
+        self._stop.set()
+
+    def run(self, begun: threading.Event | None = None) -> Failure | None:
+        """Until :meth:`stop`, or until nothing is left to run; why it ended then.
+
+        :param begun: set once nobody else can run it.
+        :raises AlreadyRunning: another process runs it.
+        """
+        self.run_folder.mkdir(parents=True, exist_ok=True)
+        (self._config.work / LOG_FOLDER).mkdir(exist_ok=True)
+        with ExitStack() as stack:
+            stack.enter_context(self._lock())
+            if begun is not None:
+                begun.set()
+            self._journal = RunJournal(self._config.work, self._config.name)
+            try:
+                self._supervise()
+            except HeadwaterError as error:
+                self.failure = Failure.of(error)
+            finally:
+                self._end()
+        return self.failure
+
+    def _lock(self) -> OwnerLock:
+        try:
+            return OwnerLock(self.run_folder / LOCK_FILE, str(self._config.work))
+        except OwnedElsewhereError as error:
+            raise AlreadyRunning(str(self._config.work), str(error.owner), error.owner.pid) from None
+
+    def _supervise(self) -> None:
+        chosen = self._choose()
+        if chosen is None:
+            return
+        self._left_out = chosen.left_out
+        for name, reason in chosen.left_out.items():
+            self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
+        self._capture = CaptureKeeper(self._config, chosen.names, self._journal.note)
+        self._capture.step()
+        self._sinks = [self._query_of(section, chosen.names) for section in self._config.sink]
+        self._tell()
+        waiting = set(chosen.names)
+        while not self._stop.is_set():
+            self._capture.step()
+            if waiting:
+                waiting -= set(captured_tables(self._config.store))
+            if not self._host.is_alive:
+                self._host.forget()
+                for sink in self._sinks:
+                    sink.lost()
+            if not waiting:
+                for sink in self._sinks:
+                    sink.step()
+                self.state = "running"
+            self._tell()
+            if self._is_over():
+                return
+            self._stop.wait(_STEP_SECONDS)
+
+    def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
+        found = matching(section.tables, names)
+        if not found:
+            raise ConfigError(
+                f"The sink {section.label!r} takes none of the tables: {', '.join(section.tables)}.",
+                key="sink.tables",
+                next_step=f"The pipeline has {', '.join(names)}.",
+            )
+        options = self._config.query_options(section, found, self._host.parallelism)
+        return SinkQuery(self._config, section, options, self._host, self._journal.note)
+
+    def _choose(self) -> ChosenTables | None:
+        """The tables; ``None`` when it was stopped before the database answered."""
+        policy = RestartPolicy()
+        while not self._stop.is_set():
+            try:
+                chosen = choose_tables(self._config)
+            except HeadwaterError as error:
+                self.failure = Failure.of(error)
+                pause = policy.pause(self.failure)
+                if pause is None:
+                    return None
+                self._tell()
+                self._stop.wait(pause)
+            else:
+                self.failure = None
+                return chosen
+        return None
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left that a restart could help."""
+        if self._capture is not None and self._capture.has_failed:
+            self.failure = self._capture.failure
+            return True
+        if all(sink.state is SinkState.FAILED for sink in self._sinks):
+            self.failure = self._sinks[0].failure
+            return True
+        return False
+
+    def _end(self) -> None:
+        self.state = "stopping"
+        self._tell(force=True)
+        for sink in self._sinks:
+            sink.ask_to_stop()
+        for sink in self._sinks:
+            sink.stop()
+        if self._capture is not None:
+            self._capture.stop()
+        self._host.stop()
+        failed = [sink.failure for sink in self._sinks if sink.state is SinkState.FAILED and sink.failure is not None]
+        if self.failure is None and failed:
+            self.failure = failed[0]
+        self._journal.end(None if self.failure is None else str(self.failure))
+        self.state = "failed" if self.failure is not None else "stopped"
+        self._tell(force=True)
+
+    # -- what others see -------------------------------------------------------------------------------------------
+
+    def facts(self) -> dict[str, Any]:
+        """What only this process knows, for :mod:`headwater.pipeline.status`."""
+        return {
+            "pid": os.getpid(),
+            "started_ms": self._started_ms,
+            "updated_ms": time.time_ns() // 1_000_000,
+            "state": self.state,
+            "failure": None if self.failure is None else self.failure.to_json(),
+            "left_out": self._left_out,
+            "capture": None if self._capture is None else self._capture.facts,
+            "sinks": {
+                sink.label: {
+                    "state": sink.state.value,
+                    "failure": None if sink.failure is None else sink.failure.to_json(),
+                    "restarts": sink.restarts,
+                    "batches": sink.batches,
+                    "epoch": sink.epoch,
+                }
+                for sink in self._sinks
+            },
+        }
+
+    def _tell(self, *, force: bool = False) -> None:
+        now = time.monotonic()
+        if force or now - self._told >= _TELL_SECONDS:
+            self._told = now
+            _replace(self.run_folder / FACTS_FILE, json.dumps(self.facts()))
+            self._note_phases()
+        if now - self._measured >= _JOURNAL_SECONDS:
+            self._measured = now
+            for sink in self._sinks:
+                if sink.epoch:
+                    self._journal.metric({"sink": sink.label, "epoch": sink.epoch, "batches": sink.batches})
+
+    def _note_phases(self) -> None:
+        for section in self._config.sink:
+            told = query_status(self._config.store, self._config.query(section)) if self._sinks else None
+            for name, table in ({} if told is None else told.value["tables"]).items():
+                before = self._phases.get((section.label, name))
+                if before != table["phase"]:
+                    self._phases[section.label, name] = table["phase"]
+                    fields = {"sink": section.label, "table": name, "from": before, "to": table["phase"]}
+                    self._journal.note("phase_changed", fields)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write *path* so that a reader sees the old text or the new one."""
+    fresh = path.with_suffix(".new")
+    fresh.write_text(text)
+    fresh.replace(path)

@@ -1,0 +1,90 @@
+"""From what a pipeline names to the tables of its database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headwater.capture import SourceState
+from headwater.errors import TransientError
+from headwater.pipeline.config import PipelineConfig, is_pattern, matching
+from headwater.pipeline.errors import ConfigError
+from headwater.sources.errors import SourceNotFound, UnsupportedTable
+from headwater.sources.open import open_source, postgres_driver
+from headwater.state import open_reader
+from headwater.state.errors import StoreNotFound
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenTables:
+    """The full names of the tables of a pipeline.
+
+    :ivar left_out: tables that a pattern stands for and that cannot be captured, with the reason.
+    """
+
+    names: tuple[str, ...]
+    left_out: dict[str, str]
+
+
+def choose_tables(config: PipelineConfig) -> ChosenTables:
+    """The tables that *config* names; patterns are looked up in the database.
+
+    A pattern stands for what is there now; while the database does not answer, for what is captured already.
+
+    :raises ConfigError: no table at all. :raises TransientError: the database does not answer, and nothing is known.
+    """
+    with postgres_driver():
+        from headwater.sources.postgres.names import TableName
+
+    wanted = config.source.tables
+    plain = [str(TableName.parse(name)) for name in wanted if not is_pattern(name)]
+    patterns = [name for name in wanted if is_pattern(name)]
+    left_out: dict[str, str] = {}
+    found: list[str] = []
+    if patterns:
+        try:
+            found, left_out = _at_the_source(config, patterns, plain)
+        except TransientError:
+            found = matching(patterns, captured_tables(config.store))
+            if not found:
+                raise
+    names = tuple(dict.fromkeys([*plain, *found]))
+    if not names:
+        raise ConfigError(
+            f"[source] tables: nothing in the database is called {', '.join(patterns)}.",
+            key="source.tables",
+            next_step="Run: headwater doctor",
+        )
+    return ChosenTables(names, left_out)
+
+
+def captured_tables(store: str) -> list[str]:
+    """The tables whose logs are in the store at *store*."""
+    try:
+        with open_reader(store) as reader, reader.snapshot() as view:
+            return list(SourceState.read(view)[1])
+    except StoreNotFound:
+        return []
+
+
+def _at_the_source(config: PipelineConfig, patterns: list[str], plain: list[str]) -> tuple[list[str], dict[str, str]]:
+    with postgres_driver():
+        from headwater.sources.postgres.catalog import all_table_names
+        from headwater.sources.postgres.connection import Dsn, connect, server_errors
+
+    dsn = Dsn(config.dsn)
+    with connect(dsn) as session, server_errors(dsn):
+        names = [str(name) for name in all_table_names(session)]
+    found: list[str] = []
+    left_out: dict[str, str] = {}
+    source = open_source(config.dsn, spill=config.work / "spill", special_values=config.special_values)
+    try:
+        for name in matching(patterns, names):
+            try:
+                if name not in plain:
+                    source.tables([name])
+                found.append(name)
+            except (UnsupportedTable, SourceNotFound) as error:
+                left_out[name] = str(error)
+    finally:
+        source.close()
+    return found, left_out
