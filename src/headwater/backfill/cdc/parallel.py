@@ -1,0 +1,248 @@
+"""ParallelizedCdcBackfillExecutor: version 2, splits of which a plan hands out as many as fit its budget."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, settled_prefix
+from headwater.backfill.cdc.segment import Piece, Segment
+from headwater.backfill.cdc.state import BackfillRecord, BackfillTables
+from headwater.backfill.cdc.state_v1 import SingleState
+from headwater.backfill.cdc.state_v2 import UNKNOWN, ParallelState
+from headwater.sources.errors import SourceProtocolError
+from headwater.sources.offset import CdcOffset
+from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
+from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
+from headwater.sources.table import SourceTable
+from headwater.state import WriteBatch
+
+
+class ParallelizedCdcBackfillExecutor(BackfillExecutor):
+    """Hands out splits in the order of their keys.
+
+    Splits without a row at both ends of the table need no reading: changes bring what comes there. Those between
+    others are read with them. A split that is larger than the budget is handed out in pages.
+    """
+
+    def __init__(
+        self,
+        table: SourceTable,
+        tables: BackfillTables,
+        options: BackfillOptions,
+        record: BackfillRecord,
+        state: ParallelState | None = None,
+    ) -> None:
+        super().__init__(table, tables, options, record)
+        self._state = state or ParallelState(())
+        self._unsaved_splits = False
+        self._changed: set[int] = set()
+        self._gone: set[int] = set()
+
+    @classmethod
+    def continuing(
+        cls,
+        table: SourceTable,
+        tables: BackfillTables,
+        options: BackfillOptions,
+        record: BackfillRecord,
+        old: SingleState,
+    ) -> ParallelizedCdcBackfillExecutor:
+        """Goes on where version 1 was: what it handed out is one split, the rest is split as it is handed out."""
+        part = KeyRange() if record.renewal is None or record.renewal.range is None else record.renewal.range
+        record.version = 2
+        if old.exhausted:
+            splits, following = [Split(0, part, old.row_count)], 1
+        elif old.pos is None:
+            splits, following = [Split(0, part, UNKNOWN)], 0
+        else:
+            read = Split(0, KeyRange(part.start, old.pos), old.row_count)
+            splits, following = [read, Split(1, KeyRange(old.pos, part.end), UNKNOWN)], 1
+        settled: tuple[Cut | None, ...] = ()
+        if old.settled:
+            settled = (old.pending[0].range.start if old.pending else old.pos,)
+        made = cls(table, tables, options, record)
+        for segment in old.pending:
+            segment.first, segment.stop = 0, 1
+            segment.pieces = ((0, segment.range.end, segment.rows),)
+        made._state = ParallelState(
+            splits, next=following, row_count=old.row_count, settled=settled, pending=old.pending
+        )
+        made._changed.update(segment.plan for segment in old.pending)
+        made._unsaved_splits = made._dirty = made._begins = True
+        return made
+
+    # -- planning --------------------------------------------------------------------------------------------------
+
+    def _clear(self) -> None:
+        self._state = ParallelState(())
+        self._unsaved_splits = False
+        self._changed.clear()
+        self._gone.clear()
+
+    def _plan(self, snapshot: ExportedSnapshot) -> None:
+        record = self._record
+        part = None if record.renewal is None else record.renewal.range
+        if part is not None:
+            record.kind, record.why = SplitKind.KEY, "a range, split as it is handed out"
+            self._state = ParallelState([Split(0, part, UNKNOWN)])
+        else:
+            planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=self.options.kind)
+            splits = _covering(planned.splits)
+            record.kind, record.why = planned.kind, planned.why
+            record.total_rows, record.total_size = planned.rows, planned.size
+            self._state = ParallelState(splits)
+            if record.renewal is None and planned.kind is SplitKind.KEY:
+                full = [place for place, split in enumerate(splits) if not split.empty]
+                before = full[0] if full else len(splits)
+                after = len(splits) - 1 - full[-1] if full else 0
+                self._state.free, self._state.next = (before, after), before
+                self._state.mark = snapshot.mark if before + after else None
+        self._unsaved_splits = True
+
+    def _take(self, plan: int, snapshot: ExportedSnapshot, budget: int) -> list[HandedOut]:
+        state = self._state
+        first, start, left = state.next, self._place(), budget
+        made: list[HandedOut] = []
+        pieces: list[Piece] = []
+        while state.next < state.stop and (left > 0 or self.options.whole):
+            split = state.splits[state.next]
+            rest = KeyRange(self._place(), split.range.end)
+            expected = max(split.rows - state.part_rows, 0)
+            end: Cut | None = None
+            if not self.options.whole and (split.rows == UNKNOWN or expected > min(left, 2 * self.options.split_rows)):
+                page = min(left, self.options.split_rows)
+                if made and page == left:
+                    break
+                end = self._page_end(snapshot, rest, page)
+                expected = page if end is not None or split.rows == UNKNOWN else min(expected, page)
+            if end is None:
+                if state.cursor is not None or split.rows == UNKNOWN:
+                    pieces.append((split.number, rest.end, expected))
+                state.next, state.cursor, state.part_rows = state.next + 1, None, 0
+            else:
+                pieces.append((split.number, end, expected))
+                state.cursor, state.part_rows = end, state.part_rows + expected
+            made.append(HandedOut(KeyRange(rest.start, rest.end if end is None else end), expected))
+            left -= expected
+        if made:
+            rows = sum(part.rows for part in made)
+            whole = KeyRange(start, made[-1].range.end)
+            mark = snapshot.mark
+            state.pending.append(Segment(plan, whole, rows, mark, mark.high, first, state.next, tuple(pieces)))
+            state.row_count += rows
+            self._changed.add(plan)
+            self._gone.discard(plan)
+        return made
+
+    def _page_end(self, snapshot: ExportedSnapshot, rest: KeyRange, page: int) -> Cut | None:
+        end = snapshot.page_end(self.table, self.kind, rest, page)
+        if end is not None and end in (rest.start, rest.end):
+            raise SourceProtocolError(f"A page of table {self.table.full_name} has no row.")
+        return end
+
+    def _place(self) -> Cut | None:
+        """Where the next hand-out begins."""
+        state = self._state
+        if state.cursor is not None:
+            return state.cursor
+        return state.splits[state.next].range.start if state.next < len(state.splits) else None
+
+    def _parts(self, segment: Segment) -> list[HandedOut]:
+        pieces: dict[int, list[Piece]] = {}
+        for piece in segment.pieces:
+            pieces.setdefault(piece[0], []).append(piece)
+        made: list[HandedOut] = []
+        start = segment.range.start
+        for number in range(segment.first, min(segment.stop + 1, len(self._state.splits))):
+            split = self._state.splits[number]
+            whole: list[Piece] = [(number, split.range.end, max(split.rows, 0))] if number < segment.stop else []
+            for _, end, rows in pieces.get(number, whole):
+                made.append(HandedOut(KeyRange(start, end), rows))
+                start = end
+        return made
+
+    def _undo(self, undone: list[Segment]) -> None:
+        state, oldest = self._state, undone[0]
+        state.pending = state.pending[: -len(undone)]
+        state.row_count -= sum(segment.rows for segment in undone)
+        state.next = oldest.first
+        whole = state.splits[oldest.first].range.start
+        state.cursor = None if oldest.range.start == whole else oldest.range.start
+        state.part_rows = 0 if state.cursor is None else self._rows_of(oldest.first)
+        self._gone.update(segment.plan for segment in undone)
+        self._changed.difference_update(self._gone)
+
+    def _rows_of(self, number: int) -> int:
+        """How many rows of a split were handed out in parts that are pending still."""
+        return sum(rows for segment in self._state.pending for piece, _, rows in segment.pieces if piece == number)
+
+    # -- what was handed out ---------------------------------------------------------------------------------------
+
+    def _pending(self) -> list[Segment]:
+        return self._state.pending
+
+    def _changed_plan(self, segment: Segment) -> None:
+        self._changed.add(segment.plan)
+
+    def _settle(self, position: CdcOffset) -> bool:
+        state = self._state
+        count = settled_prefix(state.pending, position)
+        if count:
+            state.settled = (state.pending[count - 1].range.end,)
+            plans = {segment.plan for segment in state.pending[:count]}
+            self._gone |= plans
+            self._changed -= plans
+            del state.pending[:count]
+        if state.mark is not None and state.mark.high <= position:
+            state.mark = None
+            return True
+        return count > 0
+
+    def _has_settled(self) -> bool:
+        return bool(self._state.settled)
+
+    def _settled_end(self) -> Cut | None:
+        return self._state.settled[0]
+
+    def _is_settled(self) -> bool:
+        return not self._state.pending and self._state.mark is None
+
+    def _is_exhausted(self) -> bool:
+        return self._state.next >= self._state.stop
+
+    def _free(self) -> tuple[KeyRange | None, KeyRange | None, SnapshotMark | None]:
+        splits, (before, after) = self._state.splits, self._state.free
+        first = KeyRange(None, splits[before - 1].range.end) if before else None
+        last = KeyRange(splits[len(splits) - after].range.start, None) if after else None
+        return first, last, self._state.mark
+
+    # -- state and progress ----------------------------------------------------------------------------------------
+
+    def _rows(self) -> int:
+        return self._state.row_count
+
+    def _splits(self) -> tuple[int, int]:
+        state = self._state
+        return state.next + (state.free[1] if state.next >= state.stop else 0), len(state.splits)
+
+    def _save_parts(self, batch: WriteBatch) -> None:
+        name, state, tables = self.table.full_name, self._state, self._tables
+        state.save(tables, batch, name)
+        if self._unsaved_splits:
+            state.save_splits(tables, batch, name)
+            self._unsaved_splits = False
+        for plan in sorted(self._gone):
+            tables.plans.delete(batch, 0, (name, plan))
+        for segment in state.pending:
+            if segment.plan in self._changed:
+                tables.plans.put(batch, 0, (name, segment.plan), (segment.to_json(),))
+        self._gone.clear()
+        self._changed.clear()
+
+
+def _covering(splits: tuple[Split, ...]) -> tuple[Split, ...]:
+    """:raises SourceProtocolError: they do not cover everything, each key once."""
+    touch = all(one.range.end is not None and one.range.end == two.range.start for one, two in pairwise(splits))
+    if not splits or splits[0].range.start is not None or splits[-1].range.end is not None or not touch:
+        raise SourceProtocolError("The splits of a table do not touch from its beginning to its end.")
+    return splits
