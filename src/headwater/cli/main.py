@@ -14,8 +14,11 @@ import typer
 from headwater import __version__
 from headwater.cli import journal, log, state
 from headwater.cli.capture import add_table, capture
+from headwater.cli.control import pause, resnapshot, resume, throttle
 from headwater.cli.demo import demo
 from headwater.cli.doctor import doctor
+from headwater.cli.run import run as run_pipeline
+from headwater.cli.status import status
 from headwater.cli.terminal import fail
 from headwater.errors import HeadwaterError, InputError
 
@@ -30,6 +33,12 @@ app = typer.Typer(
 
 app.command(rich_help_panel="Start here")(demo)
 app.command(rich_help_panel="Start here")(doctor)
+app.command("run", rich_help_panel="Run")(run_pipeline)
+app.command(rich_help_panel="Run")(status)
+app.command(rich_help_panel="Run")(pause)
+app.command(rich_help_panel="Run")(resume)
+app.command(rich_help_panel="Run")(throttle)
+app.command(rich_help_panel="Run")(resnapshot)
 app.command(rich_help_panel="Run")(capture)
 app.command("add-table", rich_help_panel="Run")(add_table)
 app.add_typer(state.app, name="state", rich_help_panel="Look inside")

@@ -43,7 +43,7 @@ def sink_of(section: SinkSection) -> Sink:
     """The sink that *section* describes. :raises SinkError: it cannot be what it says."""
     from headwater.sinks.open import open_sink
 
-    return open_sink(section.kind, path=section.path, mode=section.delivery, name=section.label)
+    return open_sink(section.kind, path=section.path, mode=section.delivery)
 
 
 class SinkQuery:

@@ -1,0 +1,109 @@
+"""``headwater pause``, ``resume``, ``throttle``, ``resnapshot``: what can be asked of a pipeline while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
+from headwater.cli.terminal import err
+from headwater.errors import InputError
+from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, load, matching
+from headwater.pipeline.errors import ConfigError, NotStarted
+from headwater.pipeline.status import SinkStatus, read_status
+
+_ANSWER_SECONDS = 120.0
+FileOption = Annotated[Path, typer.Option("--pipeline", "-p", help="The pipeline.")]
+SinkOption = Annotated[str | None, typer.Option("--sink", help="Only this sink; all by default.")]
+TableArgument = Annotated[str | None, typer.Argument(help="Only this table; all by default.")]
+
+
+def pause(table: TableArgument = None, pipeline: FileOption = Path(DEFAULT_FILE), sink: SinkOption = None) -> None:
+    """Read no more history, until resume; changes flow on. It stays so over restarts."""
+    for name in _ask(pipeline, sink, table, PAUSE, {}):
+        err.print(f"{name}: history is paused; changes flow on. Go on: headwater resume")
+
+
+def resume(table: TableArgument = None, pipeline: FileOption = Path(DEFAULT_FILE), sink: SinkOption = None) -> None:
+    """Go on reading history."""
+    for name in _ask(pipeline, sink, table, RESUME, {}):
+        err.print(f"{name}: history goes on")
+
+
+def throttle(
+    rows: Annotated[str, typer.Argument(help="Rows of history per second and table, or none.", metavar="ROWS|none")],
+    table: TableArgument = None,
+    pipeline: FileOption = Path(DEFAULT_FILE),
+    sink: SinkOption = None,
+) -> None:
+    """Read history no faster than so many rows per second, for each table."""
+    limit = _limit(rows)
+    for name in _ask(pipeline, sink, table, THROTTLE, {"rows_per_second": limit}):
+        err.print(f"{name}: {'no limit' if limit is None else f'at most {limit:,} rows of history per second'}")
+
+
+def resnapshot(
+    table: Annotated[str, typer.Argument(help="The table to read once more.")],
+    start: Annotated[
+        list[str] | None, typer.Option("--from", help="The first key; again for each further key column.")
+    ] = None,
+    end: Annotated[
+        list[str] | None, typer.Option("--to", help="The last key; again for each further key column.")
+    ] = None,
+    column: Annotated[list[str] | None, typer.Option(help="Only this column; again for more.")] = None,
+    pipeline: FileOption = Path(DEFAULT_FILE),
+    sink: SinkOption = None,
+) -> None:
+    """Read a table, a range of its keys or some of its columns once more, while changes flow."""
+    detail = {"start": start or None, "end": end or None, "columns": column or None}
+    for name in _ask(pipeline, sink, table, RESNAPSHOT, detail):
+        err.print(f"{name}: {table} is read once more. Look: headwater status --watch")
+
+
+def _limit(text: str) -> int | None:
+    number = text.lower().removesuffix("/s").replace("_", "").replace(",", "")
+    if number in ("none", "off"):
+        return None
+    if not number.isdecimal():
+        raise InputError(f"Received {text!r} for the rows per second.", next_step="Write a number, or none.")
+    return int(number)
+
+
+def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail: dict[str, Any]) -> Iterator[str]:
+    """Ask each sink that it is about; the names of those that did it."""
+    config = load(pipeline)
+    found = read_status(config)
+    if not found.running:
+        raise NotStarted("The pipeline is not running.", next_step=f"Start it: headwater run {pipeline}")
+    chosen = [one for one in found.sinks if sink in (None, one.name)]
+    if not chosen:
+        raise ConfigError(
+            f"The pipeline has no sink {sink!r}.",
+            key="sink",
+            next_step=f"It has {', '.join(one.name for one in found.sinks)}.",
+        )
+    wanted = [(one, name) for one in chosen for name in _named(one, table)]
+    if not wanted:
+        known = dict.fromkeys(one.name for each in chosen for one in each.tables)
+        raise InputError(
+            f"No sink has a table {table}." if known else "The pipeline is still starting.",
+            next_step=f"Its tables are {', '.join(known)}." if known else "Try again in a moment.",
+        )
+    for one, name in wanted:
+        query = _query(config, one)
+        ask_query(config.store, query, kind, {"table": name, **detail}, _ANSWER_SECONDS)
+        yield one.name
+
+
+def _named(sink: SinkStatus, table: str | None) -> list[str | None]:
+    """The full name of *table* as *sink* has it; nothing when it has none of it."""
+    if table is None:
+        return [None]
+    return list(matching([table], [one.name for one in sink.tables])[:1])
+
+
+def _query(config: PipelineConfig, sink: SinkStatus) -> str:
+    return next(config.query(section) for section in config.sink if section.label == sink.name)

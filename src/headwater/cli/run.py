@@ -1,0 +1,135 @@
+"""``headwater run``: run a pipeline until Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+
+from headwater.cli.status import PipelineFile, Rates, duration, phase_of, problems, view
+from headwater.pipeline.config import DEFAULT_FILE
+from headwater.pipeline.pipeline import Pipeline
+from headwater.pipeline.status import LIVE, PipelineStatus
+from headwater.pipeline.supervision import LOG_FOLDER
+
+_LOOK_SECONDS = 0.5
+_LINE_SECONDS = 10.0
+
+
+def run(
+    pipeline: PipelineFile = Path(DEFAULT_FILE),
+    seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a live view.")] = False,
+) -> None:
+    """Run a pipeline: capture the changes, read the history, deliver both. Ctrl-C stops it; run it again to go on."""
+    made = Pipeline.from_toml(pipeline)
+    logs = made.config.work / LOG_FOLDER
+    logs.mkdir(parents=True, exist_ok=True)
+    with _spark_is_quiet(logs / "spark.log") as console:
+        made.start()
+        _stop_on_signals(made)
+        end = None if seconds is None else time.monotonic() + seconds
+        show = _json_lines if as_json else _live if console.is_terminal else _lines
+        for _ in show(made, console):
+            if end is not None and time.monotonic() >= end:
+                made.ask_to_stop()
+    made.wait()
+
+
+@contextmanager
+def _spark_is_quiet(log: Path) -> Iterator[Console]:
+    """Spark's processes write their messages to *log*; what is for a person goes to the console as before."""
+    sys.stderr.flush()
+    shown = os.dup(2)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        with os.fdopen(os.dup(shown), "w", buffering=1) as stream:
+            yield Console(file=stream)
+    finally:
+        sys.stderr.flush()
+        os.dup2(shown, 2)
+        os.close(shown)
+
+
+def _stop_on_signals(made: Pipeline) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        made.ask_to_stop()
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+
+
+def _looks(made: Pipeline) -> Iterator[PipelineStatus]:
+    """How it is, again and again until it has ended."""
+    while made.is_running:
+        yield made.status()
+        time.sleep(_LOOK_SECONDS)
+    yield made.status()
+
+
+def _json_lines(made: Pipeline, console: Console) -> Iterator[None]:
+    del console
+    for found in _looks(made):
+        typer.echo(json.dumps(found.to_json()))
+        yield
+
+
+def _live(made: Pipeline, console: Console) -> Iterator[None]:
+    rates = Rates()
+    with Live(console=console, auto_refresh=False) as live:
+        for found in _looks(made):
+            live.update(view(found, rates), refresh=True)
+            yield
+
+
+def _lines(made: Pipeline, console: Console) -> Iterator[None]:
+    """A line for each thing that changes, and for each table every few seconds."""
+    said: dict[object, str] = {}
+    spoken = time.monotonic()
+    for found in _looks(made):
+        news = dict(_news(found))
+        due = time.monotonic() - spoken >= _LINE_SECONDS
+        for about, (key, text) in news.items():
+            if said.get(about) != key or (due and key not in ("", LIVE)):
+                said[about] = key
+                console.print(f"{time.strftime('%H:%M:%S')} {text}", soft_wrap=True, markup=False, highlight=False)
+        if due:
+            spoken = time.monotonic()
+        yield
+
+
+def _news(found: PipelineStatus) -> Iterator[tuple[object, tuple[str, str]]]:
+    """What there is to say: about what, a word that changes when it must be said again, and the words."""
+    yield "pipeline", (found.state, f"{found.name}: {found.state}")
+    if found.capture:
+        state = found.capture["state"]
+        yield "capture", (state, f"capture: {state}")
+    for sink in found.sinks:
+        yield sink.name, (sink.state, f"{sink.name}: {sink.state}")
+        for table in sink.tables:
+            phase = phase_of(table)
+            text = f"{sink.name}: {table.name}: {phase}"
+            if table.phase != LIVE and table.total:
+                text += f", {table.rows:,} of {table.total:,} rows"
+                if table.rows_per_second:
+                    text += f", {table.rows_per_second:,.0f} rows/s"
+                if table.eta_seconds:
+                    text += f", {duration(table.eta_seconds)} left"
+            yield (sink.name, table.name), (phase, text)
+    told = " ".join(str(text) for text in problems(found))
+    if told:
+        yield "problems", (told, told)
