@@ -101,9 +101,6 @@ class World:
         self.between(self, self.rounds)
         return self.delivers
 
-    def sent(self, _table: SourceTable, rows: pa.RecordBatch) -> pa.RecordBatch:
-        return rows
-
     def check(self, **options: Any) -> Findings:
         return check_table(self, TABLE, _Mirror(self), self.delivered, Options(split_rows=10, **options))
 
@@ -113,6 +110,9 @@ class _Mirror:
     world: World
 
     def sent(self, _table: SourceTable, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows
+
+    def received(self, _table: SourceTable, rows: pa.RecordBatch) -> pa.RecordBatch:
         return rows
 
     def read(self, _table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

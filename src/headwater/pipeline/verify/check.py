@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -53,6 +54,10 @@ class Mirror(Protocol):
         """Rows of the source in the types in which the mirror has them."""
         ...
 
+    def received(self, table: SourceTable, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the mirror in the types of the source."""
+        ...
+
     def read(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """All rows that it shows now; null where it does not have a column yet."""
         ...
@@ -88,6 +93,7 @@ class Findings:
     :ivar unsettled: keys that differed whenever they were looked at and did not rest; no differences.
     :ivar is_behind: the mirror did not come up to the source while it was waited for: differences may be on their way.
     :ivar ranges: where the differences are. :ivar keys: some of them, where they were asked for.
+    :ivar sink: the label of the mirror, where there are several.
     """
 
     table: str
@@ -103,6 +109,7 @@ class Findings:
     is_behind: bool = False
     ranges: tuple[KeyRange, ...] = ()
     keys: tuple[dict[str, Any], ...] = ()
+    sink: str = ""
 
     @property
     def differences(self) -> int:
@@ -151,8 +158,13 @@ class _Here:
             self.ranges = tuple(split.range for split in plan.splits)
             self.rows = plan.rows
 
-    def read(self, split: int, snapshot: str | None) -> Iterator[pa.RecordBatch]:
+    def read(self, split: int, snapshot: str) -> Iterator[pa.RecordBatch]:
         return self.source.read(self.table, SplitKind.KEY, self.ranges[split], snapshot, columns=self.columns)
+
+    def read_now(self, split: int) -> Iterator[pa.RecordBatch]:
+        """In a snapshot of this moment: a connection that breaks is made anew, and nothing comes twice."""
+        with closing(self.source.export()) as snapshot:
+            yield from self.read(split, snapshot.name)
 
     def splits_of(self, keys: pa.RecordBatch) -> NDArray[np.int64]:
         """In which split each key lies."""
@@ -170,6 +182,9 @@ class _There:
 
     def sent(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         return self._mirror.sent(self._table, rows)
+
+    def received(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return self._mirror.received(self._table, rows)
 
     def read(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         return self._mirror.read(self._table, columns)
@@ -193,7 +208,7 @@ class _Check:
             with closing(here), closing(there):
                 reading = pool.submit(_fill, there, self._read_there())
                 for split in range(len(self._here.ranges)):
-                    for digests in self._read_here(split, None):
+                    for digests in self._digests(split, self._here.read_now(split)):
                         here.add(digests)
                         progress(here.rows, max(self._here.rows, here.rows))
                 reading.result()
@@ -201,8 +216,8 @@ class _Check:
             self._open = np.concatenate([differing(here.part(part), there.part(part)) for part in range(parts)])
         self._locate()
 
-    def _read_here(self, split: int, snapshot: str | None) -> Iterator[Digests]:
-        for batch in self._here.read(split, snapshot):
+    def _digests(self, split: int, batches: Iterator[pa.RecordBatch]) -> Iterator[Digests]:
+        for batch in batches:
             yield digests_of(self._there.sent(batch), self._keys, split)
 
     def _read_there(self) -> Iterator[Digests]:
@@ -218,7 +233,7 @@ class _Check:
             hashes = hash_keys(batch, self._keys)
             wanted = np.isin(hashes, self._open["key"][lone])
             if wanted.any():
-                splits = self._here.splits_of(batch.filter(pa.array(wanted)))
+                splits = self._here.splits_of(self._there.received(batch.filter(pa.array(wanted))))
                 self._open["split"][np.searchsorted(self._open["key"], hashes[wanted])] = splits
 
     def settle(self) -> None:
@@ -246,8 +261,8 @@ class _Check:
         wanted: Hashes = self._open["key"]
         with closing(self._here.source.export()) as snapshot:
             splits = np.unique(self._open["split"]).tolist()
-            rows = (digests for split in splits for digests in self._read_here(split, snapshot.name))
-            here = _only(rows, wanted)
+            rows = (self._digests(split, self._here.read(split, snapshot.name)) for split in splits)
+            here = _only(chain.from_iterable(rows), wanted)
             high = snapshot.mark.high
         is_settled = self._delivered(high, self._options.patience)
         both = pairs(here, _only(self._read_there(), wanted))
@@ -281,10 +296,10 @@ class _Check:
         """Keys of differences, as a person may look for them; each once."""
         left = self._found["key"][: self._options.keys]
         for split in np.unique(self._found["split"]).tolist():
-            for batch in self._here.read(split, None):
+            for batch in self._here.read_now(split):
                 left = yield from _named(batch.select(self._keys), self._there.sent(batch), self._keys, left)
         for batch in self._there.read(self._keys):
-            left = yield from _named(batch, batch, self._keys, left)
+            left = yield from _named(self._there.received(batch), batch, self._keys, left)
 
 
 def _named(keys: pa.RecordBatch, hashed: pa.RecordBatch, names: Sequence[str], left: Hashes) -> Any:

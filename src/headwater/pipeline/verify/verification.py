@@ -1,0 +1,102 @@
+"""Verification: all tables of a pipeline, at each of its sinks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from headwater.backfill.control import status
+from headwater.backfill.log_ranges import LogRanges
+from headwater.backfill.progress import Phase
+from headwater.errors import ConflictError, InputError
+from headwater.pipeline.config import PipelineConfig, SinkSection, matching
+from headwater.pipeline.verify.check import Findings, Mirror, Options, check_table
+from headwater.pipeline.verify.delivery import QueryDelivery
+from headwater.pipeline.verify.mirrors import mirror_of
+from headwater.sinks.open import open_sink
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.table import SourceTable
+from headwater.state import open_reader
+
+Progress = Callable[[str, str, int, int], None]
+"""Sink, table, rows that were read, rows in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table at one sink."""
+
+    sink: str
+    table: SourceTable
+    mirror: Mirror
+    delivery: QueryDelivery
+
+
+class Verification:
+    """The comparison of a pipeline's tables with what its sinks show.
+
+    :param tables: names or patterns; all by default. :param sinks: labels of sinks; all by default.
+    :raises InputError: there is no such table or sink. :raises ConflictError: the history of one is still being read.
+    """
+
+    def __init__(self, config: PipelineConfig, tables: Sequence[str] = (), sinks: Sequence[str] = ()) -> None:
+        self._source = open_snapshots(config.dsn)
+        self.targets = list(_targets(config, tables, sinks))
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the sinks show all that has committed at the source by now; whether they do."""
+        deadline = time.monotonic() + seconds
+        with closing(self._source.export()) as snapshot:
+            high = snapshot.mark.high
+        return all(target.delivery(high, max(0.0, deadline - time.monotonic())) for target in self.targets)
+
+    def run(self, options: Options | None = None, progress: Progress | None = None) -> Iterator[Findings]:
+        """Compare one table after the other.
+
+        :raises SourceUnreachable: no answer.
+        """
+        for target in self.targets:
+            yield self._check(target, options, progress)
+
+    def _check(self, target: Target, options: Options | None, progress: Progress | None) -> Findings:
+        def told(done: int, total: int) -> None:
+            if progress is not None:
+                progress(target.sink, target.table.full_name, done, total)
+
+        found = check_table(self._source, target.table, target.mirror, target.delivery, options, told)
+        return replace(found, sink=target.sink)
+
+
+def _targets(config: PipelineConfig, tables: Sequence[str], sinks: Sequence[str]) -> Iterator[Target]:
+    labels = [sink.label for sink in config.sink]
+    for label in sinks:
+        if label not in labels:
+            raise InputError(f"The pipeline has no sink {label!r}.", next_step=f"Valid are {', '.join(labels)}.")
+    with open_reader(config.store) as reader, reader.snapshot() as view:
+        captured = list(LogRanges(view, []).captured)
+        ranges = LogRanges(view, captured)
+        described = {name: ranges.changes(name, ranges.newest, ranges.newest).table for name in captured}
+    for pattern in tables:
+        if not matching([pattern], captured):
+            raise InputError(f"The pipeline has no table {pattern}.", next_step=f"Valid are {', '.join(captured)}.")
+    for section in config.sink:
+        if sinks and section.label not in sinks:
+            continue
+        opened = open_sink(section.kind, path=section.path, mode=section.delivery)
+        for name in matching(tables or ["*"], matching(section.tables, captured)):
+            _check_history(config, section, name)
+            query = config.query(section)
+            delivery = QueryDelivery(config.store, query, opened, described[name])
+            yield Target(section.label, described[name], mirror_of(opened), delivery)
+
+
+def _check_history(config: PipelineConfig, sink: SinkSection, table: str) -> None:
+    told = status(config.store, config.query(sink))
+    phase = None if told is None else told.value["tables"].get(table, {}).get("phase")
+    if phase != Phase.DONE:
+        raise ConflictError(
+            f"The history of {table} is not in sink {sink.label!r} yet (it is {phase or 'waiting'}).",
+            next_step="Wait until headwater status shows it as done; other tables can be chosen with --table.",
+        )
