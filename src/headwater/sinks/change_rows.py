@@ -2,7 +2,7 @@
 
 The table's columns, then ``_change_type``, ``_commit_version`` (the source's number of the commit: the first eight
 bytes of the position), ``_commit_timestamp`` and ``_unavailable``. A row of history is an insert with the position of
-its snapshot.
+its snapshot; one that tells a new column only is an update, of which the other columns are unavailable.
 """
 
 from __future__ import annotations
@@ -50,11 +50,13 @@ def history_rows(batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart) -> pa
     """Rows of history as change rows."""
     rows = batch.num_rows
     version = int.from_bytes(part.position[:8], "big", signed=True)
+    op = Op.INSERT if part.columns is None else Op.UPDATE_INSERT
+    others = None if part.columns is None else ",".join(name for name in own.names if name not in batch.schema.names)
     added = [
-        pa.repeat(pa.scalar(Op.INSERT.change_type), rows),
+        pa.repeat(pa.scalar(op.change_type), rows),
         pa.repeat(pa.scalar(version, pa.int64()), rows),
         pa.repeat(pa.scalar(part.commit_time_us, _TIME), rows),
-        pa.nulls(rows, pa.string()),
+        pa.repeat(pa.scalar(others or None, pa.string()), rows),
     ]
     return _with(conform(pa.Table.from_batches([batch]), own), added)
 

@@ -56,7 +56,8 @@ class DataFile:
         """As the log of a Delta table has them."""
         lows = {name: _json_value(value) for name, value in self.lows.items()}
         highs = {name: _json_value(value) for name, value in self.highs.items()}
-        return json.dumps({"numRecords": self.rows, "minValues": lows, "maxValues": highs, "nullCount": self.nulls})
+        told = {"numRecords": self.rows, "minValues": lows, "maxValues": highs, "nullCount": self.nulls}
+        return json.dumps(told, ensure_ascii=False)  # delta-rs reads escaped characters beyond U+FFFF as others
 
 
 class FileWriter:
@@ -82,6 +83,17 @@ class FileWriter:
         self._held_bytes += rows.nbytes
         if self._held_rows >= GROUP_ROWS or self._held_bytes >= GROUP_BYTES:
             self._flush()
+
+    def write_all(self, tables: Iterable[pa.Table]) -> list[DataFile]:
+        """The files with the rows of *tables*; what was written is removed if they fail."""
+        try:
+            for rows in tables:
+                if rows.num_rows:
+                    self.write(rows)
+            return self.close()
+        except BaseException:
+            self.abort()
+            raise
 
     def close(self) -> list[DataFile]:
         """The files, all of them durable."""
@@ -154,9 +166,7 @@ class _OpenFile:
 
 def write_files(storage: Storage, rows: pa.Table, target_bytes: int) -> list[DataFile]:
     """Files with *rows*."""
-    writer = FileWriter(storage, rows.schema, target_bytes)
-    writer.write(rows)
-    return writer.close()
+    return FileWriter(storage, rows.schema, target_bytes).write_all([rows])
 
 
 def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -24,14 +24,15 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile, FileWriter, read_rows
 from headwater.sinks.delta_log import DeltaLog, delta_library
-from headwater.sinks.errors import OtherAttempt, SinkBusy, SinkInputError
+from headwater.sinks.errors import SinkBusy, SinkInputError
 from headwater.sinks.fold import DELETED, fold, folded_schema
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import PART_BYTES, Part, Staging
+from headwater.sinks.staging import PART_BYTES, Part, Staging, stage_rows
 from headwater.sinks.storage import Storage, directory_of
 from headwater.sinks.table_schema import Evolution, evolve
 from headwater.sinks.types import cast, conform, sink_schema
@@ -79,12 +80,15 @@ class DeltaSink:
         """Mirror: the folded rows, as parts. Changes: files of the table."""
         own = sink_schema(table)
         if self.mode is Mode.CHANGES:
-            writer = self._writer(table, changes_schema(own))
-            files = _written(writer, (change_rows(batch, own) for batch in batches))
-            return _staged(table, token, False, files=files)
-        rows = fold(table, batches, truncated)
-        parts = [self._staging(table, token).put(token, conform(rows, folded_schema(own)))] if rows.num_rows else []
-        return _staged(table, token, False, parts=parts, truncated=truncated is not None)
+            after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
+            rows = (change_rows(rows_after(batch, after), own) for batch in batches)
+            files, parts = stage_rows(
+                self._writer(table, changes_schema(own)), self._staging(table, token), token, rows
+            )
+            return _staged(table, token, False, files=files, parts=parts, after=after)
+        folded = fold(table, batches, truncated)
+        parts = [self._staging(table, token).put(token, conform(folded, folded_schema(own)))] if folded.num_rows else []
+        return _staged(table, token, False, parts=parts, truncated=truncated)
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
@@ -92,15 +96,17 @@ class DeltaSink:
         """New rows: files of the table. Rows that it may have: parts."""
         own = sink_schema(table)
         if self.mode is Mode.CHANGES:
-            writer = self._writer(table, changes_schema(own))
-            files = _written(writer, (history_rows(batch, own, part) for batch in batches))
-            return _staged(table, token, True, files=files)
+            rows = (history_rows(batch, own, part) for batch in batches)
+            files, parts = stage_rows(
+                self._writer(table, changes_schema(own)), self._staging(table, token), token, rows
+            )
+            return _staged(table, token, True, files=files, parts=parts)
         if part.columns is not None:
             others = [name for name in own.names if name not in {*part.columns, *table.key_columns}]
             parts = self._stage_parts(table, token, batches, ",".join(others) or None)
             return _staged(table, token, True, parts=parts, only_existing=True)
         apart = _Apart(table, part.changed)
-        files = _written(self._writer(table, own), (conform(rows, own) for rows in apart.others(batches)))
+        files = self._writer(table, own).write_all(conform(rows, own) for rows in apart.others(batches))
         parts = self._stage_parts(table, token, apart.taken, None)
         ranges = _replaced(table, part) if part.replaces else None
         return _staged(table, token, True, files=files, parts=parts, ranges=ranges, order=part.order)
@@ -122,7 +128,7 @@ class DeltaSink:
         apps = _Apps(table, token.query, token.backfill)
         for _ in range(COMMIT_ATTEMPTS):
             has = apps.committed(log)
-            batch = _Batch.left_of(staged, token, has)
+            batch = Batch.left_of(staged, token, has)
             if batch is None:
                 return False
             evolution = evolve(table.full_name, log.schema(), wanted)
@@ -148,7 +154,7 @@ class DeltaSink:
         return log.vacuum(retention_hours, all_files=True) if log.open() else []
 
     def _commit(
-        self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: _Batch, evolution: Evolution
+        self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
         files = log.files(table.key_columns)
         transactions = apps.of(token, batch)
@@ -165,6 +171,8 @@ class DeltaSink:
                 waste = self._apply(rewrite, table, token, batch, overlaps=overlaps)
             else:
                 rewrite.append(file for one in batch.all for file in one.detail["files"])
+                for rows in self._staging(table, token).gather(_parts(batch.all)):
+                    rewrite.insert(rows)
         except BaseException:
             rewrite.discard()
             raise
@@ -178,7 +186,7 @@ class DeltaSink:
         return True
 
     def _apply(
-        self, rewrite: Rewrite, table: SourceTable, token: Token, batch: _Batch, *, overlaps: bool
+        self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool
     ) -> list[DataFile]:
         """Changes, then history; the files that are not needed afterwards."""
         staging = self._staging(table, token)
@@ -259,49 +267,9 @@ class _Apps:
         found = [log.transaction(app) or 0 for app in (self.changes, self.history, self.attempt)]
         return Committed(*found)
 
-    def of(self, token: Token, batch: _Batch) -> dict[str, int]:
+    def of(self, token: Token, batch: Batch) -> dict[str, int]:
         made = {self.changes: token.epoch} if batch.has_changes else {}
         return {**made, self.history: token.plan, self.attempt: token.attempt} if batch.history else made
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What of a batch the table does not have."""
-
-    changes: tuple[Staged, ...]
-    history: tuple[Staged, ...]
-
-    @classmethod
-    def left_of(cls, staged: Sequence[Staged], token: Token, has: Committed) -> _Batch | None:
-        """``None``: it has all of it. :raises OtherAttempt: its history is of another attempt."""
-        history = tuple(one for one in staged if one.is_snapshot)
-        changes = tuple(one for one in staged if not one.is_snapshot)
-        if history and has.plan == token.plan and has.attempt != token.attempt:
-            raise OtherAttempt(
-                f"Plan {token.plan} was committed by attempt {has.attempt}; this is attempt {token.attempt}.",
-                next_step="Start the query again: it goes on from what the sink has.",
-            )
-        if has.plan >= token.plan:
-            history = ()
-        if has.epoch >= token.epoch:
-            changes = ()
-        return cls(changes, history) if changes or history else None
-
-    @property
-    def all(self) -> tuple[Staged, ...]:
-        return (*self.changes, *self.history)
-
-    @property
-    def is_truncated(self) -> bool:
-        return any(one.truncated for one in self.changes)
-
-    @property
-    def has_changes(self) -> bool:
-        return self.is_truncated or any(one.rows for one in self.changes)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.history and not self.has_changes
 
 
 class _Apart:
@@ -328,17 +296,6 @@ class _Apart:
             yield pa.Table.from_batches([batch])
 
 
-def _written(writer: FileWriter, tables: Iterator[pa.Table]) -> list[DataFile]:
-    try:
-        for rows in tables:
-            if rows.num_rows:
-                writer.write(rows)
-        return writer.close()
-    except BaseException:
-        writer.abort()
-        raise
-
-
 def _staged(
     table: SourceTable,
     token: Token,
@@ -346,12 +303,13 @@ def _staged(
     *,
     files: Sequence[DataFile] = (),
     parts: Sequence[Part] = (),
-    truncated: bool = False,
+    truncated: tuple[int, int] | None = None,
+    after: int | None = None,
     ranges: tuple[KeyRange, ...] | None = None,
     order: KeyOrder | None = None,
     only_existing: bool = False,
 ) -> Staged:
-    detail = {"files": list(files), "parts": list(parts), "ranges": ranges, "order": order}
+    detail = {"files": list(files), "parts": list(parts), "ranges": ranges, "order": order, "truncated": truncated}
     staged: list[DataFile | Part] = [*files, *parts]
     return Staged(
         table,
@@ -359,8 +317,8 @@ def _staged(
         is_snapshot,
         rows=sum(one.rows for one in staged),
         size=sum(one.size for one in staged),
-        truncated=truncated,
-        detail={**detail, "only_existing": only_existing},
+        truncated=truncated is not None,
+        detail={**detail, "only_existing": only_existing, "after": token.epoch if after is None else after},
     )
 
 

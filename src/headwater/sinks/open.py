@@ -7,9 +7,10 @@ from typing import Any
 
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkInputError
+from headwater.sinks.parquet import ParquetSink
 from headwater.sinks.sink import Mode, Sink
 
-_KINDS: Mapping[str, Callable[..., Sink]] = {"delta": DeltaSink}
+_KINDS: Mapping[str, Callable[..., Sink]] = {"delta": DeltaSink, "parquet": ParquetSink}
 
 
 def open_sink(kind: str, **options: Any) -> Sink:

@@ -72,6 +72,10 @@ class Rewrite:
         """Rows that are new, in files that are there."""
         self._files.update((file.path, file) for file in files)
 
+    def insert(self, rows: pa.Table) -> None:
+        """Rows that are new."""
+        self._bring(conform(rows, self._schema))
+
     def upsert(self, part: pa.Table, *, only_existing: bool = False) -> None:
         """Apply folded rows: one per key, as :func:`headwater.sinks.fold.fold` makes them.
 

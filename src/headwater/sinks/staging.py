@@ -10,12 +10,14 @@ import re
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 from urllib.parse import quote
 
 import pyarrow as pa
 
 from headwater import failpoints
+from headwater.sinks.data_files import DataFile, FileWriter
 from headwater.sinks.sink import Token
 from headwater.sinks.storage import Storage
 
@@ -89,6 +91,21 @@ class Staging:
             found = _NAME.fullmatch(info.base_name)
             if found and int(found[1]) <= token.epoch and int(found[2]) <= token.plan:
                 self._storage.remove(info.path)
+
+
+def stage_rows(
+    writer: FileWriter, staging: Staging, token: Token, tables: Iterator[pa.Table]
+) -> tuple[list[DataFile], list[Part]]:
+    """Files with the rows of *tables*; if they are few a part that travels inside."""
+    held: list[pa.Table] = []
+    size = 0
+    for rows in tables:
+        if rows.num_rows:
+            held.append(rows)
+            size += rows.nbytes
+        if size > INLINE_BYTES:
+            return writer.write_all(chain(held, tables)), []
+    return [], [staging.put(token, pa.concat_tables(held))] if held else []
 
 
 def _write(stream: object, rows: pa.Table, compression: str | None) -> None:
