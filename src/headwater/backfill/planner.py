@@ -20,7 +20,7 @@ from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, Final
 
-from headwater.backfill.cdc.executor import HandedOut, Phase
+from headwater.backfill.cdc.executor import HandedOut
 from headwater.backfill.control import QueryRequests
 from headwater.backfill.errors import QueryStateLost
 from headwater.backfill.log_ranges import LogRanges, TableChanges
@@ -28,7 +28,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, PlanRecord, QueryState, history_position
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
-from headwater.backfill.units import DROP_ALL, LogUnit, SplitUnit, Unit, covered
+from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
 from headwater.errors import HeadwaterError, TransientError
 from headwater.sinks.sink import Committed
 from headwater.sources.offset import CdcOffset
@@ -39,8 +39,6 @@ from headwater.state import open_reader
 from headwater.state.beside import open_beside_writer
 from headwater.stream import DEFAULT_VNODE_COUNT, Barrier, BarrierKind, Epoch, EpochPair
 
-_FIRST_ROWS: Final = 200_000
-_LEAST_ROWS: Final = 10_000
 _SMALL_ROWS: Final = 20_000
 """Changes of a table up to this many are read by one task."""
 _LOOK_SECONDS: Final = 0.05
@@ -107,7 +105,7 @@ class QueryPlanner:
 
     def is_history_done(self) -> bool:
         """Whether the history of all tables is read, and their logs have passed it."""
-        return all(table.executor is None or table.executor.phase is Phase.DONE for table in self._tables.values())
+        return all(table.is_done for table in self._tables.values())
 
     # -- offsets ---------------------------------------------------------------------------------------------------
 
@@ -159,26 +157,24 @@ class QueryPlanner:
                 "the state beside the store was lost or replaced.",
                 next_step="Restore it, or begin anew with an empty checkpoint and an empty sink.",
             )
-        if start.plan < plan.number:
-            self._roll_back(start.plan)
-        elif self._retaken:
+        self._roll_back(start)
+        if self._retaken:
             self._check_attempt()
         self._let_go()
         self._recovering = False
-        for table in self._tables.values():
-            table.delivered(start.epoch)
         if self._end is not None and self._end[0] == start.epoch:
             for table in self._tables.values():
-                table.settle(self._end[1])
+                table.settle(self._end[1], start.epoch)
         self._at = start
         self._commit(start)
 
-    def _roll_back(self, plan: int) -> None:
-        """The newest plan's offset was never kept: nobody reads its rows."""
+    def _roll_back(self, start: QueryOffset) -> None:
+        """A plan after *start* was never kept: nobody reads its rows."""
         for table in self._tables.values():
-            table.roll_back(plan)
-        self._state.plan = PlanRecord(number=plan)
-        self._state.put_plan()
+            table.roll_back(start.plan, start.epoch)
+        if start.plan < self._state.plan.number:
+            self._state.plan = PlanRecord(number=start.plan)
+            self._state.put_plan()
         self._save()
 
     def _check_attempt(self) -> None:
@@ -210,12 +206,12 @@ class QueryPlanner:
             end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
             for name, changes in found.items():
-                self._tables[name].see(changes)
+                self._tables[name].see(changes, ranges.captured[name].since)
             if end == ranges.newest and ranges.record is not None:
                 self._end = (end, ranges.record.offset)
                 for name, changes in found.items():
                     if not changes:
-                        self._tables[name].settle(ranges.record.offset)
+                        self._tables[name].settle(ranges.record.offset, end)
             planned = self._plan(ranges, start, end, found)
         if planned:
             self._save()
@@ -283,10 +279,9 @@ class QueryPlanner:
         return made
 
     def _budget(self) -> int:
-        """Rows that are read in about one interval, as the last plan went."""
-        if self._rate is None:
-            return _FIRST_ROWS
-        return max(_LEAST_ROWS, int(self._rate * self._options.interval_seconds))
+        """Rows that are read in about one interval, as the last plans went; a split for each task at least."""
+        least = self._options.parallelism * self._options.split_rows
+        return least if self._rate is None else max(least, int(self._rate * self._options.interval_seconds))
 
     def _keep(
         self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
@@ -349,9 +344,7 @@ class QueryPlanner:
     def _log_units(
         self, table: QueryTable, changes: TableChanges, start: QueryOffset, end: QueryOffset
     ) -> list[LogUnit]:
-        kept = table.filter()
-        if kept is not None and changes.truncated is not None:
-            kept = DROP_ALL  # its history begins anew after this batch
+        kept = table.filter(end.plan)
         parts = self._options.parallelism if changes.rows > _SMALL_ROWS else 1
         count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
         cuts = [count * part // parts for part in range(parts + 1)]

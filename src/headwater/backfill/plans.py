@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headwater import failpoints
+from headwater.backfill.cdc.state import BackfillTables
 from headwater.sources.offset import CdcOffset
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
 from headwater.stream import EpochClock
@@ -58,13 +59,13 @@ class TableRecord:
     :ivar last_position: of its newest change that was planned to be delivered.
     :ivar unseen: positions of changes that were dropped, and that no snapshot has shown yet.
     :ivar heap_since: with heap splits: the epoch of the first hand-out.
-    :ivar restarted: up to this epoch a TRUNCATE has begun its backfill anew.
+    :ivar since: where its log began when it was planned last: when that moves, the log has a gap.
     """
 
     last_position: str | None = None
     unseen: list[str] = field(default_factory=list)
     heap_since: int | None = None
-    restarted: int = 0
+    since: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in TableRecord.__slots__}
@@ -81,6 +82,7 @@ class QueryState:
             self.catalog = Catalog.load(view)
             self._query: StateTable = self.catalog.open_or_create(QUERY, self.batch)
             self._tables: StateTable = self.catalog.open_or_create(QUERY_TABLES, self.batch)
+            self.backfills = BackfillTables(self.catalog, self.batch)
             found = {key[0]: values[0] for key, values in self._query.scan(view, 0)}
             self.tables = {key[0]: TableRecord(**values[0]) for key, values in self._tables.scan(view, 0)}
         self.plan = PlanRecord(**found.get(_PLAN, {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -9,10 +10,11 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from headwater.backfill.cdc.executor import BackfillExecutor, HandedOut, Phase, Renewal, open_executor
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
+from headwater.backfill.cdc.open import open_backfill
 from headwater.backfill.log_ranges import TableChanges
 from headwater.backfill.plans import QueryState, TableRecord
-from headwater.backfill.query import QueryOptions
+from headwater.backfill.query import SINGLE, QueryOptions
 from headwater.backfill.units import ChangeFilter
 from headwater.log_store import LogConsumer
 from headwater.sources.offset import CdcOffset
@@ -31,10 +33,7 @@ class QueryTable:
         self.table = table
         self.consumer = consumer
         self.waiting: str | None = None
-        self._truncated: int | None = None
-        self.executor: BackfillExecutor | None = None
-        if options.history:
-            self.executor = open_executor(options, state, table)
+        self.executor = self._backfill() if options.history else None
 
     @classmethod
     def open(cls, options: QueryOptions, state: QueryState, table: SourceTable, takeover: bool) -> QueryTable:
@@ -45,6 +44,25 @@ class QueryTable:
         except BaseException:
             consumer.close()
             raise
+
+    def _backfill(self) -> BackfillExecutor:
+        options = self._options
+        kind = options.split_kind
+        if kind is None and (not options.keyed or options.backfill == SINGLE):
+            kind = SplitKind.KEY
+        with self._state.store.snapshot() as view:
+            return open_backfill(
+                self.table,
+                self._state.backfills,
+                view,
+                BackfillOptions(
+                    version=1 if options.backfill == SINGLE else 2,
+                    split_rows=options.split_rows,
+                    kind=kind,
+                    rows_per_second=options.rows_per_second,
+                    burst_seconds=options.interval_seconds,
+                ),
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -66,6 +84,11 @@ class QueryTable:
     def is_reading(self) -> bool:
         """Whether history is left to be handed out."""
         return self.executor is not None and self.executor.phase in (Phase.WAITING, Phase.READING)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its history is read, and the log has passed it."""
+        return self.executor is None or self.executor.phase is Phase.DONE
 
     @property
     def kind(self) -> SplitKind:
@@ -92,11 +115,20 @@ class QueryTable:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def see(self, changes: TableChanges) -> None:
-        """The next batch has *changes*."""
+    def see(self, changes: TableChanges, since: CdcOffset) -> None:
+        """The next batch has *changes*, of a log that begins at *since*.
+
+        Where that has moved, the table was captured anew after a gap: its history is read once more.
+        """
         self.table = changes.table
-        if changes.truncated is not None:
-            self._truncated = changes.truncated[0]
+        if self.executor is not None and changes.truncated is not None:
+            self.executor.truncate(changes.truncated[0])
+        began = since.to_json()
+        if began != self.record.since:
+            if self.record.since is not None and self._options.history:
+                self.renew(Renewal(began))
+            self.record.since = began
+            self._state.put_table(self.name)
 
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""
@@ -116,16 +148,6 @@ class QueryTable:
         if found:
             self.waiting = "the log has a commit that the source does not show yet (synchronous replication)"
 
-    def delivered(self, epoch: int) -> None:
-        """The changes up to *epoch* are delivered; a TRUNCATE among them begins the history anew."""
-        if self._truncated is not None and self._truncated <= epoch:
-            if self.executor is not None and self.executor.phase is not Phase.DONE:
-                self.executor.restart()
-                self.record.heap_since = None
-                self.record.restarted = self._truncated
-                self._state.put_table(self.name)
-            self._truncated = None
-
     def commit(self, epoch: int) -> None:
         """The log may forget what was delivered and is needed no more."""
         keep = epoch
@@ -141,7 +163,7 @@ class QueryTable:
             self.executor.on_barrier(barrier)
 
     def wants(self) -> int:
-        return 0 if self.executor is None else self.executor.wants()
+        return 0 if self.executor is None else self.executor.wants(time.monotonic())
 
     def hand_out(self, plan: int, snapshot: ExportedSnapshot, budget: int, upto: int) -> list[HandedOut] | None:
         """Ranges for *plan*; ``None`` when nothing has changed."""
@@ -166,28 +188,28 @@ class QueryTable:
         if self.executor is not None:
             self.executor.retake(plan, mark, exact=exact)
 
-    def roll_back(self, plan: int) -> None:
+    def roll_back(self, plan: int, epoch: int) -> None:
         if self.executor is not None:
-            self.executor.roll_back(plan)
+            self.executor.roll_back(plan, epoch)
             if self.kind is SplitKind.HEAP and self.executor.phase is Phase.WAITING:
                 self.record.heap_since = None
                 self._state.put_table(self.name)
 
-    def settle(self, position: CdcOffset) -> None:
-        if self.executor is not None and self.executor.phase is not Phase.DONE:
-            self.executor.settle(position)
-            if self.executor.phase is Phase.DONE and self.record.heap_since is not None:
-                self.record.heap_since = None
-                self._state.put_table(self.name)
+    def settle(self, position: CdcOffset, epoch: int) -> None:
+        if self.executor is not None:
+            self.executor.settle(position, epoch)
+        if self.record.heap_since is not None and self.is_done:
+            self.record.heap_since = None
+            self._state.put_table(self.name)
 
     def renew(self, renewal: Renewal) -> None:
         """Read the history, or a part of it, once more."""
         if self.executor is None:
-            self.executor = open_executor(self._options, self._state, self.table)
+            self.executor = self._backfill()
         self.executor.renew(renewal)
 
-    def filter(self) -> ChangeFilter | None:
-        return None if self.executor is None else self.executor.filter()
+    def filter(self, plan: int) -> ChangeFilter | None:
+        return None if self.executor is None else self.executor.filter(plan)
 
     def save(self) -> None:
         if self.executor is not None:
@@ -211,9 +233,8 @@ class QueryTable:
         """What a person wants to know of it."""
         told: dict[str, Any] = {"phase": Phase.DONE.value}
         if self.executor is not None:
-            told = self.executor.progress().to_json()
-        waiting = self.waiting if self.is_reading else None
-        return told | {"waiting": waiting, "delivered": int(self.consumer.delivered())}
+            told = self.executor.progress((self.waiting or "") if self.is_reading else "").to_json()
+        return told | {"delivered": int(self.consumer.delivered())}
 
 
 def _greatest(positions: pa.ChunkedArray) -> str:

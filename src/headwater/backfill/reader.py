@@ -51,7 +51,7 @@ def read_changes(
         for stored in log.read_range(unit.after, unit.upto, wanted):
             batch = conform(stored, table)
             if unit.filter is not None and order is not None:
-                batch = apply_filter(batch, unit.filter, order, table.key_columns)
+                batch = apply_filter(batch, unit.filter, order, table.key_columns, unit.truncated)
             if batch.num_rows:
                 yield batch if columns is None else batch.select([*columns, *LOG_COLUMNS])
 

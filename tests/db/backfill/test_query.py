@@ -1,0 +1,173 @@
+"""The history and the changes of real tables, planned and read as Spark would."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.db.backfill.delivering import Delivering
+from tests.db.capture.running import running
+from tests.servers.postgres import Database
+
+pytestmark = pytest.mark.db
+
+TABLE = "public.orders"
+
+
+def _create(database: Database, rows: int = 5000) -> None:
+    database.execute("CREATE TABLE orders (id bigint PRIMARY KEY, state text, total numeric(10,2), note text)")
+    database.execute(f"INSERT INTO orders SELECT n * 3, 'new', n, repeat('x', 20) FROM generate_series(1, {rows}) n")
+
+
+@contextmanager
+def _writer(database: Database) -> Iterator[None]:
+    """Somebody who writes all the time: new rows, updates, deletes, other keys."""
+    stop = threading.Event()
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            at = number * 37 % 15000
+            database.execute(
+                f"""
+                INSERT INTO orders VALUES ({at * 3 + 1}, 'live', {number}, 'a')
+                    ON CONFLICT (id) DO UPDATE SET total = {number};
+                UPDATE orders SET state = 'paid', total = {number} WHERE id BETWEEN {at} AND {at + 20};
+                DELETE FROM orders WHERE id = {at + 3};
+                UPDATE orders SET id = id + 100000 WHERE id = {at + 30} AND NOT EXISTS
+                    (SELECT FROM orders o WHERE o.id = {at + 100030});
+                """
+            )
+            stop.wait(0.002)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+
+
+def test_history_and_live_changes_come_to_the_source(postgres: Database, tmp_path: Path) -> None:
+    _create(postgres)
+    with running(postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=300, interval_seconds=0.05)
+        with _writer(postgres):
+            query.run_until(query.planner.is_history_done)
+        query.finish()
+        query.assert_equal()
+        assert query.batches > 3
+        assert max(query.sink.history[TABLE].values()) == 1
+        query.close()
+
+
+def test_one_reader_pages_by_key(newest_postgres: Database, tmp_path: Path) -> None:
+    _create(newest_postgres, 2000)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, backfill="single", split_rows=100, interval_seconds=0.05)
+        with _writer(newest_postgres):
+            query.run_until(query.planner.is_history_done)
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+class _Crash(Exception):
+    pass
+
+
+def _deliver(query: Delivering, between: Callable[[str], None]) -> None:
+    while True:
+        query.batch(timeout=0.2, between=between)
+
+
+@pytest.mark.parametrize("known_sink", [True, False], ids=["sink tells", "sink unknown"])
+@pytest.mark.parametrize("step", ["planned", "logged", "units", "read", "committed"])
+def test_a_crash_at_each_step_loses_and_doubles_nothing(
+    step: str, known_sink: bool, newest_postgres: Database, tmp_path: Path
+) -> None:
+    _create(newest_postgres, 3000)
+
+    def crash(at: str) -> None:
+        if at == step:
+            raise _Crash
+
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, known_sink=known_sink, split_rows=50, interval_seconds=0.001)
+        with _writer(newest_postgres):
+            for number in range(30):
+                if number % 3 == 2:
+                    with pytest.raises(_Crash):
+                        _deliver(query, crash)
+                    query.crash()
+                else:
+                    query.batch(timeout=0.2)
+                if query.planner.is_history_done():
+                    break
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_a_truncate_in_the_middle_begins_anew(newest_postgres: Database, tmp_path: Path) -> None:
+    """M32."""
+    _create(newest_postgres, 3000)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=200, interval_seconds=0.01)
+        for _ in range(3):
+            query.batch()
+        assert not query.planner.is_history_done()
+        newest_postgres.execute(
+            "TRUNCATE orders; INSERT INTO orders SELECT n, 'after', n, '' FROM generate_series(1, 500) n"
+        )
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_an_empty_table_and_an_idle_one_are_done(newest_postgres: Database, tmp_path: Path) -> None:
+    """M20."""
+    newest_postgres.execute("CREATE TABLE orders (id bigint PRIMARY KEY)")
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE)
+        query.run_until(query.planner.is_history_done)
+        newest_postgres.execute("INSERT INTO orders VALUES (1)")
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_a_transaction_that_was_open_at_the_snapshot_is_delivered(newest_postgres: Database, tmp_path: Path) -> None:
+    """M15: written before the snapshot, committed after it."""
+    _create(newest_postgres, 1000)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        with newest_postgres.connect() as open_one:
+            open_one.execute("UPDATE orders SET state = 'late' WHERE id <= 300")
+            query = Delivering(capture, TABLE, split_rows=100)
+            while query.planner.has_history:
+                query.batch()
+            open_one.commit()
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_tables_of_one_source_share_a_query(newest_postgres: Database, tmp_path: Path) -> None:
+    """M33."""
+    _create(newest_postgres, 2000)
+    newest_postgres.execute(
+        "CREATE TABLE small (a int, b text, v int, PRIMARY KEY (a, b));"
+        "INSERT INTO small SELECT n % 3, n::text, n FROM generate_series(1, 300) n"
+    )
+    with running(newest_postgres, tmp_path, TABLE, "public.small") as capture:
+        query = Delivering(capture, TABLE, "public.small", split_rows=100, interval_seconds=0.05)
+        with _writer(newest_postgres):
+            query.run_until(query.planner.is_history_done)
+        query.finish()
+        query.assert_equal()
+        query.close()
