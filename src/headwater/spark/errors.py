@@ -27,3 +27,7 @@ class NoCapture(SparkError, NotFoundError):
 
 class TableChanged(SparkError, ConflictError):
     """The table was truncated, or its columns changed, in a way that a person decides about."""
+
+
+class StreamRuns(SparkError, ConflictError):
+    """Another stream of the same name runs."""

@@ -1,0 +1,119 @@
+"""A table as a batch: as it is in the database right now, or its changes in a range of epochs from the log.
+
+All tasks of one read see one snapshot of the database, whenever they run (:mod:`headwater.spark.snapshot_process`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceReader, InputPartition
+
+from headwater.backfill.log_ranges import LogRanges
+from headwater.backfill.reader import read_changes
+from headwater.backfill.units import LogUnit
+from headwater.log_store import LogView
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import KeyRange
+from headwater.spark.columns import Columns
+from headwater.spark.errors import NoCapture
+from headwater.spark.options import STOP, SourceOptions
+from headwater.spark.rows import Rows
+from headwater.spark.session import hot
+from headwater.spark.snapshot_process import KeptSnapshot, keep_snapshot, marked
+from headwater.spark.stream_reader import UnitPartition, truncated
+from headwater.spark.tables import logged_table, source_table
+from headwater.spark.types import rebatched
+from headwater.state import open_reader
+
+_SMALL_ROWS: Final = 20_000
+"""Changes up to this many are read by one task."""
+
+
+def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceReader:
+    """The reader for what the options ask for."""
+    return ChangesReader(options, schema) if options.reads_changes else TableReader(options, schema)
+
+
+class SplitPartition(InputPartition):
+    """One split of a table, read in a snapshot that is kept elsewhere."""
+
+    def __init__(self, number: int, part: KeyRange, kept: KeptSnapshot, places: tuple[str | None, ...]) -> None:
+        self.number, self.part, self.kept, self.places = number, part, kept, places
+
+
+class TableReader(DataSourceReader):
+    """The rows of a table as they are when the read is planned."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        table = source_table(self._options)
+        columns = Columns.of(self._schema, table, self._options.columns)
+        kept = keep_snapshot(self._options, table)
+        places = columns.places(kept.table, stops=self._options.on_schema_change == STOP)
+        splits = sorted((split for split in kept.plan.splits if not split.empty), key=lambda split: -split.rows)
+        return [SplitPartition(number, split.range, kept, places) for number, split in enumerate(splits)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        hot()
+        if not isinstance(partition, SplitPartition):
+            return iter(())  # Spark's own, for a table without rows
+        return rebatched(marked(partition.kept.folder, partition.number, self._rows_of(partition)))
+
+    def _rows_of(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
+        kept, rows = partition.kept, Rows(self._schema, partition.places)
+        needed = rows.needed or list(kept.table.key_columns)
+        source = open_snapshots(self._options.source)
+        for batch in source.read(kept.table, kept.plan.kind, partition.part, kept.name, columns=needed):
+            yield rows.of_history(batch, kept.position, kept.time_us)
+
+
+class ChangesReader(DataSourceReader):
+    """The changes of the epochs in ``(startEpoch, endEpoch]``, from the log."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        self._options = options
+        self._schema = schema
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """:raises EpochGone: the log no longer holds a part of it. :raises InvalidOffset: it is not sealed yet."""
+        options = self._options
+        newest = logged_table(options)
+        if newest is None:
+            raise NoCapture(
+                f"Table {options.table} has no log in {options.store}: there are no changes to read.",
+                next_step=f"Run: headwater capture … --store {options.store} --table {options.table}",
+            )
+        columns = Columns.of(self._schema, newest, options.columns)
+        name = newest.full_name
+        with open_reader(options.store) as reader, reader.snapshot() as view:
+            log = LogView.open(view, name)
+            after = log.bounds().gone if options.start_epoch is None else options.start_epoch
+            upto = int(log.sealed) if options.end_epoch is None else options.end_epoch
+            log.check_range(after, upto)
+            changes = LogRanges(view, [name]).changes(name, after, upto)
+            vnodes = log.log.vnode_count
+        places = columns.places(changes.table, stops=options.on_schema_change == STOP)
+        parts = options.parallelism if changes.rows > _SMALL_ROWS else 1
+        cuts = [vnodes * part // parts for part in range(parts + 1)]
+        units = [
+            LogUnit(changes.table, after, upto, low, high, 0, None, changes.truncated) for low, high in pairwise(cuts)
+        ]
+        if changes.truncated is not None and options.on_truncate == STOP:
+            raise truncated(units[0])
+        return [UnitPartition(options.for_query(name), unit, places) for unit in units]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        hot()
+        assert isinstance(partition, UnitPartition)
+        assert isinstance(partition.unit, LogUnit)
+        rows = Rows(self._schema, partition.places)
+        changes = read_changes(partition.query, partition.unit, rows.needed)
+        return rebatched(rows.of_changes(batch, preimages=self._options.preimages) for batch in changes)

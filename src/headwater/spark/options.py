@@ -1,0 +1,245 @@
+"""The options of the data source ``headwater``, as Spark gives them: texts under names in any case.
+
+====================  ==========================================================================================
+option                meaning
+====================  ==========================================================================================
+``source``            connection string of the database; by default that of ``HEADWATER_SOURCE`` in the environment
+``table``             the table
+``store``             where its changes are kept; by default a directory for this database in the user's data directory
+``query``             name of the stream: what it has read is kept under it; by default made of the table's name
+``columns``           only these, by commas, in this order; ``*`` stands for all columns of the table
+``history``           ``true``: first the rows that are there (as inserts), then changes. ``false``: changes only
+``backfill``          ``parallel``: splits of the history side by side. ``single``: one page after the other
+``splitRows``         about how many rows a split has
+``rowsPerSecond``     the most history to read per second
+``parallelism``       how many tasks run side by side; by default as many as this machine has processors
+``maxRows``           about how many changes a batch has; whole epochs, one at least
+``maxEpochs``         … and epochs
+``startEpoch``        batch: the changes after this epoch, up to ``endEpoch``, instead of the table as it is
+``endEpoch``          batch: by default the newest
+``asOfEpoch``         refused: needs a versioned table
+``preimages``         ``false``: leave out the old rows of updates
+``onTruncate``        ``stop`` when the table is truncated, or ``ignore`` it
+``onSchemaChange``    ``stop`` when columns come, go or change, or ``ignore`` it and go on with those that are known
+``capture``           ``auto``: follow the database if nobody else does. ``none``: somebody must
+``slot``              the replication slot of such a capture. ``publication``: its publication
+``takeover``          ``true``: end another stream of the same name
+``pushdown``          batch: let Spark's filters run in the database
+``snapshotSeconds``   batch: how long the snapshot is kept when no task on the driver's machine reads in it
+====================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from headwater.backfill.query import PARALLEL, SINGLE, QueryOptions
+from headwater.sources.open import open_source
+from headwater.spark.directories import data_directory
+from headwater.spark.errors import InvalidOption
+
+SOURCE_VARIABLE: Final = "HEADWATER_SOURCE"
+ALL_COLUMNS: Final = "*"
+STOP, IGNORE = "stop", "ignore"
+AUTO, NONE = "auto", "none"
+
+NAMES: Final = (
+    "source",
+    "table",
+    "store",
+    "query",
+    "columns",
+    "history",
+    "backfill",
+    "splitRows",
+    "rowsPerSecond",
+    "parallelism",
+    "maxRows",
+    "maxEpochs",
+    "startEpoch",
+    "endEpoch",
+    "asOfEpoch",
+    "preimages",
+    "onTruncate",
+    "onSchemaChange",
+    "capture",
+    "slot",
+    "publication",
+    "takeover",
+    "pushdown",
+    "snapshotSeconds",
+)
+_NAMES: Final = {name.lower(): name for name in NAMES}
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """The options, read and checked. They travel to tasks.
+
+    :ivar source: never shown.
+    :ivar query: ``None``: made of the table's name.
+    :ivar columns: ``None``: all, and those that we add; see :data:`ALL_COLUMNS`.
+    """
+
+    source: str = field(repr=False)
+    table: str
+    store: str
+    query: str | None = None
+    columns: tuple[str, ...] | None = None
+    history: bool = True
+    backfill: str = PARALLEL
+    split_rows: int = 100_000
+    rows_per_second: int | None = None
+    parallelism: int = 2
+    max_rows: int | None = None
+    max_epochs: int | None = None
+    start_epoch: int | None = None
+    end_epoch: int | None = None
+    preimages: bool = True
+    on_truncate: str = STOP
+    on_schema_change: str = STOP
+    capture: str = AUTO
+    slot: str = "headwater"
+    publication: str = "headwater"
+    takeover: bool = False
+    pushdown: bool = False
+    snapshot_seconds: int = 600
+
+    @classmethod
+    def parse(cls, given: Mapping[str, str]) -> SourceOptions:
+        """:raises InvalidOption: an option that there is not, a value that it cannot have, or one that is missing."""
+        return _Texts(given).options()
+
+    @property
+    def reads_changes(self) -> bool:
+        """Of a batch: the changes of a range of epochs, not the table as it is."""
+        return self.start_epoch is not None or self.end_epoch is not None
+
+    def for_query(self, table: str) -> QueryOptions:
+        """The query that reads *table*, by its full name."""
+        return QueryOptions(
+            store=self.store,
+            source=self.source,
+            query=self.query or f"spark {table}",
+            tables=(table,),
+            history=self.history,
+            backfill=self.backfill,
+            split_rows=self.split_rows,
+            rows_per_second=self.rows_per_second,
+            parallelism=self.parallelism,
+            max_rows=self.max_rows,
+            max_epochs=self.max_epochs,
+        )
+
+
+class _Texts:
+    """Reads the values of options, and says what is wrong with them."""
+
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._given: dict[str, str] = {}
+        for name, value in given.items():
+            if name.lower() not in _NAMES:
+                near = difflib.get_close_matches(name.lower(), _NAMES, 1, 0.0)
+                raise InvalidOption(
+                    f"There is no option {name!r}.",
+                    next_step=f"Did you mean {_NAMES[near[0]]!r}? Valid are {', '.join(NAMES)}.",
+                )
+            self._given[_NAMES[name.lower()]] = str(value).strip()
+
+    def options(self) -> SourceOptions:
+        if "asOfEpoch" in self._given:
+            raise InvalidOption(
+                "A table as of an epoch cannot be read yet: the log holds changes, not the rows before them.",
+                next_step="Read the changes with startEpoch and endEpoch, or the table as it is, without an epoch.",
+            )
+        source = self._given.get("source") or os.environ.get(SOURCE_VARIABLE, "")
+        if not source:
+            raise InvalidOption(
+                "No database was named.",
+                next_step=f"Set option 'source' or {SOURCE_VARIABLE} to postgresql://user@host:5432/database.",
+            )
+        table = self._given.get("table", "")
+        if not table:
+            raise InvalidOption("No table was named.", next_step="Set option 'table', for example to public.orders.")
+        made = SourceOptions(
+            source=source,
+            table=table,
+            store=_absolute(self._given.get("store", "")) or default_store(source),
+            query=self._given.get("query") or None,
+            columns=self._columns(),
+            history=self._flag("history", True),
+            backfill=self._word("backfill", PARALLEL, SINGLE),
+            split_rows=self._number("splitRows", 1) or 100_000,
+            rows_per_second=self._number("rowsPerSecond", 0),
+            parallelism=self._number("parallelism", 1) or os.cpu_count() or 2,
+            max_rows=self._number("maxRows", 1),
+            max_epochs=self._number("maxEpochs", 1),
+            start_epoch=self._number("startEpoch", 0),
+            end_epoch=self._number("endEpoch", 0),
+            preimages=self._flag("preimages", True),
+            on_truncate=self._word("onTruncate", STOP, IGNORE),
+            on_schema_change=self._word("onSchemaChange", STOP, IGNORE),
+            capture=self._word("capture", AUTO, NONE),
+            slot=self._given.get("slot") or "headwater",
+            publication=self._given.get("publication") or "headwater",
+            takeover=self._flag("takeover", False),
+            pushdown=self._flag("pushdown", False),
+            snapshot_seconds=self._number("snapshotSeconds", 1) or 600,
+        )
+        if made.end_epoch is not None and made.end_epoch < (made.start_epoch or 0):
+            raise InvalidOption(f"Received endEpoch={made.end_epoch}, which is before startEpoch={made.start_epoch}.")
+        return made
+
+    def _columns(self) -> tuple[str, ...] | None:
+        """Names by commas; one in double quotes may have commas, and two of them for each of its own."""
+        text = self._given.get("columns", "")
+        if not text:
+            return None
+        if not re.fullmatch(r'\s*("([^"]|"")+"|[^",]+)(,\s*("([^"]|"")+"\s*|[^",]+))*', text):
+            raise InvalidOption("Option 'columns' is no list of names by commas.", next_step="Write id, name.")
+        found = re.findall(r'\s*(?:"((?:[^"]|"")+)"\s*|([^",]+))(?:,|$)', text)
+        return tuple(quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in found)
+
+    def _flag(self, name: str, otherwise: bool) -> bool:
+        return self._word(name, *("true", "false") if otherwise else ("false", "true")) == "true"
+
+    def _word(self, name: str, *valid: str) -> str:
+        """The first of *valid* when nothing is given."""
+        value = self._given.get(name, valid[0]).lower()
+        if value not in valid:
+            raise InvalidOption(f"Received {name}={value!r}.", next_step=f"Valid are {' and '.join(valid)}.")
+        return value
+
+    def _number(self, name: str, least: int) -> int | None:
+        text = self._given.get(name)
+        if not text:
+            return None
+        if not text.isdecimal() or int(text) < least:
+            raise InvalidOption(f"Received {name}={text!r}.", next_step=f"Valid are whole numbers from {least}.")
+        return int(text)
+
+
+def default_store(source: str) -> str:
+    """The directory for the changes of one database: the same for every user and password.
+
+    :raises InvalidDsn: no database that can be captured.
+    """
+    opened = open_source(source, spill=Path())
+    try:
+        name = re.sub(r"//[^/@]*@", "//", opened.name)
+    finally:
+        opened.close()
+    readable = re.sub(r"[^A-Za-z0-9]+", "-", name.rpartition("/")[2])[:40].strip("-")
+    return str(data_directory() / "stores" / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}")
+
+
+def _absolute(location: str) -> str:
+    """A path that means the same in every process; a URL as it is."""
+    return location if not location or "://" in location else str(Path(location).expanduser().absolute())

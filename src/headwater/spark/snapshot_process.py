@@ -1,0 +1,132 @@
+"""The snapshot in which all tasks of a batch read: a process of its own keeps it open.
+
+The process in which Spark plans a read is gone a minute later, and nobody is told when the tasks are done. So this one
+looks at the marks that tasks leave in a folder: it ends when all parts were read, when none has been touched for long,
+or when Spark is gone. On another machine the marks are not seen; there the time that was given is what counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.errors import HeadwaterError
+from headwater.process import start_ticks
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import SplitPlan
+from headwater.sources.table import SourceTable
+from headwater.spark.child import Child, received, tell, tell_error
+from headwater.spark.errors import SparkError
+from headwater.spark.options import SourceOptions
+
+START_SECONDS: Final = 120.0
+_LOOK_SECONDS: Final = 1.0
+_GRACE_SECONDS: Final = 15.0
+"""After all parts were read: a task may be tried again."""
+_READ: Final = ".read"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptSnapshot:
+    """A snapshot that is kept open elsewhere.
+
+    :ivar table: as it is in the snapshot. :ivar position: of its rows. :ivar folder: for the marks of tasks.
+    """
+
+    name: str
+    table: SourceTable
+    plan: SplitPlan
+    position: bytes
+    time_us: int
+    folder: str
+
+
+def keep_snapshot(options: SourceOptions, table: SourceTable) -> KeptSnapshot:
+    """Export a snapshot of now, have it kept, and plan the splits of *table* in it.
+
+    :raises SparkError: it could not be had; the message is the source's.
+    """
+    folder = tempfile.mkdtemp(prefix="headwater-read-")
+    child = Child(
+        __name__,
+        {
+            "source": options.source,
+            "table": base64.b64encode(pickle.dumps(table)).decode(),
+            "split_rows": options.split_rows,
+            "seconds": options.snapshot_seconds,
+            "folder": folder,
+            "watched": os.getppid(),
+        },
+    )
+    told = child.line(START_SECONDS)
+    if told is None or "kept" not in told:
+        child.close()
+        shutil.rmtree(folder, ignore_errors=True)
+        told = told or {"error": "The snapshot could not be taken: its process ended without a word."}
+        raise SparkError(told["error"], next_step=told.get("next_step"))
+    child.leave()
+    kept = pickle.loads(base64.b64decode(told["kept"]))
+    assert isinstance(kept, KeptSnapshot)
+    return kept
+
+
+def marked(folder: str, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """*batches* of part *number*; that they are read is marked, where the folder can be seen."""
+    place = Path(folder)
+    if not place.is_dir():
+        yield from batches
+        return
+    for batch in batches:
+        _touch(place / str(number))
+        yield batch
+    _touch(place / f"{number}{_READ}")
+
+
+def _touch(path: Path) -> None:
+    try:
+        path.touch()
+    except OSError:
+        pass  # the snapshot has ended, and the folder with it
+
+
+def main() -> None:
+    """Keep a snapshot."""
+    told = received()
+    watched, ticks = told["watched"], start_ticks(told["watched"])
+    folder = Path(told["folder"])
+    try:
+        table = pickle.loads(base64.b64decode(told["table"]))
+        snapshot = open_snapshots(told["source"]).export()
+        try:
+            table = snapshot.table(table)
+            plan = snapshot.plan(table, split_rows=told["split_rows"])
+            position = snapshot.mark.low.position_after(None)
+            now_us = time.time_ns() // 1000
+            kept = KeptSnapshot(snapshot.name, table, plan, position, now_us, str(folder))
+            tell({"kept": base64.b64encode(pickle.dumps(kept)).decode()})
+            parts = sum(not split.empty for split in plan.splits)
+            while _is_needed(folder, parts, told["seconds"]) and start_ticks(watched) == ticks and snapshot.is_open():
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            snapshot.close()
+    except HeadwaterError as error:
+        tell_error(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_needed(folder: Path, parts: int, seconds: float) -> bool:
+    marks = [path.stat() for path in folder.iterdir()]
+    read = sum(1 for _ in folder.glob(f"*{_READ}"))
+    last = max((mark.st_mtime for mark in marks), default=folder.stat().st_mtime)
+    return time.time() - last < (_GRACE_SECONDS if read >= parts else seconds)

@@ -1,0 +1,176 @@
+"""The stream of a table: its history, then every change, whole commits in each batch.
+
+Spark plans in one process for as long as the query runs (:class:`HeadwaterStreamReader`, which holds the planner and,
+where nobody else does it, the capture) and reads in tasks, which get the reader as it was made and one unit each.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+from pyspark.sql import types as st
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.planner import QueryPlanner
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.reader import read_changes, read_history
+from headwater.backfill.units import LogUnit, Unit
+from headwater.spark.capture_process import CaptureKeeper
+from headwater.spark.columns import Columns
+from headwater.spark.errors import StreamRuns, TableChanged
+from headwater.spark.options import STOP, SourceOptions
+from headwater.spark.rows import Rows
+from headwater.spark.session import hot
+from headwater.spark.types import rebatched
+from headwater.state.errors import StoreOwned
+
+_POLL_SECONDS: Final = 1.0
+_OWNED_SECONDS: Final = 10.0
+_OWNED_LOOK_SECONDS: Final = 0.2
+
+
+class UnitPartition(InputPartition):
+    """One unit, and where its columns are."""
+
+    def __init__(self, query: QueryOptions, unit: Unit, places: tuple[str | None, ...]) -> None:
+        self.query, self.unit, self.places = query, unit, places
+
+    def __repr__(self) -> str:
+        return f"UnitPartition({type(self.unit).__name__} of {self.unit.table.full_name})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """What the planning process holds."""
+
+    capture: CaptureKeeper
+    query: QueryOptions
+    planner: QueryPlanner
+    columns: Columns
+
+    @classmethod
+    def open(cls, options: SourceOptions, schema: st.StructType) -> _Opened:
+        capture = CaptureKeeper(options)
+        try:
+            table = capture.ensure()
+            columns = Columns.of(schema, table, options.columns)
+            query = options.for_query(table.full_name)
+            return cls(capture, query, _planner(query, options.takeover), columns)
+        except BaseException:
+            capture.close()
+            raise
+
+    def close(self) -> None:
+        self.planner.close()
+        self.capture.close()
+
+
+def _planner(query: QueryOptions, takeover: bool) -> QueryPlanner:
+    """The planner; that of a query which was just stopped is waited for."""
+    end = time.monotonic() + _OWNED_SECONDS
+    while True:
+        try:
+            return QueryPlanner(query, takeover=takeover)
+        except StoreOwned as error:
+            if time.monotonic() >= end:
+                raise StreamRuns(
+                    f"Another stream of the name {query.query!r} is running: {error.message}",
+                    next_step="Stop it, give this one another name with option 'query', or set takeover=true.",
+                ) from None
+            time.sleep(_OWNED_LOOK_SECONDS)
+
+
+class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads one table as a stream."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        self._options = options
+        self._schema = schema
+        self._opened: _Opened | None = None
+        self._upto: int | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_opened": None}
+
+    @property
+    def _open(self) -> _Opened:
+        if self._opened is None:
+            self._opened = _Opened.open(self._options, self._schema)
+        return self._opened
+
+    def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return self._open.planner.initial().to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
+        """All history, and every change that is sealed by now."""
+        self._upto = self._open.planner.newest().epoch
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
+        """Waits a moment for something to do: asking is not free."""
+        hot()
+        opened, begin = self._open, QueryOffset.from_json(start)
+        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        while True:
+            opened.capture.watch()
+            patience = _POLL_SECONDS if self._upto is None or opened.planner.has_history else 0.0
+            end = opened.planner.advance(begin, timeout=patience, max_rows=rows, upto=self._upto)
+            if end != begin or self._upto is None or not opened.planner.has_history:
+                return end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
+        return self._open.planner.newest().to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """:raises TableChanged: the table was truncated or its columns changed, and the options say to stop."""
+        opened, options = self._open, self._options
+        units = opened.planner.units(QueryOffset.from_json(start), QueryOffset.from_json(end))
+        stops = options.on_schema_change == STOP
+        made = []
+        for unit in units:
+            if isinstance(unit, LogUnit) and unit.truncated is not None and options.on_truncate == STOP:
+                raise truncated(unit)
+            made.append(UnitPartition(opened.query, unit, opened.columns.places(unit.table, stops=stops)))
+        return made
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        hot()
+        assert isinstance(partition, UnitPartition)
+        rows = Rows(self._schema, partition.places)
+        return rebatched(_rows_of(partition, rows, self._options.preimages))
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing: what is delivered is known when the next batch is planned."""
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+def _rows_of(partition: UnitPartition, rows: Rows, preimages: bool) -> Iterator[pa.RecordBatch]:
+    unit, query = partition.unit, partition.query
+    if isinstance(unit, LogUnit):
+        for batch in read_changes(query, unit, rows.needed):
+            yield rows.of_changes(batch, preimages=preimages)
+    else:
+        needed = tuple(rows.needed) or unit.table.key_columns
+        for batch in read_history(query, replace(unit, columns=needed)):
+            yield rows.of_history(batch, unit.position, unit.commit_time_us)
+
+
+def truncated(unit: LogUnit) -> TableChanged:
+    """What is raised when a table was truncated, and the options say to stop."""
+    return TableChanged(
+        f"Table {unit.table.full_name} was truncated: all rows that came before are gone at the source.",
+        next_step="Empty what you made of them and start with a new checkpoint and another 'query'; "
+        "or set option onTruncate=ignore to go on.",
+    )
