@@ -116,5 +116,6 @@ def test_keys_of_several_columns_are_found_by_value() -> None:
     keys = KeySet(rows, ("a", "b", "c"))
     assert keys.ids.tolist() == [0, 1, 2, 3, 0]
     assert keys.count == 4
+    nan = float("nan")
     others = pa.table({"a": [2, 2, None, 1, 3], "b": ["x", "y", None, "y", "x"], "c": [nan, 0.5, 1.0, 0.5, 0.0]})
     assert keys.find(others).tolist() == [2, -1, 3, 1, -1]
