@@ -26,6 +26,7 @@ from headwater.sources.postgres.connection import Connection, Dsn, ask, connect,
 from headwater.sources.postgres.mark import PostgresMark
 from headwater.sources.postgres.names import TableName
 from headwater.sources.postgres.offset import Lsn
+from headwater.sources.postgres.snapshot import settle
 from headwater.sources.postgres.splitting import page_end, plan_splits
 from headwater.sources.postgres.types import source_column
 from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
@@ -35,12 +36,6 @@ STANDBY_TRIES: Final = 200
 _PAUSE_SECONDS: Final = 0.002
 
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-_SETTINGS: Final = (
-    "SET idle_session_timeout = 0",
-    "SET lock_timeout = 0",
-    "SET max_parallel_workers_per_gather = 0",
-    "SET synchronize_seqscans = off",
-)
 _IS_STANDBY: Final = "SELECT pg_catalog.pg_is_in_recovery() AS standby"
 _INSERTED: Final = "SELECT (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
 _REPLAYED: Final = "SELECT (pg_catalog.pg_last_wal_replay_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
@@ -63,8 +58,7 @@ class PostgresSnapshot:
         self._session = connect(dsn)
         try:
             with server_errors(dsn):
-                for setting in _SETTINGS:
-                    self._session.execute(setting)
+                settle(self._session)
                 standby = ask(self._session, _IS_STANDBY)[0].standby
                 self._name, self._mark = self._exported_by_standby() if standby else self._exported()
         except BaseException:
@@ -187,6 +181,5 @@ class PostgresSnapshot:
 def _captured(session: Connection, catalog: CatalogTable, columns: list[Any]) -> list[Any]:
     """Those of *columns* that a publication sends, or where none has the table, that one would send."""
     published = {row.name for row in ask(session, _PUBLISHED, [catalog.name.namespace, catalog.name.name])}
-    if published:
-        return [column for column in columns if column.name in published]
-    return [column for column in columns if column.generated is Generated.NO]
+    sent = {Generated.NO, Generated.STORED} if published and session.info.server_version >= 180000 else {Generated.NO}
+    return [column for column in columns if column.generated in sent and (not published or column.name in published)]

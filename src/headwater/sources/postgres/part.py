@@ -44,12 +44,6 @@ LEFT JOIN pg_catalog.pg_class c ON c.oid = shown.oid
 WHERE shown.oid IS NULL OR present.oid IS NULL
    OR COALESCE(pg_catalog.pg_relation_filenode(c.oid), 0) <> c.relfilenode
 """
-_SETTINGS: Final = (
-    "SET max_parallel_workers_per_gather = 0",
-    "SET synchronize_seqscans = off",
-    "SET jit = off",
-    "SET lock_timeout = 0",
-)
 
 
 class PartSession(SnapshotSession):
@@ -61,15 +55,9 @@ class PartSession(SnapshotSession):
 
     def __init__(self, dsn: Dsn, snapshot: str | None) -> None:
         super().__init__(dsn, snapshot)
-        try:
+        if snapshot is None:
             with server_errors(dsn):
-                if snapshot is None:
-                    self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-                for setting in _SETTINGS:
-                    self._session.execute(setting)
-        except BaseException:
-            self.close()
-            raise
+                self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     def prepare(self, table: SourceTable, kind: SplitKind, part: KeyRange, columns: Sequence[SourceColumn]) -> bytes:
         """The statement that reads *columns* of *part*; the table stays as it is until the session is closed.

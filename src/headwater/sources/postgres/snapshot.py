@@ -21,7 +21,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGconn
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
-from headwater.sources.postgres.connection import Dsn, ask, connect, server_errors
+from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.csv import read_csv
 from headwater.sources.table import SourceColumn, SourceTable
 
@@ -29,6 +29,12 @@ BATCH_BYTES: Final = 4 << 20
 BLOCKS_AHEAD: Final = 2
 _TLS_PATIENCE_MS: Final = 20
 
+_SETTLE: Final = """
+SELECT pg_catalog.set_config(s.name, CASE s.name WHEN 'synchronize_seqscans' THEN 'off' ELSE '0' END, false)
+FROM pg_catalog.pg_settings s
+WHERE s.name IN ('transaction_timeout', 'idle_session_timeout', 'lock_timeout', 'synchronize_seqscans',
+                 'max_parallel_workers_per_gather')
+"""
 _KIND: Final = """
 SELECT c.relkind::text AS kind FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
@@ -61,12 +67,14 @@ class SnapshotSession:
     def __init__(self, dsn: Dsn, snapshot: str | None = None) -> None:
         self._dsn = dsn
         self._session = connect(dsn)
-        if snapshot is not None:
-            try:
+        try:
+            with server_errors(dsn):
+                settle(self._session)
+            if snapshot is not None:
                 self._take_part(snapshot)
-            except BaseException:
-                self.close()
-                raise
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -154,6 +162,14 @@ class SnapshotSession:
                     raise error_from_result(result)
         if held:
             yield b"".join(pieces)
+
+
+def settle(session: Connection) -> None:
+    """Settings for long transactions that are idle for a while, and for scans that give rows in the same order again.
+
+    Not every version knows all of them.
+    """
+    session.execute(_SETTLE)
 
 
 def copy_statement(
