@@ -25,7 +25,6 @@ from headwater.sources.postgres.catalog_table import CatalogTable, Generated
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.mark import PostgresMark
 from headwater.sources.postgres.names import TableName
-from headwater.sources.postgres.offset import Lsn
 from headwater.sources.postgres.snapshot import settle
 from headwater.sources.postgres.splitting import page_end, plan_splits
 from headwater.sources.postgres.types import source_column
