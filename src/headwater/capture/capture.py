@@ -24,7 +24,7 @@ from enum import Enum
 from pathlib import Path
 
 from headwater.capture.options import CaptureOptions
-from headwater.capture.requests import Requests
+from headwater.capture.requests import RENEW_SOURCE, Requests, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError, TransientError
@@ -49,6 +49,8 @@ class Capture:
     """One database into one store.
 
     :param tables: captured beside those that the store knows already.
+    :param renew: prepare the source anew, after a gap, and capture all tables from there on; see
+        :mod:`headwater.capture.renewal`.
     :param random_share: of a pause that is waited, between 0 and 1; injected for tests.
     """
 
@@ -62,6 +64,7 @@ class Capture:
         now_ms: Callable[[], int] = _now_ms,
         random_share: Callable[[], float] = random.random,
         takeover: bool = False,
+        renew: bool = False,
     ) -> None:
         self._source = source
         self._location = location
@@ -70,6 +73,7 @@ class Capture:
         self._now_ms = now_ms
         self._random_share = random_share
         self._takeover = takeover
+        self._renew = renew
         self._stop = threading.Event()
         self._failures = 0
         self.state = CaptureState.STARTING
@@ -91,6 +95,8 @@ class Capture:
         """
         try:
             with open_writer(self._location, takeover=self._takeover) as store:
+                if self._renew:
+                    leave(self._location, RENEW_SOURCE, {})
                 while not self._stop.is_set():
                     try:
                         self._session(store)
@@ -106,13 +112,18 @@ class Capture:
 
     def _session(self, store: StateStore) -> None:
         self.state = CaptureState.STARTING
-        session = CaptureSession(self._source, store, self._tables, self._options, self.statistics, self._now_ms)
+        session = CaptureSession(
+            self._source, store, self._tables, self._options, self.statistics, self._now_ms, self._requests
+        )
+        self._tables = []  # the store knows them by now; one that stops or is gone later does not end the others
         sealed = self.statistics.epochs
         try:
             self.state = CaptureState.RUNNING
             while not self._stop.is_set():
                 if session.at_boundary:
                     session.serve(self._requests.new(session.answers))
+                if session.wants_restart:
+                    break
                 session.step()
                 if self.statistics.epochs > sealed:
                     self._failures = 0

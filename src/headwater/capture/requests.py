@@ -32,6 +32,8 @@ ANSWERS = TableSchema(
     value=(Field("error", FieldType.TEXT), Field("next_step", FieldType.TEXT), Field("result", FieldType.JSON)),
 )
 ADD_TABLES = "add_tables"
+RENEW_TABLES = "renew_tables"
+RENEW_SOURCE = "renew_source"
 MIGRATE = "migrate"
 COMPACT = "compact"
 _BESIDE = "requests"
@@ -61,10 +63,13 @@ class Requests:
 
     def new(self, answered: Answers) -> list[Request]:
         """Those that were not answered yet; looks once a second at most."""
-        now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
+        if time.monotonic() - self._looked < _LOOK_SECONDS:
             return []
-        self._looked = now
+        return self.unanswered(answered)
+
+    def unanswered(self, answered: Answers) -> list[Request]:
+        """Those that were not answered yet, as of now."""
+        self._looked = time.monotonic()
         if self._reader is None:
             try:
                 self._reader = open_beside_reader(self._location, *self._names)
@@ -108,6 +113,11 @@ def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float 
     with open_store_reader(location) as reader:
         put_request(str(location), (_BESIDE,), request, end)
         return wait_for_answer(reader, request.id, end, "capture", seconds)
+
+
+def leave(location: str | Path, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> None:
+    """Write a request down for the next capture of the store at *location*; nobody waits for the answer."""
+    put_request(str(location), (_BESIDE,), Request(uuid.uuid4().hex, kind, detail), time.monotonic() + seconds)
 
 
 def wait_for_answer(reader: StateReader, request: str, end: float, whose: str, seconds: float) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 Everything that a session holds in memory follows from what is sealed in the store, so a failed session is thrown away
 as a crash would do it, and the next one starts from the last seal: the store drops what was staged, the source sends
-again what was not acknowledged.
+again what was not acknowledged. After a gap a session goes on as :mod:`headwater.capture.renewal` tells.
 
 An epoch is sealed at a transaction boundary, with the position that it ends at, while the next one is being read. The
 source is told after the seal, never before.
@@ -12,19 +12,22 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from headwater import failpoints
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions
-from headwater.capture.requests import ADD_TABLES, Answers, Request
+from headwater.capture.renewal import TableRenewals, present_tables, reason_of, renewed_columns
+from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
-from headwater.sources.errors import SchemaStopped, SourceBusy
+from headwater.sources.errors import SchemaStopped, SlotBusy, SourceBusy, SourceMisconfigured, UnsupportedTable
 from headwater.sources.events import Boundary, Changes, Event, Finding, Registered, SchemaChanged, Stopped, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.source import Source
@@ -36,6 +39,10 @@ BEFORE_BEGIN = failpoints.register("capture.before_begin")
 AFTER_BEGIN = failpoints.register("capture.after_begin")
 BEFORE_ACKNOWLEDGE = failpoints.register("capture.before_acknowledge")
 AFTER_ACKNOWLEDGE = failpoints.register("capture.after_acknowledge")
+BEFORE_SOURCE = failpoints.register("renewal.before_source")
+AFTER_SOURCE = failpoints.register("renewal.after_source")
+BEFORE_TABLES = failpoints.register("renewal.before_tables")
+AFTER_TABLES = failpoints.register("renewal.after_tables")
 
 _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
@@ -44,7 +51,10 @@ _STATUS_SECONDS = 1.0
 
 
 class CaptureSession:
-    """Follows *source* into *store*; one thread."""
+    """Follows *source* into *store*; one thread.
+
+    :ivar wants_restart: the source is to be prepared anew, which the next session does.
+    """
 
     def __init__(
         self,
@@ -54,6 +64,7 @@ class CaptureSession:
         options: CaptureOptions,
         statistics: CaptureStatistics,
         now_ms: Callable[[], int],
+        requests: Requests,
     ) -> None:
         self._source = source
         self._options = options
@@ -66,6 +77,8 @@ class CaptureSession:
         self._rows = self._bytes = 0
         self._at_boundary = True
         self._sealing: SourceRecord | None = None
+        self._renewals = TableRenewals(source, self._check_log, options.heartbeat_seconds)
+        self.wants_restart = False
         try:
             with store.snapshot() as view:
                 self._state = SourceState(self._factory.catalog, view, self._sealer.batch)
@@ -76,13 +89,15 @@ class CaptureSession:
             self._opened = self._came = time.monotonic()
             self._looked = self._asked = -math.inf
             self._open_known()
-            self._record = self._state.record or self._begin(names)
+            asked = requests.unanswered(self.answers)
+            self._record = self._start(names, [request.id for request in asked if request.kind == RENEW_SOURCE])
             self._stream = source.open(list(self._tables.values()), self._record.offset, self._record.identity)
         except BaseException:
             self._factory.close()
             raise
         try:
-            if self._add(names):
+            self.serve([request for request in asked if request.kind == RENEW_TABLES])
+            if self._add(names, self._renewals.named):
                 self._end_epoch(self._record)
                 self._sealer.seal(self._epochs.prev)
         except BaseException:
@@ -100,7 +115,14 @@ class CaptureSession:
             else:
                 self._statistics.stopped_tables[known.log] = known.reason
 
-    def _begin(self, names: Sequence[str]) -> SourceRecord:
+    def _start(self, names: Sequence[str], renewals: Sequence[str]) -> SourceRecord:
+        """Where the stream starts; *renewals* are the requests to prepare the source anew."""
+        record = self._state.record
+        if record is None:
+            return self._begin(names, renewals)
+        return self._renew_source(record, renewals) if renewals else record
+
+    def _begin(self, names: Sequence[str], renewals: Sequence[str]) -> SourceRecord:
         """Who the source is, and its tables, are durable before their first change is read."""
         tables = self._source.tables(names)
         resumed = self._state.has_begun
@@ -112,21 +134,27 @@ class CaptureSession:
         failpoints.hit(AFTER_BEGIN)
         record = SourceRecord(identity, offset)
         self._capture(tables, offset)
+        self._answer(renewals)
         self._end_epoch(record)
         self._sealer.seal(self._epochs.prev)
         return record
+
+    def _answer(self, requests: Sequence[str], problem: HeadwaterError | None = None) -> None:
+        for request in requests:
+            self.answers.put(self._sealer.batch, request, problem)
 
     def _seal_alone(self) -> None:
         """What is noted, before any table has a writer."""
         self._sealer.seal(self._epochs.curr)
         self._epochs = self._epochs.next(self._clock.next())
 
-    def _add(self, names: Sequence[str]) -> bool:
+    def _add(self, names: Sequence[str], renewed: Collection[str] = ()) -> bool:
         """Capture those of *names* that are not captured yet, from the boundary that was reached; whether any is new.
 
+        :param renewed: somebody asked to capture these anew: they may be stopped.
         :raises SchemaStopped: one was captured before and stopped: going on would leave a gap.
         """
-        found = self._source.tables(names)
+        found = [table for table in self._source.tables(names) if table.full_name not in renewed]
         for table in found:
             known = self._state.tables.get(table.full_name)
             if known is not None and known.state is TableState.STOPPED:
@@ -166,10 +194,16 @@ class CaptureSession:
         for request in requests:
             problem: HeadwaterError | None = None
             try:
+                if request.kind == RENEW_SOURCE:
+                    self.wants_restart = True
+                    continue
+                if request.kind == RENEW_TABLES:
+                    self._take_up(request)
+                    continue
                 if request.kind != ADD_TABLES:
                     self._chores.add(request)
                     continue
-                self._add(request.detail["tables"])
+                self._add(request.detail["tables"], self._renewals.tables)
             except SourceBusy as error:
                 problem = error
             except TransientError:
@@ -178,6 +212,8 @@ class CaptureSession:
                 problem = error
             self.answers.put(self._sealer.batch, request.id, problem)
             self._rows += 1
+        if self._renewals.are_ready(self._record.offset, self._state.tables):
+            self._renew_tables()
 
     def _stop_table(self, name: str, reason: str) -> None:
         """Its changes end here, those before are sealed with the epoch; the others go on."""
@@ -186,6 +222,122 @@ class CaptureSession:
         self._stream.remove_table(self._tables.pop(name))
         self._leaving.append(self._writers.pop(name))
         self._rows += 1
+
+    # -- after a gap -----------------------------------------------------------------------------------------------
+
+    def _check_log(self, table: SourceTable) -> None:
+        """:raises ForeignSchema: the table's log cannot hold its columns."""
+        log = self._factory.existing(table.full_name)
+        log.with_schema(table.log_schema(self._source.position_type), table.key_columns)
+
+    def _take_up(self, request: Request) -> None:
+        """Tables are captured anew once the stream has passed what was committed before; until then they are stopped.
+
+        Their rows of that time may be of any former shape, and are read with the table.
+        """
+        for name in self._renewals.take_up(request, self._state.tables):
+            if name in self._writers:
+                step = f"Run: headwater resnapshot {name}"
+                self._stop_table(name, f"It is about to be captured anew; if that does not come about: {step}")
+
+    def _renew_tables(self) -> None:
+        """Capture them from the boundary that was reached on. On a new stream the source describes each table anew."""
+        self._seal()
+        self._acknowledge(wait=True)
+        self._stream.close()
+        failpoints.hit(BEFORE_TABLES)
+        for renewal in self._renewals.tables.values():
+            self._capture_anew(renewal.table, renewal.registration, self._record.offset)
+        self._answer(self._renewals.requests)
+        self._renewals.clear()
+        self._end_epoch(self._record)
+        self._sealer.seal(self._epochs.prev)
+        failpoints.hit(AFTER_TABLES)
+        self._stream = self._source.open(list(self._tables.values()), self._record.offset, self._record.identity)
+
+    def _capture_anew(self, table: SourceTable, registration: str, since: CdcOffset) -> None:
+        """The rows of its log that follow begin at *since*, with the columns and the key that it has now."""
+        name = table.full_name
+        log = self._factory.existing(name)
+        known = self._state.tables[name]
+        before = SourceTable.of_log(known.namespace, known.name, log.schema, log.key_columns, known.source_id)
+        if name not in self._writers:
+            self._open_writer(before)
+        writer, change = self._writers[name], renewed_columns(before, table)
+        if change is not None:
+            writer.note(SCHEMA, change.to_detail())
+        writer.change_schema(table.log_schema(self._source.position_type), table.key_columns)
+        self._tables[name] = table
+        self._statistics.stopped_tables.pop(name, None)
+        entry = CapturedTable(
+            name, table.namespace, table.name, table.source_id, TableState.ACTIVE, since, registration
+        )
+        self._state.put_table(self._sealer.batch, entry)
+
+    def _renew_source(self, record: SourceRecord, requests: Sequence[str]) -> SourceRecord:
+        """Prepare the source anew, whatever became of what was prepared before, and capture all tables from there on.
+
+        :raises HeadwaterError: it cannot be; that is the answer, and the next start goes on as if nobody had asked.
+        """
+        with self._refusing(record, requests):
+            here = self._source.claim([record.identity, self._state.preparing])
+            present, gone = present_tables(self._source, list(self._state.tables), self._check_log)
+        self._state.note_begin(self._sealer.batch, here)  # what is made there from now on is ours
+        self._end_epoch(record)
+        self._sealer.seal(self._epochs.prev)
+        failpoints.hit(BEFORE_SOURCE)
+        with self._refusing(record, requests):
+            offset, identity = self._renewed_source(present, gone)
+            registrations = self._source.register(list(present.values()))
+        failpoints.hit(AFTER_SOURCE)
+        for name, table in present.items():
+            self._capture_anew(table, registrations[name], offset)
+        for name, reason in gone.items():
+            self._state.stop_table(self._sealer.batch, name, reason)
+            self._statistics.stopped_tables[name] = reason
+            if self._tables.pop(name, None) is not None:
+                self._leaving.append(self._writers.pop(name))
+        self._state.note_prepared(self._sealer.batch)
+        self._answer(requests)
+        renewed = SourceRecord(identity, offset, record.commit_time_us)
+        self._end_epoch(renewed)
+        self._sealer.seal(self._epochs.prev)
+        return renewed
+
+    @contextmanager
+    def _refusing(self, record: SourceRecord, requests: Sequence[str]) -> Iterator[None]:
+        """What the source refuses for good inside is the answer; nothing else may wait for a seal there."""
+        try:
+            yield
+            return
+        except SlotBusy as error:
+            step = "End that process, or give another --slot; then ask again."
+            refused: HeadwaterError = SourceMisconfigured(error.message, next_step=step)
+        except TransientError:
+            raise
+        except HeadwaterError as error:
+            refused = error
+        self._state.note_prepared(self._sealer.batch)
+        self._answer(requests, refused)
+        self._end_epoch(record)
+        self._sealer.seal(self._epochs.prev)
+        raise refused
+
+    def _renewed_source(
+        self, present: dict[str, SourceTable], gone: dict[str, str]
+    ) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """Where the source keeps its log from, and who it is; tables that it refuses move from *present* to *gone*."""
+        former = {table.since.to_json() for table in self._state.tables.values()}
+        while True:
+            try:
+                offset, identity = self._source.renew(list(present.values()))
+            except UnsupportedTable as error:
+                if present.pop(error.table, None) is None:
+                    raise
+                gone[error.table] = reason_of(error)
+                continue
+            if offset.to_json() not in former:  # another server may have come to the very same place
+                return offset, identity
 
     # -- the loop --------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,10 @@ CAPTURED = TableSchema(
 SOURCE = "source"
 """A store holds one source; this is the key of its row."""
 _BEGUN = "begun"
-"""The key of a row that says: this store may have made something at a source, whose position it does not hold yet."""
+"""The key of a row that says: this store may have made something at a source, whose position it does not hold yet.
+
+Its identity is that of a source that is being prepared anew, after a gap; else it is empty.
+"""
 
 
 class TableState(Enum):
@@ -46,7 +49,7 @@ class TableState(Enum):
     state     meaning                                            goes to
     ========  =================================================  ==================================
     active    its changes are captured                           stopped
-    stopped   they are not: *reason* says why and what to do     active (added again)
+    stopped   they are not: *reason* says why and what to do     active (renewed, after a gap)
     ========  =================================================  ==================================
     """
 
@@ -68,7 +71,7 @@ class CapturedTable:
     """A table that is or was captured into the log *log*.
 
     :ivar source_id: the source's own number of the table: a table made anew under the old name has another.
-    :ivar since: the position from which its log is complete.
+    :ivar since: the position from which its log is complete; when it moves, changes before it may be missing.
     :ivar registration: how the source has it registered for us.
     """
 
@@ -93,7 +96,9 @@ class SourceState:
     def _load(self, view: Snapshot) -> None:
         row = self._sources.get(view, 0, (SOURCE,))
         self.record = None if row is None else SourceRecord(row[0], CdcOffset.from_json(row[1]), row[2])
-        self.has_begun = self._sources.get(view, 0, (_BEGUN,)) is not None
+        begun = self._sources.get(view, 0, (_BEGUN,))
+        self.has_begun = begun is not None
+        self.preparing: Mapping[str, Any] = {} if begun is None else begun[0]
         self.tables = {key[0]: _table(key[0], values) for key, values in self._captured.scan(view, 0)}
 
     @classmethod
@@ -107,10 +112,14 @@ class SourceState:
         state._load(view)
         return state.record, state.tables
 
-    def note_begin(self, batch: WriteBatch) -> None:
-        """The source is about to be prepared for this store."""
-        self.has_begun = True
-        self._sources.put(batch, 0, (_BEGUN,), ({}, "", 0))
+    def note_begin(self, batch: WriteBatch, source: Mapping[str, Any] | None = None) -> None:
+        """The source is about to be prepared for this store; *source*: this one is about to be prepared anew."""
+        self.has_begun, self.preparing = True, source or {}
+        self._sources.put(batch, 0, (_BEGUN,), (dict(self.preparing), "", 0))
+
+    def note_prepared(self, batch: WriteBatch) -> None:
+        """What was prepared anew is on record, or was given up."""
+        self.note_begin(batch)
 
     def put(self, batch: WriteBatch, record: SourceRecord) -> None:
         """Where the log is durable, from the next seal on."""

@@ -42,6 +42,9 @@ def capture(
     publication: Annotated[str, typer.Option(help="The publication; made if it is not there.")] = "headwater",
     poll: Annotated[bool, typer.Option(help="By SQL: where a pooler blocks the replication protocol.")] = False,
     takeover: Annotated[bool, typer.Option(help="Fence another capture of the same store.")] = False,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Go on after a gap: a new slot, and every table is read once more.")
+    ] = False,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve http://127.0.0.1:PORT/metrics for Prometheus.", min=0, max=65535)
@@ -60,7 +63,7 @@ def capture(
         publication=publication,
         poll=poll,
     )
-    running = Capture(source, store, table or [], options, takeover=takeover)
+    running = Capture(source, store, table or [], options, takeover=takeover, renew=renew)
     _stop_on_signals(running)
     if seconds is not None:
         timer = threading.Timer(seconds, running.stop)

@@ -41,6 +41,22 @@ class Source(Protocol):
         """
         ...
 
+    def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """Who the source is now, before it is prepared anew; nothing is changed there.
+
+        :param prepared: the sources that this store has prepared before: what is found at one of them is its own.
+        :raises SourceMisconfigured: what is needed at the source is there already, and not ours.
+        """
+        ...
+
+    def renew(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """As :meth:`begin`, after a gap: what was claimed at the source is given up, and its log is kept from now on.
+
+        :raises SlotBusy: another process reads what is to be given up; nothing was changed but the publication.
+        :raises UnsupportedTable: one of the tables cannot be captured.
+        """
+        ...
+
     def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
         """The stream of *tables* from *start* on.
 
@@ -54,6 +70,10 @@ class Source(Protocol):
         :raises UnsupportedTable: one cannot be captured beside the others.
         :raises SourceBusy: transactions that began before stayed open; calling again goes on.
         """
+        ...
+
+    def has_reached(self, position: CdcOffset) -> bool:
+        """Whether the open stream has told all that was committed before *position*."""
         ...
 
     def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:

@@ -17,13 +17,15 @@ None of these mends itself, and a slot is never made anew in silence: the change
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
 import psycopg
 from psycopg import errors as pg
 
+from headwater import failpoints
 from headwater.errors import InputError
 from headwater.sources.errors import (
     ServerReplaced,
@@ -43,6 +45,8 @@ PLUGIN: Final = "pgoutput"
 RESNAPSHOT: Final = "Run: headwater resnapshot"
 FAILOVER_SINCE: Final = 170000
 CREATE_TIMEOUT_SECONDS: Final = 60
+RELEASE_SECONDS: Final = 5.0
+SLOT_DROPPED: Final = failpoints.register("renewal.slot_dropped")
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +267,36 @@ def drop_slot(session: Connection, name: str) -> None:
         return
 
 
+def replace_slot(
+    session: Connection,
+    name: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Slot:
+    """Give up the slot that is there, whatever became of it, and make it anew: what lies between is lost to us.
+
+    One that an earlier connection of ours still holds is waited for, for a few seconds.
+
+    :raises SlotBusy: it is being read, and stays as it is. :raises SourceMisconfigured: it is of another kind.
+    :raises SourceBusy: transactions stayed open that the new slot has to wait for; the old one is gone by then.
+    """
+    slot = read_slot(session, name)
+    if slot is not None:
+        _require_kind(slot, str(session.info.dbname))
+    deadline = clock() + RELEASE_SECONDS
+    while True:
+        try:
+            drop_slot(session, name)
+            break
+        except SlotBusy:
+            if clock() >= deadline:
+                raise
+            sleep(0.05)
+    failpoints.hit(SLOT_DROPPED)
+    return create_slot(session, name)
+
+
 def check_slot(slot: Slot | None, name: str, durable: int, known: ServerIdentity, server: ServerPosition) -> Slot:
     """Look whether the stream can go on from what is durable here, with nothing missing between.
 
@@ -316,18 +350,22 @@ def _require_same_history(ours: Lsn, known: ServerIdentity, server: ServerPositi
 
 
 def _require_usable(slot: Slot, database: str) -> None:
+    _require_kind(slot, database)
+    if slot.invalidation is not None:
+        raise SlotInvalidated(
+            slot.name,
+            slot.invalidation,
+            next_step=f"{RESNAPSHOT} and raise {_LIMITS.get(slot.invalidation, 'max_slot_wal_keep_size')} before.",
+        )
+
+
+def _require_kind(slot: Slot, database: str) -> None:
     if slot.plugin != PLUGIN or slot.database != database or slot.temporary:
         kind = "a temporary one" if slot.temporary else f"of {slot.plugin or 'physical replication'}"
         raise SourceMisconfigured(
             f"The replication slot {slot.name!r} is {kind} in database {slot.database!r}; "
             f"needed is one of {PLUGIN} in {database!r}.",
             next_step="Give another slot name.",
-        )
-    if slot.invalidation is not None:
-        raise SlotInvalidated(
-            slot.name,
-            slot.invalidation,
-            next_step=f"{RESNAPSHOT} and raise {_LIMITS.get(slot.invalidation, 'max_slot_wal_keep_size')} before.",
         )
 
 

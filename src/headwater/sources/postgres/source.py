@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,14 @@ from headwater.sources.postgres.publication import (
     require_disjoint,
 )
 from headwater.sources.postgres.relations import Relations
-from headwater.sources.postgres.slot import ServerIdentity, create_slot, read_slot, server_position
+from headwater.sources.postgres.slot import (
+    ServerIdentity,
+    Slot,
+    create_slot,
+    read_slot,
+    replace_slot,
+    server_position,
+)
 from headwater.sources.postgres.spill import SpillStore
 from headwater.sources.postgres.stream import ReplicationStream
 from headwater.sources.postgres.types import source_column
@@ -40,6 +47,9 @@ WRITERS_SECONDS: Final = 2.0
 """How long a table that is added waits for the transactions that write to it."""
 
 _SPILLS: Final = 8
+_OWNED: Final = ("system_id", "database", "slot")
+"""What tells of an identity whose slot it is: a promoted standby has the copy of ours."""
+
 _REGISTERED: Final = """
 SELECT w.oid::bigint AS table, r.oid::bigint AS entry, p.oid::bigint AS publication
 FROM unnest(%s::oid[]) w (oid)
@@ -159,18 +169,39 @@ class PostgresSource:
 
     def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
         """The publication, then the slot; see :class:`~headwater.sources.source.Source`."""
+        if not resumed:
+            self.claim([])
+        return self._prepare(tables, create_slot)
+
+    def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See :class:`~headwater.sources.source.Source`: the slot is ours at a server where we made one of its name."""
         with self._sql() as session:
-            if not resumed and read_slot(session, self._slot) is not None:
+            here = self._identity(session)
+            known = [[source.get(part) for part in _OWNED] for source in prepared]
+            if read_slot(session, self._slot) is not None and [here[part] for part in _OWNED] not in known:
                 raise SourceMisconfigured(
                     f"The replication slot {self._slot!r} is there already, and this store does not know it.",
                     next_step="Give the --store that it belongs to, or another --slot; "
                     f"if it belongs to nobody: SELECT pg_drop_replication_slot('{self._slot}');",
                 )
+        return here
+
+    def renew(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """See :class:`~headwater.sources.source.Source`."""
+        return self._prepare(tables, replace_slot)
+
+    def _prepare(
+        self, tables: Sequence[SourceTable], make: Callable[[Connection, str], Slot]
+    ) -> tuple[CdcOffset, Mapping[str, Any]]:
+        with self._sql() as session:
             ensure_publication(session, self._publication, self._in_catalog(session, tables))
-            slot = create_slot(session, self._slot)
-            identity = server_position(session).identity
+            slot = make(session, self._slot)
+            identity = self._identity(session)
         assert slot.confirmed is not None
-        return PostgresOffset.at(slot.confirmed), identity.to_json()
+        return PostgresOffset.at(slot.confirmed), identity
+
+    def _identity(self, session: Connection) -> dict[str, Any]:
+        return server_position(session).identity.to_json() | {"slot": self._slot}
 
     def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
         """See :class:`~headwater.sources.source.Source`.
@@ -188,6 +219,11 @@ class PostgresSource:
                 session, [oid for table in new for oid in (table.oid, *(leaf.oid for leaf in table.leaves))]
             )
             return PostgresOffset.at(ask(session, _LOG_END)[0].lsn)
+
+    def has_reached(self, position: CdcOffset) -> bool:
+        """See :class:`~headwater.sources.source.Source`."""
+        assert isinstance(position, PostgresOffset)
+        return self._stream is not None and self._stream.position >= position.lsn
 
     def _await_writers(self, session: Connection, oids: Sequence[int]) -> None:
         end = time.monotonic() + WRITERS_SECONDS
