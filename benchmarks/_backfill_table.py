@@ -1,0 +1,64 @@
+"""The table that is read, and the least that reading it costs: two ``psql`` that copy half of it each to nowhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+
+from _servers import Database
+
+_COLUMNS = """
+    id bigint NOT NULL, quantity int, price numeric(18,4), customer text, note text, created timestamptz,
+    changed timestamptz, details jsonb, open boolean, token uuid
+"""
+_ROW = """
+    n, n % 1000, n * 1.2345, 'customer ' || n % 977, 'a note of usual length for row ' || n,
+    timestamptz '2026-01-01' + n * interval '1.234567 s', now(),
+    jsonb_build_object('kind', n % 7, 'tags', 'a b', 'text', 'hello ' || n), n % 3 > 0, md5(n::text)::uuid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """A table of ten columns in the schema ``public``, with ids from 1 to *rows*."""
+
+    database: Database
+    name: str
+    rows: int
+
+    @classmethod
+    def load(cls, database: Database, name: str, rows: int) -> Orders:
+        """Make it, filled, vacuumed and cached."""
+        database.execute(
+            f"CREATE TABLE {name} ({_COLUMNS})",
+            f"INSERT INTO {name} SELECT {_ROW} FROM generate_series(1, {rows}) n",
+            f"ALTER TABLE {name} ADD PRIMARY KEY (id)",
+            f"VACUUM (FREEZE, ANALYZE) {name}",
+            "CHECKPOINT",
+        )
+        return cls(database, name, rows)
+
+    @property
+    def full_name(self) -> str:
+        return f"public.{self.name}"
+
+    def copy_halves(self) -> None:
+        """Two ``\\copy`` side by side, each of half the blocks: a scan that nothing reads faster."""
+        blocks = int(self.database.value(f"SELECT pg_relation_size('{self.name}') / 8192"))
+        middle = f"'({blocks // 2},0)'"
+        running = [self._copy(f"ctid < {middle}"), self._copy(f"ctid >= {middle}")]
+        for process in running:
+            if process.wait():
+                raise RuntimeError(f"psql ended with {process.returncode}")
+
+    def _copy(self, condition: str) -> subprocess.Popen[bytes]:
+        from tests.servers.binaries import postgres_binaries
+
+        binaries = postgres_binaries(self.database.server.major)
+        environment = dict(os.environ)
+        if binaries.libraries is not None:
+            environment["LD_LIBRARY_PATH"] = str(binaries.libraries)
+        query = f"\\copy (SELECT * FROM {self.name} WHERE {condition}) TO '/dev/null'"
+        command = [binaries.program("psql"), "-qX", "-d", self.database.dsn, "-c", query]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)

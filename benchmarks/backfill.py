@@ -1,0 +1,296 @@
+"""Backfill: a table of Postgres through Spark, against two ``psql`` that copy it to nowhere, and Spark's JDBC reader.
+
+The table is the ten-column one of change capture. Everything goes by TCP on one machine, with two Spark tasks. The
+bounds are measured in turns with the values. The rest of the figures is of a pipeline into a Delta mirror: its rate,
+the memory of its processes, the log that the server keeps for it while the table is being changed, and the time from
+a commit to the mirror at a thousand changes per second, beside a micro-batch that does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
+
+from _backfill_delivery import Delivery, forget_slot, watched_slot
+from _backfill_floor import micro_batch_floor
+from _backfill_latency import latencies
+from _backfill_memory import CAPTURE, PLANNER, WORKER, PeakMemory
+from _backfill_table import Orders
+from _backfill_writer import live_writes
+from _harness import Figure, best_of, main, progress, scratch
+from _servers import PostgresServer
+from headwater.spark.session import session
+
+SETTINGS = {
+    "max_wal_size": "16GB",
+    "checkpoint_timeout": "1h",
+    "synchronous_commit": "off",
+    "shared_buffers": "1GB",
+    "max_replication_slots": "20",
+}
+CHANGES_PER_SECOND = 1000
+HELD_BYTES = 256e6
+JDBC = Path(__file__).parents[1] / "scripts" / "install_jdbc.sh"
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much is measured; *small* and *large* are the tables between which the cost may grow with the rows alone."""
+
+    rows: int
+    turns: int
+    small: int
+    large: int
+    live_seconds: float
+    floor_batches: int
+
+
+FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=200)
+QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=1_000_000, live_seconds=5.0, floor_batches=30)
+
+
+class Bench:
+    """A table, a session, and the ways from one to the other."""
+
+    def __init__(self, spark: Any, orders: Orders, folder: Path) -> None:
+        self.spark, self.orders, self.folder = spark, orders, folder
+        self._streams = count(1)
+
+    def typed(self) -> None:
+        """Our data source, a batch, to nowhere."""
+        _to_nowhere(self._headwater(self.spark.read).load())
+
+    def typed_stream(self) -> float:
+        """Our data source, a stream that ends when all is delivered, to nowhere; the seconds until it has ended."""
+        name = f"typed{next(self._streams)}"
+        place = self.folder / name
+        reader = self._headwater(self.spark.readStream).option("store", str(place / "store"))
+        start = time.perf_counter()
+        rows = reader.option("slot", name).option("publication", name).load()
+        writer = rows.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        seconds = time.perf_counter() - start
+        forget_slot(self.orders, name)
+        return seconds
+
+    def jdbc(self, target: Path | None = None) -> None:
+        """Spark's own reader, two partitions, to nowhere or to Parquet."""
+        server = self.orders.database.server
+        options = {
+            "url": f"jdbc:postgresql://127.0.0.1:{server.port}/{self.orders.database.name}",
+            "user": "postgres",
+            "password": server.password,
+            "driver": "org.postgresql.Driver",
+            "dbtable": self.orders.full_name,
+            "partitionColumn": "id",
+            "lowerBound": "1",
+            "upperBound": str(self.orders.rows),
+            "numPartitions": "2",
+            "fetchsize": "10000",
+        }
+        rows = self.spark.read.format("jdbc").options(**options).load()
+        if target is None:
+            _to_nowhere(rows)
+        else:
+            rows.write.mode("overwrite").parquet(str(target))
+
+    def deliver(self, kind: str, orders: Orders | None = None) -> Delivered:
+        """A pipeline from its start to the end of the history."""
+        with Delivery(self.spark, orders or self.orders, kind, self.folder) as delivery:
+            return Delivered(delivery.wait_for_history(), delivery.history_seconds(), delivery.target)
+
+    def _headwater(self, reader: Any) -> Any:
+        named = reader.format("headwater").option("source", self.orders.database.dsn)
+        return named.option("table", self.orders.full_name)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """What a pipeline took: from the start of its query to the end of its last batch with history, and those alone."""
+
+    seconds: float
+    batches: float
+    target: Path
+
+
+def _to_nowhere(rows: Any) -> None:
+    rows.write.format("noop").mode("overwrite").save()
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
+
+
+def readers(bench: Bench, turns: int) -> tuple[list[Figure], float]:
+    """Snapshots to nowhere and to Parquet; the second is the seconds of the copies."""
+    seconds: defaultdict[str, list[float]] = defaultdict(list)
+    spark_parquet = bench.folder / "jdbc"
+    bench.spark.range(10).count()
+    for _ in range(turns):
+        seconds["copy"].append(best_of(1, bench.orders.copy_halves))
+        seconds["typed"].append(best_of(1, bench.typed))
+        seconds["stream"].append(bench.typed_stream())
+        seconds["jdbc"].append(best_of(1, bench.jdbc))
+        delivered = bench.deliver("parquet")
+        seconds["parquet"].append(delivered.seconds)
+        _check_rows(delivered.target, bench.orders)
+        shutil.rmtree(delivered.target)
+        seconds["jdbc to parquet"].append(best_of(1, lambda: bench.jdbc(spark_parquet)))
+    rate = {name: bench.orders.rows / min(taken) for name, taken in seconds.items()}
+
+    def figure(name: str, value: str, bound: str, goal: float | None) -> Figure:
+        return Figure(name, rate[value], rate[bound], goal, "higher", "rows/s")
+
+    copies = "two \\copy to /dev/null"
+    made = [
+        figure(f"snapshot, typed, to noop / {copies}", "typed", "copy", 0.5),
+        figure(f"the same as a stream, from its start to its end / {copies}", "stream", "copy", None),
+        figure(f"snapshot by a pipeline to Parquet / {copies}", "parquet", "copy", 0.5),
+        figure("snapshot, typed, to noop / Spark's JDBC reader to noop", "typed", "jdbc", 1.0),
+        figure("snapshot by a pipeline / Spark's JDBC reader, to Parquet", "parquet", "jdbc to parquet", 1.0),
+    ]
+    return made, min(seconds["copy"])
+
+
+def _check_rows(folder: Path, orders: Orders) -> None:
+    found = sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+    if found != orders.rows:
+        raise RuntimeError(f"{found} rows were delivered, not {orders.rows}.")
+
+
+def mirror(bench: Bench, copy_seconds: float) -> tuple[list[Figure], Delivered]:
+    """A backfill into a Delta mirror, with nobody writing."""
+    delivered = bench.deliver("delta")
+    rows = DeltaTable(delivered.target / bench.orders.full_name).to_pyarrow_table()
+    if rows.num_rows != bench.orders.rows:
+        raise RuntimeError(f"The mirror has {rows.num_rows} rows, not {bench.orders.rows}.")
+    written = best_of(1, lambda: write_deltalake(bench.folder / "rows", rows))
+    count = bench.orders.rows
+    name = "source to Delta mirror"
+    made = [
+        Figure(f"{name} / two \\copy", count / delivered.seconds, count / copy_seconds, None, "higher", "rows/s"),
+        Figure(
+            f"{name} / delta-rs that writes the same rows from memory",
+            count / delivered.seconds,
+            count / written,
+            None,
+            "higher",
+            "rows/s",
+        ),
+    ]
+    return made, delivered
+
+
+def under_writes(bench: Bench, live_seconds: float, floor: Floor) -> list[Figure]:
+    """A backfill and what follows it while the table is being changed."""
+    orders, rate = bench.orders, CHANGES_PER_SECOND
+    with (
+        PeakMemory() as memory,
+        live_writes(orders.database.dsn, orders.name, orders.rows, rate, bench.folder) as written,
+        Delivery(bench.spark, orders, "delta", bench.folder) as delivery,
+    ):
+        with watched_slot(orders, delivery.name) as held:
+            delivery.wait_for_history()
+        delivery.wait_until_live(2 * rate)
+        since = time.time()
+        time.sleep(live_seconds)
+    waited = latencies(delivery.target / orders.full_name, written[0], since)
+    p50, p99 = (float(np.percentile(waited, part)) for part in (50, 99))
+    name = f"commit to mirror at {rate} changes/s"
+
+    def lower(name: str, value: float, bound: float, goal: float | None, unit: str) -> Figure:
+        return Figure(name, value, bound, goal, "lower", unit)
+
+    return [
+        lower("log that the server kept during a backfill / 256 MB", held[0], HELD_BYTES, 1.0, "B"),
+        lower(f"{name}, p50 / empty micro-batch", p50, floor.seconds, None, "s"),
+        lower(f"{name}, p99 / empty micro-batch", p99, floor.seconds, None, "s"),
+        lower("memory of the capture / 300 MB", memory.of(CAPTURE), 300e6, None, "B"),
+        lower("memory of the planner / of one that plans nothing", memory.of(PLANNER), floor.planner, None, "B"),
+        lower("memory of a worker / of one that does nothing", memory.of(WORKER), floor.worker, None, "B"),
+    ]
+
+
+def growth(bench: Bench, scale: Scale, known: Delivered) -> Figure:
+    """Seconds per row of a large table to those of a small one."""
+    database = bench.orders.database
+    per_row = {bench.orders.rows: known.batches / bench.orders.rows}
+    for rows in (scale.small, scale.large):
+        if rows not in per_row:
+            with progress(f"a table of {rows:,} rows"):
+                orders = Orders.load(database, f"orders_{rows}", rows)
+            per_row[rows] = bench.deliver("delta", orders).batches / rows
+            database.execute(f"DROP TABLE {orders.name}")
+    name = f"cost per row of {scale.large:,} rows / of {scale.small:,}"
+    return Figure(name, per_row[scale.large], per_row[scale.small], 1.15, "lower", "s")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What a micro-batch costs that does nothing: its median seconds, the bytes of its processes."""
+
+    seconds: float
+    planner: int
+    worker: int
+
+
+def empty_batches(spark: Any, folder: Path, batches: int) -> Floor:
+    with PeakMemory() as memory:
+        median = micro_batch_floor(spark, folder, batches)
+    return Floor(median, memory.of(PLANNER), memory.of(WORKER))
+
+
+@contextmanager
+def spark_session(folder: Path) -> Iterator[Any]:
+    """Two tasks side by side, and Postgres' JDBC driver."""
+    jar = subprocess.run(["sh", str(JDBC)], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
+    config = {
+        "spark.driver.extraClassPath": jar,
+        "spark.driver.memory": "2g",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.local.dir": str(folder / "spark"),
+        "spark.sql.streaming.numRecentProgressUpdates": "100000",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+    }
+    spark = session("local[2]", checkpoints=folder, config=config)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def measure(quick: bool) -> list[Figure]:
+    scale = QUICK if quick else FULL
+    with (
+        progress("backfill from a real Postgres"),
+        scratch() as folder,
+        PostgresServer(settings=SETTINGS) as server,
+        server.database() as database,
+        spark_session(folder) as spark,
+    ):
+        floor = empty_batches(spark, folder, scale.floor_batches)
+        bench = Bench(spark, Orders.load(database, "orders", scale.rows), folder)
+        figures, copy_seconds = readers(bench, scale.turns)
+        mirrored, delivered = mirror(bench, copy_seconds)
+        figures += mirrored
+        figures.append(growth(bench, scale, delivered))
+        figures += under_writes(bench, scale.live_seconds, floor)
+    return figures
+
+
+if __name__ == "__main__":
+    main(__doc__, measure)
