@@ -1,8 +1,9 @@
-"""``headwater doctor``: whether a database can be captured, and the statement that mends what is missing."""
+"""``headwater doctor``: whether a database can be captured, or a pipeline run, and what mends what is missing."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.terminal import out
+from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.sources.diagnosis import Diagnosis, Level
 from headwater.sources.open import postgres_driver
 
@@ -17,7 +19,9 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 
 
 def doctor(
-    dsn: Annotated[str, typer.Argument(help="The database: postgresql://user@host/name.")],
+    subject: Annotated[
+        str, typer.Argument(help="The database, postgresql://user@host/name, or a pipeline.", metavar="DSN|PIPELINE")
+    ] = DEFAULT_FILE,
     table: Annotated[list[str] | None, typer.Option(help="A table to look at; again for more. Default: all.")] = None,
     slot: Annotated[str, typer.Option(help="The replication slot of the capture.")] = "headwater",
     publication: Annotated[str, typer.Option(help="The publication of the capture.")] = "headwater",
@@ -25,9 +29,14 @@ def doctor(
 ) -> None:
     """Look whether a database can be captured, and print the SQL that mends what is missing. Changes nothing.
 
-    Ends with 1 where there is a problem.
+    Of a pipeline also Java, Spark, the disk and the sinks. Ends with 1 where there is a problem.
     """
-    diagnosis = _examine(dsn, table or [], slot, publication)
+    if subject.endswith(".toml") or Path(subject).is_file():
+        from headwater.pipeline.doctor import examine_pipeline
+
+        diagnosis = examine_pipeline(load(subject))
+    else:
+        diagnosis = _examine(subject, table or [], slot, publication)
     if as_json:
         typer.echo(json.dumps(diagnosis.to_json()))
     else:

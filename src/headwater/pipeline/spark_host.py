@@ -1,10 +1,11 @@
-"""The Spark session of a pipeline: made when it is needed, and made anew when its Java is gone."""
+"""The Spark session of a pipeline: made beside the other work of a start, and made anew when its Java is gone."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 from headwater.pipeline.config import PipelineConfig
@@ -24,6 +25,9 @@ class SparkHost:
         self._config = config
         self._given = given
         self._made: SparkSession | None = None
+        self._problem: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self._registered = False
         self._folder = config.work / "spark"
 
     @property
@@ -36,35 +40,57 @@ class SparkHost:
             return 8
         return os.cpu_count() or 1 if found[1] == "*" else int(found[1] or 1)
 
+    def begin(self) -> bool:
+        """Make the session, in a thread of its own; whether it is made by now, or cannot be."""
+        if self._given is not None or self._made is not None or self._problem is not None:
+            return True
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._make, name="headwater-spark", daemon=True)
+            self._thread.start()
+        return not self._thread.is_alive()
+
     def session(self) -> SparkSession:
         """The session, with our data source registered.
 
         :raises JavaMissing: Spark needs Java.
         """
-        if self._given is not None:
-            return self._given
-        if self._made is None:
+        self.begin()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._problem is not None:
+            problem, self._problem = self._problem, None
+            raise problem
+        made = self._given or self._made
+        assert made is not None
+        if not self._registered:
+            from headwater.spark.claim_check import ClaimSource
+
+            made.dataSource.register(ClaimSource)
+            self._registered = True
+        _use_here(made)
+        return made
+
+    def _make(self) -> None:
+        try:
             self._clean()
             settings = {
                 "spark.local.dir": str(self._folder),
                 "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
                 "spark.sql.streaming.stopTimeout": "30s",
+                "spark.ui.showConsoleProgress": "false",
                 "spark.sql.streaming.minBatchesToRetain": "20",
             }
-            self._made = session(
+            made = session(
                 self._config.spark.master,
                 app_name=f"headwater {self._config.name}",
                 checkpoints=self._config.work,
                 config=settings | self._config.spark.conf,
             )
-            self._made.sparkContext.setLogLevel("ERROR")
-            self._register(self._made)
-        return self._made
-
-    def _register(self, made: SparkSession) -> None:
-        from headwater.spark.claim_check import ClaimSource
-
-        made.dataSource.register(ClaimSource)
+            made.sparkContext.setLogLevel("ERROR")
+            self._made = made
+        except BaseException as error:
+            self._problem = error
 
     @property
     def is_alive(self) -> bool:
@@ -80,7 +106,7 @@ class SparkHost:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
-        self._made = None
+        self._made, self._registered = None, False
         gateway: Any = SparkContext._gateway
         if gateway is not None:
             gateway.shutdown()
@@ -91,6 +117,8 @@ class SparkHost:
 
     def stop(self) -> None:
         """Stop the session that was made here."""
+        if self._thread is not None:
+            self._thread.join()
         if self._made is not None:
             made, self._made = self._made, None
             made.stop()
@@ -99,3 +127,9 @@ class SparkHost:
     def _clean(self) -> None:
         """What a killed run left behind."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _use_here(made: Any) -> None:
+    """Streams find data sources of Python only in a thread that has the session as its active one."""
+    if hasattr(made, "_jsparkSession"):
+        type(made)._get_j_spark_session_class(made._jvm).setActiveSession(made._jsparkSession)

@@ -180,7 +180,7 @@ class Supervisor:
                 self._host.forget()
                 for sink in self._sinks:
                     sink.lost()
-            if not waiting:
+            if self._host.begin() and not waiting:
                 for sink in self._sinks:
                     sink.step()
                 self.state = "running"

@@ -1,0 +1,86 @@
+"""The doctor of a pipeline: what it needs on this machine and at its sinks, beside what its source needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+from headwater.errors import HeadwaterError
+from headwater.pipeline.config import PipelineConfig
+from headwater.pipeline.sink_query import sink_of
+from headwater.pipeline.tables import choose_tables
+from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
+from headwater.sources.open import postgres_driver
+from headwater.spark.java import find_java
+
+_TIGHT_BYTES: Final = 5 << 30
+_FULL_BYTES: Final = 512 << 20
+
+
+def examine_pipeline(config: PipelineConfig) -> Diagnosis:
+    """Look at the machine, the store, the source and the sinks of *config*. Nothing is changed at the source."""
+    with postgres_driver():
+        from headwater.sources.postgres.connection import Dsn
+        from headwater.sources.postgres.doctor import examine
+
+    findings: list[Finding] = [*_machine(), *_store(config)]
+    names: tuple[str, ...] = ()
+    try:
+        chosen = choose_tables(config)
+        names = chosen.names
+        findings += [
+            Finding("tables", Level.NOTE, f"It is left out: {why}", None, name) for name, why in chosen.left_out.items()
+        ]
+    except HeadwaterError as error:
+        findings.append(_problem("tables", error))
+    source = examine(Dsn(config.dsn), names, slot=config.source.slot, publication=config.source.publication)
+    return replace(source, findings=[*source.findings, *findings, *_sinks(config)])
+
+
+def _problem(check: str, error: HeadwaterError) -> Finding:
+    return Finding(check, Level.PROBLEM, error.message, statement_of(error.next_step))
+
+
+def _machine() -> Iterator[Finding]:
+    try:
+        java = find_java()
+        yield Finding("java", Level.OK, f"Java {java.version} at {java.command}.")
+    except HeadwaterError as error:
+        yield _problem("java", error)
+    try:
+        yield Finding("spark", Level.OK, f"pyspark {version('pyspark')}.")
+    except PackageNotFoundError:
+        yield Finding("spark", Level.PROBLEM, "pyspark is not installed.", "-- pip install 'headwater[spark]'")
+
+
+def _store(config: PipelineConfig) -> Iterator[Finding]:
+    place = _existing(config.work)
+    if not os.access(place, os.W_OK | os.X_OK):
+        yield Finding("store", Level.PROBLEM, f"{place} cannot be written to.", f"-- chown it: {place}")
+        return
+    yield Finding("store", Level.OK, f"{config.work} can be written to.")
+    free = shutil.disk_usage(place).free
+    level = Level.OK if free >= _TIGHT_BYTES else Level.WARNING if free >= _FULL_BYTES else Level.PROBLEM
+    fix = None if level is Level.OK else "-- The logs grow while a sink is down: make room."
+    yield Finding("disk", level, f"{free / (1 << 30):.1f} GiB are free at {place}.", fix)
+
+
+def _existing(path: Path) -> Path:
+    """*path*, or the nearest folder above it that is there."""
+    return next((each for each in (path, *path.parents) if each.exists()), Path("/"))
+
+
+def _sinks(config: PipelineConfig) -> Iterator[Finding]:
+    if not config.sink:
+        yield Finding("sink", Level.PROBLEM, "The pipeline has no sink.", "-- Add [[sink]] with kind and path.")
+    for section in config.sink:
+        try:
+            sink_of(section).check()
+            yield Finding("sink", Level.OK, f"{section.label}: {section.path} can be written to.")
+        except HeadwaterError as error:
+            yield _problem("sink", error)

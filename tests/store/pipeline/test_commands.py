@@ -1,0 +1,113 @@
+"""The commands of a pipeline that does not run: each says so, and what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headwater import Pipeline
+from headwater.cli.main import app
+from headwater.errors import FencedError, InputError
+from headwater.journal.owner import OwnerLock
+from headwater.pipeline.config import load
+from headwater.pipeline.errors import AlreadyRunning, ConfigError, ConfigNotFound, NotStarted
+from headwater.pipeline.status import read_status
+from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER, Supervisor
+
+runner = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory with a pipeline, as a person stands in it."""
+    (tmp_path / "pipeline.toml").write_text(
+        '[pipeline]\nname = "shop"\n[source]\ndsn = "postgresql://app@127.0.0.1:1/shop"\ntables = ["public.orders"]\n'
+        '[[sink]]\nkind = "delta"\npath = "lake"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_status_of_a_pipeline_that_never_ran_says_so(folder: Path) -> None:
+    shown = runner.invoke(app, ["status"], env={"COLUMNS": "120"})
+    assert shown.exit_code == 0
+    assert "shop · not running (never run)" in shown.stdout
+    told = json.loads(runner.invoke(app, ["status", "--json"]).stdout)
+    assert (told["running"], told["state"], told["live"]) == (False, "never run", False)
+    assert told["sinks"][0]["state"] == "not running"
+    assert not (folder / "headwater").exists()
+
+
+def test_status_tells_an_interrupted_run_and_its_error(folder: Path) -> None:
+    run = folder / "headwater/shop" / RUN_FOLDER
+    run.mkdir(parents=True)
+    failure = {"kind": "X", "remedy": "retry", "message": "The disk is full.", "next_step": "Make room."}
+    facts = {
+        "state": "running",
+        "failure": None,
+        "capture": {"state": "running", "rows": 5, "lag_seconds": 0.5, "wal_held_bytes": 2048},
+        "sinks": {"delta": {"state": "waiting", "failure": failure, "restarts": 3, "batches": 7, "epoch": 0}},
+    }
+    (run / FACTS_FILE).write_text(json.dumps(facts))
+    shown = runner.invoke(app, ["status"], env={"COLUMNS": "120"}).stdout
+    assert "not running (interrupted)" in shown
+    assert "WAL held 2.0 KiB" in shown
+    assert "3 restarts" in shown
+    assert "The disk is full." in shown
+    assert "next: Make room." in shown
+
+
+@pytest.mark.parametrize(
+    "command", [["pause"], ["resume"], ["throttle", "1000"], ["resnapshot", "public.orders", "--from", "1"]]
+)
+def test_nobody_can_be_asked_while_nothing_runs(folder: Path, command: list[str]) -> None:
+    asked = runner.invoke(app, command)
+    assert isinstance(asked.exception, NotStarted)
+    assert asked.exception.next_step == "Start it: headwater run pipeline.toml"
+
+
+def test_throttle_takes_a_number_or_none(folder: Path) -> None:
+    assert isinstance(runner.invoke(app, ["throttle", "fast"]).exception, InputError)
+
+
+def test_commands_name_the_file_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command in (["status"], ["pause"], ["run"]):
+        assert isinstance(runner.invoke(app, command).exception, ConfigNotFound)
+
+
+def test_a_second_run_is_refused_with_the_owner(folder: Path) -> None:
+    config = load()
+    run = config.work / RUN_FOLDER
+    run.mkdir(parents=True)
+    with OwnerLock(run / LOCK_FILE, "x") as lock:
+        assert read_status(config).running
+        with pytest.raises(AlreadyRunning, match=f"process {lock.owner.pid} on") as caught:
+            Supervisor(config).run()
+        assert isinstance(caught.value, FencedError)
+        with pytest.raises(AlreadyRunning):
+            Pipeline.from_toml().start()
+    assert not read_status(config).running
+
+
+def test_a_pipeline_from_python_is_checked_at_once(tmp_path: Path) -> None:
+    pipeline = Pipeline(source="postgresql://x", tables=["a"], store=tmp_path / "store", name="shop")
+    with pytest.raises(ConfigError, match="no sink"):
+        pipeline.start()
+    with pytest.raises(ConfigError, match="kind"):
+        pipeline.sink("delat", path="lake")
+    assert pipeline.sink("delta", path=tmp_path / "lake").config.sink[0].label == "delta"
+    with pytest.raises(NotStarted):
+        pipeline.stop()
+    assert pipeline.status().state == "never run"
+
+
+def test_doctor_looks_at_the_machine_and_the_sinks_also_when_the_database_is_gone(folder: Path) -> None:
+    told = runner.invoke(app, ["doctor", "--json"])
+    assert told.exit_code == 1
+    levels = {(one["check"], one["level"]) for one in json.loads(told.stdout)["findings"]}
+    assert {("java", "ok"), ("spark", "ok"), ("store", "ok"), ("sink", "ok"), ("connection", "problem")} <= levels
+    assert not (folder / "headwater").exists()

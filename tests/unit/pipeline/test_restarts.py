@@ -1,0 +1,89 @@
+"""What is started again, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from headwater.errors import CapacityError, FencedError, HeadwaterError, InputError, TransientError
+from headwater.pipeline.restarts import LONGEST_PAUSE, UNSURE_ATTEMPTS, RestartPolicy
+from headwater.sources.errors import SnapshotExpired, SourceUnreachable
+from headwater.spark.failure import Failure, Remedy, ToldError, told
+
+
+def failure(remedy: Remedy) -> Failure:
+    return Failure("Kind", remedy, "It failed.")
+
+
+def test_pauses_grow_to_a_minute_and_are_forgotten_after_progress() -> None:
+    policy = RestartPolicy(random_share=lambda: 1.0)
+    pauses = [policy.pause(failure(Remedy.RETRY)) for _ in range(10)]
+    assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
+    assert pauses[-1] == LONGEST_PAUSE
+    policy.progressed()
+    assert policy.pause(failure(Remedy.RETRY)) == 1.0
+
+
+def test_a_pause_is_never_shorter_than_half_of_what_it_may_be() -> None:
+    assert RestartPolicy(random_share=lambda: 0.0).pause(failure(Remedy.RETRY)) == 0.5
+
+
+def test_what_needs_a_person_is_not_tried_again() -> None:
+    assert RestartPolicy().pause(failure(Remedy.PERSON)) is None
+
+
+def test_what_nobody_knows_is_tried_a_few_times() -> None:
+    policy = RestartPolicy(random_share=lambda: 1.0)
+    pauses = [policy.pause(failure(Remedy.UNSURE)) for _ in range(UNSURE_ATTEMPTS + 1)]
+    assert None not in pauses[:-1]
+    assert pauses[-1] is None
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (TransientError("x"), Remedy.RETRY),
+        (SourceUnreachable("x"), Remedy.RETRY),
+        (SnapshotExpired("x"), Remedy.RETRY),
+        (CapacityError("x"), Remedy.RETRY),
+        (FencedError("x"), Remedy.UNSURE),
+        (InputError("x"), Remedy.PERSON),
+        (HeadwaterError("x"), Remedy.PERSON),
+        (ValueError("x"), Remedy.UNSURE),
+        (RuntimeError("java.io.EOFException"), Remedy.RETRY),
+        (RuntimeError("Python worker exited unexpectedly (crashed)"), Remedy.RETRY),
+    ],
+)
+def test_an_error_says_what_is_to_be_done(error: Exception, remedy: Remedy) -> None:
+    assert Failure.of(error).remedy is remedy
+
+
+def test_an_error_of_ours_survives_the_text_of_spark() -> None:
+    @told
+    def work() -> None:
+        raise SourceUnreachable("The server is gone.", next_step="Wait.")
+
+    with pytest.raises(ToldError) as caught:
+        work()
+    text = (
+        "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: Lost task 0.0\n"
+        f"Traceback (most recent call last):\n\nToldError: {caught.value}\n\n\tat org.apache.Spark\n"
+    )
+    assert Failure.of_text("StreamingQueryException", text) == Failure(
+        "SourceUnreachable", Remedy.RETRY, "The server is gone.", "Wait."
+    )
+
+
+def test_a_text_that_only_looks_like_ours_is_told_by_its_last_error() -> None:
+    text = 'Job aborted\nTraceback:\n  File "x.py"\nValueError: headwater-failure {broken\n\tat org.apache.Spark'
+    found = Failure.of_text("QueryError", text)
+    assert found.remedy is Remedy.UNSURE
+    assert "ValueError" in found.message
+
+
+def test_other_errors_pass_as_they_are() -> None:
+    @told
+    def work() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        work()
