@@ -114,13 +114,8 @@ def test_a_wider_type_holds_the_same_number(value: int, wanted: st.DataType, exp
 
 
 def test_a_batch_has_the_schema_to_the_letter() -> None:
-    kinds = {
-        "id": st.LongType(),
-        "at": st.TimestampType(),
-        "tags": st.ArrayType(st.StringType()),
-        "gone": st.DateType(),
-    }
-    schema = st.StructType([st.StructField(name, kind) for name, kind in zip(("id", "at", "tags", "gone"), kinds, strict=True)])
+    kinds = {"id": st.LongType(), "at": st.TimestampType(), "tags": st.ArrayType(st.StringType()), "no": st.DateType()}
+    schema = st.StructType([st.StructField(name, kind) for name, kind in kinds.items()])
     shape = Shape(schema)
     columns = [pa.array([1, 2], pa.int64()), pa.nulls(2, pa.timestamp("us", tz="UTC")), pa.array([["a"], None]), None]
     made = shape.batch(columns, 2)

@@ -1,0 +1,115 @@
+"""A table as a batch, driven as Spark drives it: one snapshot for all tasks, and the changes of a range of epochs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.postgres import Database
+from tests.spark.driven import DrivenStream, read_all, source_of
+
+from headwater.log_store.errors import InvalidOffset
+from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.spark import snapshot_process
+from headwater.spark.errors import InvalidOption, NoCapture, TableChanged
+
+
+def batch(database: Database, folder: Path, **options: str) -> tuple[Any, Any, Any]:
+    source = source_of(database, folder, options.pop("table", "t"), **options)
+    schema = source.schema()
+    reader: Any = source.reader(schema)
+    return reader, schema, reader.partitions()
+
+
+def make_table(database: Database, rows: int) -> None:
+    database.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        f"INSERT INTO t SELECT n, 'row ' || n FROM generate_series(1, {rows}) n",
+    )
+
+
+def keepers(database: Database) -> int:
+    """Sessions that hold a snapshot open and idle."""
+    return int(database.value("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"))
+
+
+def test_all_tasks_see_one_snapshot_whenever_they_read(newest_postgres: Database, tmp_path: Path) -> None:
+    make_table(newest_postgres, 500)
+    reader, schema, partitions = batch(newest_postgres, tmp_path, splitRows="100")
+    assert len(partitions) == 5
+    rows = read_all(reader, schema, partitions[:2])
+    newest_postgres.execute("DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'later'", "INSERT INTO t VALUES (501)")
+    rows += read_all(reader, schema, partitions[2:])
+    assert sorted((row["id"], row["v"]) for row in rows) == [(n, f"row {n}") for n in range(1, 501)]
+    assert {row["_change_type"] for row in rows} == {"insert"}
+    assert len({row["_commit_version"] for row in rows}) == 1
+    assert read_all(reader, schema, partitions[:1]), "a task that is tried again finds its snapshot"
+
+
+def test_a_snapshot_that_nobody_reads_in_ends(newest_postgres: Database, tmp_path: Path) -> None:
+    make_table(newest_postgres, 20)
+    reader, schema, partitions = batch(newest_postgres, tmp_path, splitRows="10", snapshotSeconds="2")
+    assert keepers(newest_postgres) == 1
+    folder = Path(partitions[0].kept.folder)
+    end = time.monotonic() + 30
+    while folder.exists():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert keepers(newest_postgres) == 0
+    with pytest.raises(SnapshotExpired):
+        read_all(reader, schema, partitions)
+
+
+def test_the_marks_of_tasks_say_when_a_snapshot_is_needed_no_more(tmp_path: Path) -> None:
+    needed = snapshot_process._is_needed
+    assert needed(tmp_path, 2, 600)
+    list(snapshot_process.marked(str(tmp_path), 0, iter([])))
+    assert needed(tmp_path, 2, 600)
+    list(snapshot_process.marked(str(tmp_path), 1, iter([])))
+    assert needed(tmp_path, 2, 600), "for a while: a task may be tried again"
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0))
+    assert not needed(tmp_path, 2, 600)
+
+
+def test_a_table_that_is_not_there_is_named(newest_postgres: Database, tmp_path: Path) -> None:
+    with pytest.raises(SourceNotFound, match="nothing"):
+        batch(newest_postgres, tmp_path, table="nothing")
+
+
+def test_the_changes_of_a_range_of_epochs(newest_postgres: Database, tmp_path: Path) -> None:
+    make_table(newest_postgres, 3)
+    stream = DrivenStream(source_of(newest_postgres, tmp_path, "t", history="false", query="follow"))
+    ends = [stream.reader.initialOffset()["e"]]
+    try:
+        for statement in ("INSERT INTO t VALUES (10, 'x')", "UPDATE t SET v = 'y' WHERE id = 10", "DELETE FROM t"):
+            newest_postgres.execute(statement)
+            end = stream.next_end()
+            stream.rows(end)
+            ends.append(end["e"])
+        found = []
+        for start, end in zip(ends[:-1], ends[1:], strict=True):
+            reader, schema, parts = batch(newest_postgres, tmp_path, startEpoch=str(start), endEpoch=str(end))
+            found.append([row["_change_type"] for row in read_all(reader, schema, parts)])
+        assert found == [["insert"], ["update_postimage"], ["delete"] * 4]
+        reader, schema, parts = batch(newest_postgres, tmp_path, startEpoch="0", columns="id")
+        assert sorted(row["id"] for row in read_all(reader, schema, parts)) == [1, 2, 3, 10, 10, 10]
+        with pytest.raises(InvalidOffset, match="newest sealed"):
+            batch(newest_postgres, tmp_path, startEpoch="0", endEpoch=str(1 << 60))
+        newest_postgres.execute("TRUNCATE t")
+        stream.next_end()
+        with pytest.raises(TableChanged, match="truncated"):
+            batch(newest_postgres, tmp_path, startEpoch=str(ends[-1]))
+    finally:
+        stream.stop()
+
+
+def test_changes_need_a_log_and_past_states_a_versioned_table(newest_postgres: Database, tmp_path: Path) -> None:
+    make_table(newest_postgres, 1)
+    with pytest.raises(NoCapture, match=r"no log.*headwater capture"):
+        batch(newest_postgres, tmp_path, startEpoch="0")
+    with pytest.raises(InvalidOption, match=r"as of an epoch.*startEpoch"):
+        batch(newest_postgres, tmp_path, asOfEpoch="7")

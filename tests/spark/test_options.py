@@ -1,0 +1,77 @@
+"""The options of the data source: read, checked, and refused with what is valid."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headwater.spark.errors import InvalidOption
+from headwater.spark.options import NAMES, SourceOptions
+
+GIVEN = {"source": "postgresql://app:secret@db:5432/shop", "table": "orders"}
+
+
+def test_names_are_read_in_any_case() -> None:
+    read = SourceOptions.parse({"SOURCE": GIVEN["source"], "table": "orders", "maxrows": "7", "onTruncate": "IGNORE"})
+    assert (read.max_rows, read.on_truncate, read.history) == (7, "ignore", True)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tabel": "t"}, "Did you mean 'table'"),
+        ({"max_rows": "1"}, "Did you mean 'maxRows'"),
+        ({"maxRows": "0"}, "from 1"),
+        ({"rowsPerSecond": "-1"}, "from 0"),
+        ({"history": "perhaps"}, "true and false"),
+        ({"backfill": "triple"}, "parallel and single"),
+        ({"columns": "a,,b"}, "names by commas"),
+        ({"startEpoch": "9", "endEpoch": "8"}, "before startEpoch"),
+        ({"table": ""}, "No table"),
+        ({"asOfEpoch": "1"}, "as of an epoch"),
+    ],
+)
+def test_what_is_wrong_is_told(wrong: dict[str, str], words: str) -> None:
+    with pytest.raises(InvalidOption, match=words):
+        SourceOptions.parse(GIVEN | wrong)
+
+
+def test_the_source_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWATER_SOURCE", raising=False)
+    with pytest.raises(InvalidOption, match="HEADWATER_SOURCE"):
+        SourceOptions.parse({"table": "t"})
+    monkeypatch.setenv("HEADWATER_SOURCE", GIVEN["source"])
+    assert SourceOptions.parse({"table": "t"}).source == GIVEN["source"]
+
+
+def test_the_password_is_never_shown() -> None:
+    read = SourceOptions.parse(GIVEN)
+    assert "secret" not in repr(read)
+    assert "secret" not in repr(read.for_query("public.orders"))
+    assert "secret" not in read.store
+
+
+def test_each_database_has_a_store_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+
+    def store(source: str) -> str:
+        return SourceOptions.parse({"source": source, "table": "t"}).store
+
+    one = store("postgresql://app:secret@db:5432/shop")
+    assert one.startswith(str(tmp_path / "headwater"))
+    assert store("postgresql://other:word@db:5432/shop") == one, "whoever asks"
+    assert store("postgresql://app@db:5433/shop") != one
+    assert store("postgresql://app@db:5432/shop2") != one
+
+
+def test_names_of_columns_may_be_quoted() -> None:
+    read = SourceOptions.parse(GIVEN | {"columns": 'id, "a,b" ,"say ""hi""",*'})
+    assert read.columns == ("id", "a,b", 'say "hi"', "*")
+
+
+def test_every_option_is_described() -> None:
+    from headwater.spark import options
+
+    assert options.__doc__ is not None
+    assert [name for name in NAMES if f"``{name}``" not in options.__doc__] == []
