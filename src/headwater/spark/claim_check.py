@@ -99,9 +99,10 @@ class ClaimReader(DataSourceStreamReader):
     def __init__(self, delivery: ClaimDelivery) -> None:
         self._delivery = delivery
         self._opened: QueryPlanner | None = None
+        self._initial: dict[str, int] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_delivery": self._delivery, "_opened": None}
+        return {"_delivery": self._delivery, "_opened": None, "_initial": None}
 
     @property
     def _planner(self) -> QueryPlanner:
@@ -116,7 +117,10 @@ class ClaimReader(DataSourceStreamReader):
 
     @told
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        return self._planner.initial().to_json()
+        """The same on every call: Spark asks once more after it has asked for the latest one."""
+        if self._initial is None:
+            self._initial = self._planner.initial().to_json()
+        return self._initial
 
     @told
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
