@@ -9,11 +9,14 @@ from typing import Annotated, Any
 import typer
 
 from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
+from headwater.capture import TableState
+from headwater.capture.renewal import renew
 from headwater.cli.terminal import err
 from headwater.errors import InputError
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, load, matching
 from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.status import SinkStatus, read_status
+from headwater.pipeline.tables import captured_tables
 
 _ANSWER_SECONDS = 120.0
 FileOption = Annotated[Path, typer.Option("--pipeline", "-p", help="The pipeline.")]
@@ -46,7 +49,7 @@ def throttle(
 
 
 def resnapshot(
-    table: Annotated[str, typer.Argument(help="The table to read once more.")],
+    table: Annotated[str | None, typer.Argument(help="The table to read once more; all by default.")] = None,
     start: Annotated[
         list[str] | None, typer.Option("--from", help="The first key; again for each further key column.")
     ] = None,
@@ -57,10 +60,41 @@ def resnapshot(
     pipeline: FileOption = Path(DEFAULT_FILE),
     sink: SinkOption = None,
 ) -> None:
-    """Read a table, a range of its keys or some of its columns once more, while changes flow."""
+    """Read a table, a range of its keys or some of its columns once more, while changes flow.
+
+    A table whose capture has stopped, or after a slot was lost all tables, are captured anew; that can also be asked
+    for while nothing runs.
+    """
+    part = start or end or column
+    if part and table is None:
+        raise InputError("A range or a column is of one table.", next_step="Name the table.")
+    if not part and _captured_anew(load(pipeline), table):
+        return
     detail = {"start": start or None, "end": end or None, "columns": column or None}
     for name in _ask(pipeline, sink, table, RESNAPSHOT, detail):
-        err.print(f"{name}: {table} is read once more. Look: headwater status --watch")
+        err.print(f"{name}: {table or 'every table'} is read once more. Look: headwater status --watch")
+
+
+def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
+    """Have the capture begin anew where it has stopped; ``False``: it has not, reading the history is enough."""
+    running = read_status(config).running
+    known = captured_tables(config.store)
+    if not known:
+        return False
+    if table is None:
+        if running:
+            return False
+        renew(config.store, None)
+        err.print("The source is captured anew at the next start, and every table read once more. Run: headwater run")
+        return True
+    stopped = [name for name, one in known.items() if one.state is TableState.STOPPED]
+    wanted = matching([table], stopped)
+    if not wanted:
+        return False
+    done = renew(config.store, wanted, _ANSWER_SECONDS)
+    when = "is captured anew and read once more" if done else "is captured anew at the next start. Run: headwater run"
+    err.print(f"{wanted[0]} {when}")
+    return True
 
 
 def _limit(text: str) -> int | None:

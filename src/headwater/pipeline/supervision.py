@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headwater.backfill.control import status as query_status
+from headwater.capture import TableState
 from headwater.errors import HeadwaterError
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock
@@ -68,6 +69,11 @@ class CaptureKeeper:
             told["last_error"], told["next_step"] = self.failure.message, self.failure.next_step
         return told
 
+    def _running_tables(self) -> list[str]:
+        """Those that go on: one that has stopped waits for a person, and does not keep the others from starting."""
+        known = captured_tables(self._config.store)
+        return [name for name in self._tables if name not in known or known[name].state is TableState.ACTIVE]
+
     def step(self) -> None:
         """Start it, or start it again."""
         if self.has_failed:
@@ -75,7 +81,7 @@ class CaptureKeeper:
         if self._process is None:
             if time.monotonic() >= self._retry_at:
                 self._process = CaptureProcess(
-                    self._config, self._tables, self._config.work / LOG_FOLDER / "capture.log"
+                    self._config, self._running_tables(), self._config.work / LOG_FOLDER / "capture.log"
                 )
             return
         failure = self._process.failure()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headwater.capture import SourceState
+from headwater.capture import CapturedTable, SourceState
 from headwater.errors import TransientError
 from headwater.pipeline.config import PipelineConfig, is_pattern, matching
 from headwater.pipeline.errors import ConfigError
@@ -44,7 +44,7 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
         try:
             found, left_out = _at_the_source(config, patterns, plain)
         except TransientError:
-            found = matching(patterns, captured_tables(config.store))
+            found = matching(patterns, list(captured_tables(config.store)))
             if not found:
                 raise
     names = tuple(dict.fromkeys([*plain, *found]))
@@ -57,13 +57,13 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
     return ChosenTables(names, left_out)
 
 
-def captured_tables(store: str) -> list[str]:
-    """The tables whose logs are in the store at *store*."""
+def captured_tables(store: str) -> dict[str, CapturedTable]:
+    """The tables whose logs are in the store at *store*, by name."""
     try:
         with open_reader(store) as reader, reader.snapshot() as view:
-            return list(SourceState.read(view)[1])
+            return SourceState.read(view)[1]
     except StoreNotFound:
-        return []
+        return {}
 
 
 def _at_the_source(config: PipelineConfig, patterns: list[str], plain: list[str]) -> tuple[list[str], dict[str, str]]:
