@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.servers.postgres import Database
 
+from headwater.log_store import LogView
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.types import arrow_schema
+from headwater.state import open_reader
 
 
 def source_of(database: Database, folder: Path, table: str, **options: str) -> HeadwaterDataSource:
@@ -32,6 +35,18 @@ def read_all(reader: Any, schema: st.StructType, partitions: Any) -> list[dict[s
             assert 0 < batch.num_rows <= 32768
             rows += batch.to_pylist()
     return rows
+
+
+def wait_for_changes(folder: Path, rows: int, log: str = "public.t") -> int:
+    """Until a log has so many changes; the newest epoch by then."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        with open_reader(folder / "store") as reader, reader.snapshot() as view:
+            shown = LogView.open(view, log)
+            if sum(epoch.rows for epoch in shown.epochs()) >= rows:
+                return int(shown.sealed)
+        time.sleep(0.05)
+    raise AssertionError(f"no {rows} changes in the log")
 
 
 class DrivenStream:

@@ -24,7 +24,7 @@ def test_a_query_delivers_history_and_changes_once(spark: Any, newest_postgres: 
     rows = stream.wait_for(3012)
     stream.stop()
     assert len(rows) == 3012
-    expected = {key: value for key, value in newest_postgres.execute("SELECT id, v FROM t")}
+    expected = dict(newest_postgres.execute("SELECT id, v FROM t"))
     assert {key: row["v"] for key, row in mirrored(rows).items()} == expected
 
 

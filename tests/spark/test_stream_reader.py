@@ -16,12 +16,10 @@ from pyspark.sql import types as st
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.servers.postgres import Database
 from tests.spark.collecting import mirrored
-from tests.spark.driven import DrivenStream, source_of
+from tests.spark.driven import DrivenStream, source_of, wait_for_changes
 
-from headwater.log_store import LogView
 from headwater.spark.capture_process import is_written
 from headwater.spark.errors import NoCapture, StreamRuns, TableChanged, UnsupportedSchema
-from headwater.state import open_reader
 
 Start = Callable[..., DrivenStream]
 ROWS = 500
@@ -48,17 +46,6 @@ def make_table(database: Database, rows: int = ROWS, columns: str = "v text") ->
         f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
         f"INSERT INTO t SELECT n, 'row ' || n FROM generate_series(1, {rows}) n",
     )
-
-
-def wait_for_changes(folder: Path, rows: int) -> None:
-    """Until the log of the table has so many changes."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        with open_reader(folder / "store") as reader, reader.snapshot() as view:
-            if sum(epoch.rows for epoch in LogView.open(view, "public.t").epochs()) >= rows:
-                return
-        time.sleep(0.05)
-    raise AssertionError(f"no {rows} changes in the log")
 
 
 def test_history_comes_first_and_every_change_once(start: Start, newest_postgres: Database) -> None:

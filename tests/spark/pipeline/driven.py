@@ -1,0 +1,136 @@
+"""``headwater run`` as a process under test, and the mirror that it makes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from deltalake import DeltaTable
+from tests.servers.postgres import Database
+
+SECONDS = 240.0
+"""A busy machine is no failure."""
+
+
+class RunningPipeline:
+    """A pipeline in *folder*; it can be run, asked and killed as a person would."""
+
+    def __init__(self, folder: Path, database: Database, tables: str, **sections: str) -> None:
+        self.folder, self.database = folder, database
+        self._process: subprocess.Popen[bytes] | None = None
+        more = "\n".join(f"[{name}]\n{text}" for name, text in sections.items())
+        (folder / "pipeline.toml").write_text(
+            f'[pipeline]\nname = "shop"\n[source]\ndsn_env = "SHOP_DSN"\ntables = {tables}\nheartbeat_seconds = 0.5\n'
+            f'[spark]\nmaster = "local[2]"\n[[sink]]\nkind = "delta"\npath = "lake"\n{more}\n'
+        )
+
+    def _command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
+        environment = os.environ | {"SHOP_DSN": self.database.dsn, "COLUMNS": "200"}
+        return [sys.executable, "-m", "headwater.cli.main", *arguments], environment
+
+    def start(self) -> None:
+        command, environment = self._command("run", "--json")
+        with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
+            self._process = subprocess.Popen(
+                command, cwd=self.folder, env=environment, stdout=out, stderr=err, start_new_session=True
+            )
+
+    def headwater(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Another command, beside the run."""
+        command, environment = self._command(*arguments)
+        return subprocess.run(
+            command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
+        )
+
+    def status(self) -> dict[str, Any]:
+        """As the run told last."""
+        lines = (self.folder / "out").read_bytes().split(b"\n")
+        found: dict[str, Any] = json.loads(lines[-2]) if len(lines) > 1 else {"sinks": [], "state": ""}
+        return found
+
+    def table(self, name: str) -> dict[str, Any]:
+        found = [one for sink in self.status()["sinks"] for one in sink["tables"] if one["name"] == name]
+        return found[0] if found else {"phase": "", "rows": 0, "paused": False}
+
+    def wait_for(self, done: Callable[[], Any], seconds: float = SECONDS) -> None:
+        end = time.monotonic() + seconds
+        while not done():
+            assert self._process is not None
+            assert self._process.poll() is None, self.complaints()
+            assert time.monotonic() < end, f"waited {seconds} s: {self.status()}"
+            time.sleep(0.1)
+
+    def wait_until_equal(self, *tables: str) -> None:
+        """Until each mirror is its table; the source must be at rest."""
+        for table in tables:
+            expected = self.database.execute(f"SELECT id, name FROM {table} ORDER BY id")
+            self.wait_for(lambda table=table, expected=expected: self.mirror(table) == expected)
+
+    def mirror(self, table: str) -> list[tuple[Any, ...]]:
+        path = self.folder / "lake" / table
+        if not (path / "_delta_log").exists():
+            return []
+        found = DeltaTable(str(path)).to_pyarrow_table(columns=["id", "name"])
+        return sorted(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True))
+
+    def complaints(self) -> str:
+        log = self.folder / "headwater/shop/logs/spark.log"
+        return (self.folder / "err").read_text() + (log.read_text()[-2000:] if log.exists() else "")
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def children(self) -> list[int]:
+        """All processes that the run has started, and theirs; the run itself first."""
+        parents: dict[int, int] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                except OSError:
+                    continue
+        found = [self.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> int:
+        """As Ctrl-C does it: the whole group of processes hears of it. Its exit code."""
+        assert self._process is not None
+        os.killpg(self.pid, how)
+        return self._process.wait(SECONDS)
+
+    def kill9(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self.kill9()
+
+
+def are_gone(pids: list[int], seconds: float = 30.0) -> bool:
+    """Whether all processes end within *seconds*."""
+    end = time.monotonic() + seconds
+    while any(_runs(pid) for pid in pids):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.1)
+    return True
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,140 @@
+"""``headwater run`` into a Delta mirror, with a real database, real Spark and everything that happens meanwhile.
+
+Each start of Spark costs seconds, so two stories share what they start: one of a person who asks the running
+pipeline for things, one of kills.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+from tests.servers.postgres import Database
+from tests.spark.pipeline.driven import RunningPipeline, are_gone
+
+ROWS = 20_000
+
+
+@pytest.fixture
+def shop(newest_postgres: Database) -> Database:
+    newest_postgres.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, name text)",
+        f"INSERT INTO orders SELECT n, 'order ' || n FROM generate_series(1, {ROWS}) n",
+        "CREATE TABLE customers (id bigint PRIMARY KEY, name text)",
+        "INSERT INTO customers SELECT n, 'customer ' || n FROM generate_series(1, 100) n",
+        "CREATE TABLE keyless (name text)",
+        "ANALYZE",
+    )
+    return newest_postgres
+
+
+@pytest.fixture
+def slow(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
+    """A pipeline that reads its history slowly enough to be asked meanwhile."""
+    made = RunningPipeline(tmp_path, shop, '["public.*"]', backfill="rows_per_second = 500\ninterval_seconds = 0.5")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def quick(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
+    made = RunningPipeline(tmp_path, shop, '["orders", "customers"]')
+    yield made
+    made.close()
+
+
+def write(database: Database, first: int) -> None:
+    """A little of everything."""
+    database.execute(
+        f"INSERT INTO orders SELECT n, 'new ' || n FROM generate_series({ROWS + first}, {ROWS + first + 99}) n",
+        f"UPDATE orders SET name = 'changed' WHERE id BETWEEN {first} AND {first + 49}",
+        f"DELETE FROM orders WHERE id BETWEEN {first + 50} AND {first + 99}",
+        f"UPDATE orders SET id = -id WHERE id BETWEEN {first + 100} AND {first + 109}",
+        f"DELETE FROM customers WHERE id = {first % 100 + 1}",
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database) -> None:
+    slow.start()
+    slow.wait_for(lambda: slow.table("public.orders")["rows"] > 0)
+
+    paused = slow.headwater("pause")
+    assert paused.returncode == 0, paused.stderr
+    assert "history is paused" in paused.stderr
+    slow.wait_for(lambda: slow.table("public.orders")["paused"])
+    write(shop, 1)
+    shown = slow.headwater("status").stdout
+    for words in ("shop · running", "capture running", "public.orders", "paused", "public.keyless is left out"):
+        assert words in shown, shown
+    held = slow.table("public.orders")["rows"]
+    assert held < ROWS
+
+    second = slow.headwater("run")
+    assert second.returncode == 1
+    assert f"process {slow.pid} on" in second.stderr
+
+    wrong = slow.headwater("throttle", "1000", "public.nothing")
+    assert wrong.returncode == 2
+    assert "public.orders" in wrong.stderr
+
+    assert "no limit" in slow.headwater("throttle", "none").stderr
+    assert slow.table("public.orders")["rows"] == held
+    assert "history goes on" in slow.headwater("resume").stderr
+    write(shop, 1001)
+    slow.wait_for(lambda: slow.table("public.orders")["phase"] == "live")
+    slow.wait_until_equal("public.orders", "public.customers")
+
+    DeltaTable(str(slow.folder / "lake/public.orders")).delete("id BETWEEN 2000 AND 2099")
+    DeltaTable(str(slow.folder / "lake/public.orders")).delete("id BETWEEN 3000 AND 3099")
+    again = slow.headwater("resnapshot", "orders", "--from", "2000", "--to", "2099")
+    assert again.returncode == 0, again.stderr
+    slow.wait_for(lambda: len(slow.mirror("public.orders")) == shop.value("SELECT count(*) - 100 FROM orders"))
+    assert slow.headwater("resnapshot", "public.orders").returncode == 0
+    slow.wait_until_equal("public.orders")
+
+    children = slow.children()
+    assert slow.stop() == 0, slow.complaints()
+    assert are_gone(children)
+    rest = slow.headwater("status").stdout
+    assert "not running (stopped)" in rest
+    assert slow.headwater("pause").returncode == 1
+    journal = slow.headwater("journal", "--root", "headwater/shop/journal", "list")
+    assert "shop" in journal.stdout, journal.stderr
+
+
+@pytest.mark.timeout(600)
+def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: Database) -> None:
+    quick.start()
+    quick.wait_for(lambda: quick.status()["state"] == "running")
+    write(shop, 1)
+    children = quick.children()
+    quick.kill9()
+    assert are_gone(children)
+    assert "not running (interrupted)" in quick.headwater("status").stdout
+    write(shop, 1001)
+
+    quick.start()
+    quick.wait_until_equal("public.orders", "public.customers")
+    capture = quick.status()["capture"]["pid"]
+    os.kill(capture, signal.SIGKILL)
+    write(shop, 2001)
+    quick.wait_for(lambda: quick.status()["capture"].get("pid") not in (None, capture))
+    quick.wait_until_equal("public.orders")
+
+    before = quick.status()["sinks"][0]["restarts"]
+    for pid in quick.children():
+        if b"python_streaming_source_runner" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    write(shop, 3001)
+    quick.wait_until_equal("public.orders")
+    assert quick.status()["sinks"][0]["restarts"] > before
+    (java,) = [pid for pid in quick.children() if Path(f"/proc/{pid}/exe").readlink().name == "java"]
+    os.kill(java, signal.SIGKILL)
+    write(shop, 4001)
+    quick.wait_until_equal("public.orders")
+    assert quick.stop(signal.SIGTERM) == 0, quick.complaints()
