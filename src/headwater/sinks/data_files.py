@@ -24,8 +24,9 @@ from headwater.sinks.storage import Storage
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
-GROUP_ROWS: Final = 128 * 1024
+GROUP_ROWS: Final = 64 * 1024
 GROUP_BYTES: Final = 32 << 20
+SAMPLE_ROWS: Final = 8192
 TEXT_PREFIX: Final = 32
 EXACT_DIGITS: Final = 15
 """A decimal with so many is exact as a JSON number."""
@@ -115,7 +116,7 @@ class FileWriter:
         rows = pa.concat_tables(self._held)
         self._held, self._held_rows, self._held_bytes = [], 0, 0
         if self._open is None:
-            self._open = _OpenFile(self._storage, f"{self._prefix}{uuid.uuid4()}.parquet", self._schema)
+            self._open = _OpenFile(self._storage, f"{self._prefix}{uuid.uuid4()}.parquet", self._schema, rows)
         self._open.write(rows)
         if self._open.size >= self._target:
             self._end_file()
@@ -127,7 +128,7 @@ class FileWriter:
 
 
 class _OpenFile:
-    def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
+    def __init__(self, storage: Storage, path: str, schema: pa.Schema, rows: pa.Table) -> None:
         failpoints.hit(BEFORE_FILE)
         self._path = path
         self._schema = schema
@@ -140,6 +141,7 @@ class _OpenFile:
             schema,
             compression=COMPRESSION,
             compression_level=COMPRESSION_LEVEL,
+            use_dictionary=_repeating(rows),
             metadata_collector=self._metadata,
             store_schema=False,
         )
@@ -175,6 +177,13 @@ def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None)
         if columns is not None:
             columns = [name for name in columns if name in file.schema_arrow.names]
         return file.read(columns=columns, use_threads=True)
+
+
+def _repeating(rows: pa.Table) -> list[str]:
+    """The columns of texts that occur again and again: a dictionary pays for them, and costs twice for all others."""
+    sample = rows.slice(0, SAMPLE_ROWS)
+    texts = [field.name for field in rows.schema if pa.types.is_string(field.type) or pa.types.is_binary(field.type)]
+    return [name for name in texts if pc.count_distinct(sample.column(name)).as_py() * 10 <= sample.num_rows]
 
 
 def _bounds(

@@ -42,8 +42,11 @@ from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 from headwater.stream.vnode import hash_keys
 
 COMMIT_ATTEMPTS: Final = 20
-FILE_BYTES: Final = 16 << 20
+FILE_BYTES: Final = 4 << 20
+LARGEST_FILE_BYTES: Final = 32 << 20
+MANY_FILES: Final = 1000
 CHANGES_FILE_BYTES: Final = 128 << 20
+RETENTION_HOURS: Final = 1
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,16 @@ class DeltaSink:
 
     :param path: a path, or the address of a directory in an object store.
     :param storage_options: of the object store; they may hold passwords and are never shown.
-    :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change.
+    :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change. The files of a
+        table with many of them grow larger.
+    :param retention_hours: how long files are kept that newer versions do not have: readers of an older one need them.
     """
 
     path: str
     mode: Mode = Mode.MIRROR
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     file_bytes: int | None = None
+    retention_hours: int = RETENTION_HOURS
 
     @property
     def name(self) -> str:
@@ -124,12 +130,13 @@ class DeltaSink:
         wanted = own if self.mode is Mode.MIRROR else changes_schema(own)
         log = self._log(table)
         if not log.open():
-            log.create(wanted, _CONFIGURATION)
+            log.create(wanted, _configuration(self.retention_hours))
         apps = _Apps(table, token.query, token.backfill)
         for _ in range(COMMIT_ATTEMPTS):
             has = apps.committed(log)
             batch = Batch.left_of(staged, token, has)
             if batch is None:
+                self._staging(table, token).clean(token)
                 return False
             evolution = evolve(table.full_name, log.schema(), wanted)
             if evolution.added:
@@ -138,7 +145,7 @@ class DeltaSink:
                 return True
             if self._commit(log, table, token, apps, batch, evolution):
                 self._staging(table, token).clean(token)
-                log.tidy()
+                self._tidy(log, table)
                 return True
         raise SinkBusy(
             f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
@@ -146,9 +153,9 @@ class DeltaSink:
         )
 
     def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
-        """Remove files that no version of the last *retention_hours* has: replaced ones, and those of failed attempts.
+        """Remove the files that no version of the last hours has, also those of attempts that failed.
 
-        A reader of an older version fails then. Give more hours than a batch can take.
+        :param retention_hours: more than a batch can take, or its files go before they are committed.
         """
         log = self._log(table)
         return log.vacuum(retention_hours, all_files=True) if log.open() else []
@@ -156,13 +163,12 @@ class DeltaSink:
     def _commit(
         self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
-        files = log.files(table.key_columns)
+        rewrite = self._rewrite(log, table, evolution.schema)
         transactions = apps.of(token, batch)
         overlaps = log.transaction(apps.upsert) == 1
-        if batch.history and log.transaction(apps.history) is None and files and self.mode is Mode.MIRROR:
+        if batch.history and log.transaction(apps.history) is None and rewrite.files and self.mode is Mode.MIRROR:
             overlaps = True
             transactions[apps.upsert] = 1
-        rewrite = Rewrite(self._table(table), files, evolution.schema, table.key_columns, self._file_bytes)
         waste: list[DataFile] = []
         try:
             if evolution.must_rewrite:
@@ -184,6 +190,22 @@ class DeltaSink:
         for file in waste:
             self._table(table).remove(file.path)
         return True
+
+    def _tidy(self, log: DeltaLog, table: SourceTable) -> None:
+        """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
+        rewrite = self._rewrite(log, table, log.schema())
+        if self.mode is Mode.MIRROR and rewrite.compact():
+            if log.commit(rewrite.added, rewrite.removed, {}, is_data_change=False):
+                rewrite.settle()
+            else:
+                rewrite.discard()
+        log.tidy(self.retention_hours)
+
+    def _rewrite(self, log: DeltaLog, table: SourceTable, schema: pa.Schema) -> Rewrite:
+        files = log.files(table.key_columns)
+        share = min(sum(file.size for file in files) // MANY_FILES, LARGEST_FILE_BYTES)
+        target = max(self._file_bytes, share)
+        return Rewrite(self._table(table), files, schema, table.key_columns, target)
 
     def _apply(
         self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool
@@ -248,11 +270,12 @@ class DeltaSink:
         return Staging(self._root, directory_of(table), token.query)
 
 
-_CONFIGURATION = {
-    "delta.checkpointInterval": "100",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
-}
+def _configuration(retention_hours: int) -> dict[str, str]:
+    return {
+        "delta.checkpointInterval": "100",
+        "delta.logRetentionDuration": f"interval {max(retention_hours, 24)} hours",
+        "delta.deletedFileRetentionDuration": f"interval {retention_hours} hours",
+    }
 
 
 class _Apps:

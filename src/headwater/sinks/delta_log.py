@@ -198,16 +198,17 @@ class DeltaLog:
         self._sync()
         return True
 
-    def tidy(self) -> None:
-        """A checkpoint of the log when it is due. Nothing depends on it."""
+    def tidy(self, retention_hours: int) -> None:
+        """When it is due: a checkpoint of the log, and away with old entries and files. Nothing depends on it."""
         if self.version % CHECKPOINT_COMMITS:
             return
         failpoints.hit(BEFORE_CHECKPOINT)
         try:
             self._handle.create_checkpoint()
             self._handle.cleanup_metadata()
+            self.vacuum(retention_hours, all_files=False)
         except self._delta.exceptions.DeltaError as error:
-            logger.warning("The log of the Delta table %s got no checkpoint: %s.", self._name, type(error).__name__)
+            logger.warning("The Delta table %s could not be tidied: %s.", self._name, type(error).__name__)
 
     def vacuum(self, retention_hours: int, *, all_files: bool) -> list[str]:
         """Remove files that no version since *retention_hours* has; with *all_files* also those that never had one."""

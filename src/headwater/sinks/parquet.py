@@ -91,12 +91,15 @@ class ParquetSink:
         :raises OtherAttempt: the history of this plan, or a part of the changes, came from another process.
         :raises SinkBusy: others committed all the time.
         """
+        if not staged:
+            return False
         manifests = self._manifests(table)
         small: list[DataFile] | None = None
         for _ in range(COMMIT_ATTEMPTS):
             newest = manifests.newest()
-            batch = Batch.left_of(staged, token, newest.committed(token.query, token.backfill)) if staged else None
+            batch = Batch.left_of(staged, token, newest.committed(token.query, token.backfill))
             if batch is None:
+                self._clean(table, token)
                 return False
             if batch.is_empty:
                 return True

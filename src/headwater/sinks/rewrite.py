@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,9 @@ from headwater.sinks.keys import KeySet, last_rows
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform
 from headwater.sources.table import UNAVAILABLE_COLUMN
+
+SMALL_FILES: Final = 16
+"""So many files of about one size are joined to one."""
 
 Mask = NDArray[np.bool_]
 
@@ -114,6 +117,21 @@ class Rewrite:
             if gone.any():
                 self._replace(file, self._read(file).filter(pa.array(~gone)) if not gone.all() else None)
 
+    def compact(self) -> bool:
+        """Join small files of about one size, if there are many; ``False``: there are not."""
+        classes: dict[int, list[DataFile]] = {}
+        for file in self.files:
+            if file.size * 4 < self._target:
+                classes.setdefault(file.size.bit_length() // 2, []).append(file)
+        for _, small in sorted(classes.items()):
+            if len(small) >= SMALL_FILES:
+                rows = pa.concat_tables([self._read(file) for file in small])
+                for file in small:
+                    self._replace(file, None)
+                self._bring(self._sorted(rows))
+                return True
+        return False
+
     def recast(self) -> None:
         """Write all files anew, with the types of the schema."""
         for file in self.files:
@@ -150,6 +168,10 @@ class Rewrite:
             made = write_files(self._storage, rows, self._target)
             self._written.extend(made)
             self.append(made)
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        """*rows* by key, so that files have ranges of it."""
+        return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in self._keys]))
 
     def _concerned(self, part: pa.Table) -> list[DataFile]:
         """The files that may have a key of *part*, by the first key column."""
