@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,10 @@ class RunningPipeline:
     def wait_until_equal(self, *tables: str) -> None:
         """Until each mirror is its table; the source must be at rest."""
         for table in tables:
-            expected = self.database.execute(f"SELECT id, name FROM {table} ORDER BY id")
-            self.wait_for(lambda table=table, expected=expected: self.mirror(table) == expected)
+            self.wait_for(partial(self._equals, table, self.database.execute(f"SELECT id, name FROM {table}")))
+
+    def _equals(self, table: str, expected: list[tuple[Any, ...]]) -> bool:
+        return self.mirror(table) == sorted(expected)
 
     def mirror(self, table: str) -> list[tuple[Any, ...]]:
         path = self.folder / "lake" / table

@@ -1,0 +1,3 @@
+from headwater.pipeline.pipeline import Pipeline as Pipeline
+
+__version__: str
