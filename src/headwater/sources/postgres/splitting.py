@@ -39,8 +39,6 @@ FEWEST_BLOCKS, MOST_BLOCKS = 2_000, 100_000
 ROWS_PER_SPLIT: Final = 200
 MOST_SAMPLED: Final = 2_000_000
 
-_BLOCK_BYTES: Final = 8192
-_ROWS_PER_BLOCK: Final = 50.0
 _SIZES: Final = """
 SELECT (pg_catalog.pg_relation_size(c.oid)
         / pg_catalog.current_setting('block_size')::bigint)::bigint AS blocks,
@@ -117,10 +115,10 @@ class _Heap:
     def read(cls, session: Connection, catalog: CatalogTable) -> _Heap:
         oids = [leaf.oid for leaf in catalog.leaves] if catalog.is_partitioned else [catalog.oid]
         parts = ask(session, _SIZES, [oids])
-        density = sum(part.rows for part in parts) / max(1, sum(part.pages for part in parts if part.rows))
         blocks = sum(part.blocks for part in parts)
+        density = sum(part.rows for part in parts) / max(1, sum(part.pages for part in parts if part.rows))
         return cls(
-            int(blocks * (density or _ROWS_PER_BLOCK)),
+            round(blocks * (density or _measured(session, catalog, blocks))),
             blocks,
             max((part.blocks for part in parts), default=0),
             all(part.method == "heap" for part in parts),
@@ -131,6 +129,17 @@ class _Heap:
             raise UnsupportedTable(
                 str(catalog.name), "its storage has no blocks to read by.", next_step="Split by key."
             )
+
+
+def _measured(session: Connection, catalog: CatalogTable, blocks: int) -> float:
+    """About how many rows a block has, of a table that was never analyzed."""
+    if not blocks:
+        return 0.0
+    part = min(1.0, FEWEST_BLOCKS / blocks)
+    counted = sql.SQL("SELECT pg_catalog.count(*) FROM {} TABLESAMPLE SYSTEM ({})").format(
+        sql.SQL(catalog.from_sql), sql.Literal(100.0 * part)
+    )
+    return int(_texts(session, counted, 1)[0][0]) / (blocks * part)
 
 
 def _choice(
