@@ -77,8 +77,8 @@ class DeltaSink:
 
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Delta table of *table* has."""
-        log = self._log(table)
-        return _Apps(table, query, backfill).committed(log) if log.open() else Committed()
+        with self._log(table) as log:
+            return _Apps(table, query, backfill).committed(log) if log.open() else Committed()
 
     def stage_changes(
         self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
@@ -126,15 +126,25 @@ class DeltaSink:
         """
         if not staged:
             return False
+        with self._log(table) as log:
+            return self._deliver(log, table, token, staged)
+
+    def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
+        """Remove the files that no version of the last hours has, also those of attempts that failed.
+
+        :param retention_hours: more than a batch can take, or its files go before they are committed.
+        """
+        with self._log(table) as log:
+            return log.vacuum(retention_hours, all_files=True) if log.open() else []
+
+    def _deliver(self, log: DeltaLog, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
         own = sink_schema(table)
         wanted = own if self.mode is Mode.MIRROR else changes_schema(own)
-        log = self._log(table)
         if not log.open():
             log.create(wanted, _configuration(self.retention_hours))
         apps = _Apps(table, token.query, token.backfill)
         for _ in range(COMMIT_ATTEMPTS):
-            has = apps.committed(log)
-            batch = Batch.left_of(staged, token, has)
+            batch = Batch.left_of(staged, token, apps.committed(log))
             if batch is None:
                 self._staging(table, token).clean(token)
                 return False
@@ -151,14 +161,6 @@ class DeltaSink:
             f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
             next_step="Look for another query or job that writes to it.",
         )
-
-    def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
-        """Remove the files that no version of the last hours has, also those of attempts that failed.
-
-        :param retention_hours: more than a batch can take, or its files go before they are committed.
-        """
-        log = self._log(table)
-        return log.vacuum(retention_hours, all_files=True) if log.open() else []
 
     def _commit(
         self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution

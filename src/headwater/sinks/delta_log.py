@@ -1,7 +1,7 @@
 """DeltaLog: the log of one Delta table, as the sink needs it: its columns, files and tokens, and one commit at a time.
 
 delta-rs reads and writes the log. A commit is made on top of the version that was read, or not at all: whoever was
-faster is seen first. Handles are kept per process, since reading on is much cheaper than opening.
+faster is seen first. Handles are kept per process, since reading on is cheaper than opening; who has one has it alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import pyarrow as pa
 
@@ -62,25 +62,46 @@ class DeltaLog:
         self._name = name
         self._handle: Any = None
 
-    def open(self) -> bool:
-        """Read the newest version; ``False``: there is no table yet."""
-        address = self._storage.address
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Leave the handle to who opens the table next; until then it is this one's alone."""
+        if self._handle is None:
+            return
         with _lock:
-            handle = _handles.pop(address, None)
-        try:
-            if handle is None:
-                handle = self._delta.DeltaTable(address, storage_options=dict(self._storage.options))
-            else:
-                handle.update_incremental()
-        except self._delta.exceptions.TableNotFoundError:
+            _handles[self._storage.address] = self._handle
+            while len(_handles) > HELD_HANDLES:
+                del _handles[next(iter(_handles))]
+        self._handle = None
+
+    def open(self) -> bool:
+        """Read the newest version; ``False``: there is no table."""
+        handle = self._handle
+        if handle is None:
+            with _lock:
+                handle = _handles.pop(self._storage.address, None)
+        self._handle = self._read_on(handle) or self._open()
+        if self._handle is None:
             return False
-        except self._delta.exceptions.DeltaError:
-            if handle is None:
-                raise
-            return self.open()  # the table was made anew since
-        self._check_features(handle)
-        self._keep(handle)
+        self._check_features(self._handle)
         return True
+
+    def _read_on(self, handle: Any) -> Any:
+        """*handle* at the newest version; ``None`` if its table is not there any more."""
+        if handle is None:
+            return None
+        try:
+            handle.update_incremental()
+            return handle if self._storage.has(_entry(handle.version())) else None
+        except self._delta.exceptions.DeltaError:
+            return None
+
+    def _open(self) -> Any:
+        try:
+            return self._delta.DeltaTable(self._storage.address, storage_options=dict(self._storage.options))
+        except self._delta.exceptions.TableNotFoundError:
+            return None
 
     def create(self, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
         """Make the table; one that another process made meanwhile is opened."""
@@ -143,6 +164,7 @@ class DeltaLog:
         delta_fields = self._delta.Schema.from_arrow(pa.schema(list(fields))).fields
         self._handle.alter.add_columns(delta_fields)
         failpoints.hit(AFTER_COLUMNS)
+        self.open()
         self._sync()
 
     def commit(
@@ -219,14 +241,7 @@ class DeltaLog:
         )
 
     def _sync(self) -> None:
-        self._storage.sync(f"_delta_log/{self.version:020}.json", "_delta_log", ".")
-
-    def _keep(self, handle: Any) -> None:
-        self._handle = handle
-        with _lock:
-            _handles[self._storage.address] = handle
-            while len(_handles) > HELD_HANDLES:
-                del _handles[next(iter(_handles))]
+        self._storage.sync(_entry(self.version), "_delta_log", ".")
 
     def _check_features(self, handle: Any) -> None:
         protocol = handle.protocol()
@@ -241,6 +256,10 @@ class DeltaLog:
             raise SinkSchemaError(
                 self._name, "its Delta table is partitioned.", next_step="Deliver to another directory."
             )
+
+
+def _entry(version: int) -> str:
+    return f"_delta_log/{version:020}.json"
 
 
 def _value(values: Any, place: int) -> Any:

@@ -99,6 +99,10 @@ class Storage:
             finally:
                 os.close(descriptor)
 
+    def has(self, name: str) -> bool:
+        """Whether the file is there; of an object store, where asking takes long, it is believed."""
+        return self._local is None or (self._local / name).exists()
+
     def list(self, name: str = "") -> list[Any]:
         """The files in it, with their modification times; none if it is not there."""
         return list(self.files.get_file_info(pafs.FileSelector(name, allow_not_found=True, recursive=True)))
