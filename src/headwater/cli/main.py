@@ -20,6 +20,7 @@ from headwater.cli.doctor import doctor
 from headwater.cli.run import run as run_pipeline
 from headwater.cli.status import status
 from headwater.cli.terminal import fail
+from headwater.cli.verify import verify
 from headwater.errors import HeadwaterError, InputError
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ app.command(rich_help_panel="Run")(pause)
 app.command(rich_help_panel="Run")(resume)
 app.command(rich_help_panel="Run")(throttle)
 app.command(rich_help_panel="Run")(resnapshot)
+app.command(rich_help_panel="Run")(verify)
 app.command(rich_help_panel="Run")(capture)
 app.command("add-table", rich_help_panel="Run")(add_table)
 app.add_typer(state.app, name="state", rich_help_panel="Look inside")

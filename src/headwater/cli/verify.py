@@ -17,7 +17,7 @@ from rich.text import Text
 from headwater.cli.terminal import err, out
 from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.pipeline.verify import Findings, Options, Verification
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import KeyRange
 
 _KEYS_SHOWN = 20
 _COMMANDS_SHOWN = 5
@@ -126,12 +126,7 @@ def resnapshot(table: str, part: KeyRange, pipeline: Path) -> str:
     """The command that reads a range once more."""
     words = ["headwater", "resnapshot", table]
     for option, cut in (("--from", part.start), ("--to", part.end)):
-        if cut is not None:
-            words += [option, _written(cut)]
+        words += [f"{option}={value}" for value in (() if cut is None else cut.values)]
     if str(pipeline) != DEFAULT_FILE:
         words += ["--pipeline", str(pipeline)]
     return shlex.join(words)
-
-
-def _written(cut: Cut) -> str:
-    return cut.values[0] if len(cut.values) == 1 else json.dumps(list(cut.values))

@@ -1,0 +1,337 @@
+"""The course of the demo: a shop with a history, a pipeline that mirrors it while it is written to, a kill, the proof.
+
+The pipeline is what a user runs: ``headwater run pipeline.toml``, in a process of its own. Everything that the demo
+tells of it, it reads from the stores and the mirror, as any process may.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import psycopg
+
+from headwater.backfill.control import status
+from headwater.backfill.progress import Phase, TableProgress, merged
+from headwater.demo import shop
+from headwater.demo.latency import Changes, MirrorCommits, percentile
+from headwater.demo.processes import Child
+from headwater.demo.server import embedded_postgres
+from headwater.demo.summary import Summary
+from headwater.errors import HeadwaterError
+from headwater.log_store import LogConsumer
+from headwater.pipeline.config import PipelineConfig, load
+from headwater.pipeline.verify import Findings, Verification
+from headwater.state import open_reader
+
+SPOIL: Final = "HEADWATER_DEMO_SPOIL"
+"""An environment variable for tests of the demo: with any value, rows of the mirror are changed before the check."""
+
+_SETTINGS: Final = """\
+# What the demo runs: headwater run pipeline.toml
+[pipeline]
+name = "demo"
+store = "store"
+
+[source]
+dsn_env = "{variable}"
+tables = {tables}
+heartbeat_seconds = 1.0
+
+[[sink]]
+kind = "delta"
+path = "lake"
+"""
+_LOOK_SECONDS: Final = 0.2
+_START_SECONDS: Final = 240.0
+_BACKFILL_SECONDS: Final = 600.0
+_DRAIN_SECONDS: Final = 180.0
+_STOP_SECONDS: Final = 40.0
+_HELD = "SELECT max(pg_current_wal_lsn() - restart_lsn)::bigint FROM pg_replication_slots"
+
+
+class Show(Protocol):
+    """Who is told of the course of a demo."""
+
+    def say(self, text: str) -> None:
+        """Something begins or has happened."""
+        ...
+
+    def progress(self, tables: Sequence[TableProgress]) -> None:
+        """How far the history is."""
+        ...
+
+    def live(self, text: str) -> None:
+        """What flows just now."""
+        ...
+
+    def checked(self, sink: str, table: str, done: int, total: int) -> None:
+        """How far the comparison of a table is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DemoOptions:
+    """How much, and for how long.
+
+    :ivar rows: of history, in all tables. :ivar seconds: of live changes after it. :ivar rate: changes a second.
+    """
+
+    rows: int = 1_000_000
+    seconds: float = 20.0
+    rate: float = 800.0
+
+
+@dataclass(slots=True)
+class _Times:
+    """Moments, in milliseconds since 1970: when the history began to be read, when it was there, when the shop rested.
+
+    :ivar recovery: seconds from the kill to the next epoch.
+    """
+
+    reading_ms: float = 0.0
+    live_ms: float = 0.0
+    rest_ms: float = 0.0
+    recovery: float = 0.0
+
+
+def run_demo(folder: Path, options: DemoOptions, show: Show) -> Summary:
+    """The whole course, in *folder*; nothing is left running.
+
+    :raises HeadwaterError: the pipeline ended, or did not come to its end in time.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        show.say("starting a Postgres …")
+        dsn = stack.enter_context(embedded_postgres(folder))
+        show.say(f"filling a shop with {options.rows:,} rows …")
+        shop.create(dsn, options.rows)
+        return _Course(folder, dsn, options, show, stack, began).run()
+
+
+class _Course:
+    def __init__(
+        self, folder: Path, dsn: str, options: DemoOptions, show: Show, stack: ExitStack, began: float
+    ) -> None:
+        self._began = began
+        self._folder, self._options, self._show, self._stack = folder, options, show, stack
+        self._environment = _environment(folder, dsn)
+        self._session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        self._config = self._configure()
+        self._times = _Times()
+        self._held = 0
+        self._kills = 0
+        self._progress: list[TableProgress] = []
+        self._kept: set[str] = set()
+
+    def _configure(self) -> PipelineConfig:
+        names = ", ".join(f'"{name}"' for name in shop.TABLES)
+        path = self._folder / "pipeline.toml"
+        path.write_text(_SETTINGS.format(variable=shop.DSN_VARIABLE, tables=f"[{names}]"))
+        os.environ[shop.DSN_VARIABLE] = self._environment[shop.DSN_VARIABLE]
+        self._stack.callback(os.environ.pop, shop.DSN_VARIABLE, None)
+        return load(path)
+
+    @property
+    def _store(self) -> str:
+        return self._config.store
+
+    @property
+    def _query(self) -> str:
+        return self._config.query(self._config.sink[0])
+
+    def run(self) -> Summary:
+        self._writer = self._child("writer", ["-m", "headwater.demo.shop", "1", str(self._options.rate)])
+        self._pipeline = self._child("run", ["-m", "headwater.cli.main", "run", "pipeline.toml"])
+        self._show.say("headwater run: the history is read while the shop goes on …")
+        self._until(self._is_reading, _START_SECONDS, "The pipeline did not start")
+        self._times.reading_ms = time.time() * 1000
+        self._until(self._is_half, _BACKFILL_SECONDS, "The history was not read")
+        self._kill_capture()
+        self._until(self._is_done, _BACKFILL_SECONDS, "The history was not read")
+        self._live()
+        transactions = self._rest()
+        if SPOIL in os.environ:
+            _spoil(self._folder / "lake" / "public.orders")
+        self._show.say("comparing every row of the source with the mirror …")
+        found = list(Verification(self._config).run(progress=self._show.checked))
+        self._show.say("stopping …")
+        self._pipeline.stop(_STOP_SECONDS)
+        return self._summary(found, transactions)
+
+    def _child(self, name: str, arguments: list[str]) -> Child:
+        child = Child(arguments, self._environment, self._folder, self._folder / f"{name}.log")
+        self._stack.callback(child.kill)
+        return child
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def _until(self, done: Callable[[], bool], seconds: float, problem: str) -> None:
+        """Look at everything again and again until *done*."""
+        deadline = time.monotonic() + seconds
+        self._look()
+        while not done():
+            if not self._pipeline.is_running or not self._writer.is_running:
+                who = self._writer if self._pipeline.is_running else self._pipeline
+                raise HeadwaterError(f"A process of the demo has ended:\n{who.tail()}", next_step=f"See {who.output}.")
+            if time.monotonic() > deadline:
+                raise HeadwaterError(
+                    f"{problem} within {seconds:.0f} s:\n{self._pipeline.tail()}", next_step="Try again with --keep."
+                )
+            time.sleep(_LOOK_SECONDS)
+            self._look()
+
+    def _look(self) -> None:
+        row = self._session.execute(_HELD).fetchone()
+        self._held = max(self._held, int(row[0] or 0) if row else 0)
+        self._keep_logs()
+        told = status(self._store, self._query)
+        if told is not None:
+            self._progress = [_progress(name, value) for name, value in told.value["tables"].items()]
+            self._show.progress(self._progress)
+
+    def _keep_logs(self) -> None:
+        """Be a consumer of each log that reads nothing: what it has stays, for the proof."""
+        for log in shop.TABLES:
+            if log not in self._kept:
+                with suppress(LookupError):
+                    LogConsumer.open(self._store, log, "demo-proof").close()
+                    self._kept.add(log)
+
+    def _is_reading(self) -> bool:
+        return any(one.phase is not Phase.WAITING for one in self._progress)
+
+    def _is_half(self) -> bool:
+        now = merged("demo", self._progress)
+        return now.phase in (Phase.SETTLING, Phase.DONE) or (now.fraction or 0.0) >= 0.5
+
+    def _is_done(self) -> bool:
+        return len(self._progress) == len(shop.TABLES) and all(one.phase is Phase.DONE for one in self._progress)
+
+    def _kill_capture(self) -> None:
+        """As ``kill -9`` does it: the supervisor of the pipeline starts it again."""
+        with open_reader(self._store) as reader:
+            owner = reader.owner()
+        if owner is None or not self._pipeline.has(owner.pid):
+            raise HeadwaterError("The process that captures was not found.", next_step="Try again with --keep.")
+        os.kill(owner.pid, signal.SIGKILL)
+        killed, self._kills = time.monotonic(), 1
+        with open_reader(self._store) as reader:
+            before = reader.committed_epoch()
+        self._show.say("[yellow]kill -9[/] of the capture, in the middle of its work")
+
+        def is_back() -> bool:
+            with open_reader(self._store) as reader:
+                return reader.committed_epoch() > before
+
+        self._until(is_back, _START_SECONDS, "The capture did not come back")
+        self._times.recovery = time.monotonic() - killed
+        self._show.say(f"the capture is back after {self._times.recovery:.1f} s, where it was")
+
+    def _live(self) -> None:
+        self._show.say(f"the history is there; live changes for {self._options.seconds:.0f} s …")
+        self._drain()  # what the history and the kill have left behind
+        self._times.live_ms = time.time() * 1000
+        ends = time.monotonic() + self._options.seconds
+
+        def is_over() -> bool:
+            left = max(0.0, ends - time.monotonic())
+            lag = self._lag_ms()
+            shown = f"mirror {lag / 1000:.1f} s behind · " if lag is not None else ""
+            self._show.live(f"live · {shown}{left:.0f} s to go")
+            return left == 0
+
+        self._until(is_over, self._options.seconds + 60, "The live changes did not end")
+
+    def _lag_ms(self) -> float | None:
+        commits = MirrorCommits.read(self._folder / "lake" / "public.orders")
+        return time.time() * 1000 - float(commits.visible_ms[-1]) if len(commits.visible_ms) else None
+
+    def _rest(self) -> int:
+        """End the shop, and wait until all of it is delivered. How many transactions it committed."""
+        self._times.rest_ms = time.time() * 1000
+        self._writer.stop(30)
+        self._show.say("the shop rests; the mirror catches up …")
+        self._drain()
+        return int(self._writer.tail(1))
+
+    def _drain(self) -> None:
+        if not Verification(self._config).wait(_DRAIN_SECONDS):
+            raise HeadwaterError(
+                f"The mirror did not catch up within {_DRAIN_SECONDS:.0f} s:\n{self._pipeline.tail()}",
+                next_step="Try again with --keep.",
+            )
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _summary(self, found: Sequence[Findings], transactions: int) -> Summary:
+        times = self._times
+        changes, doubled, commits, history_ms = 0, 0, 0, 0.0
+        live, backfill = [], []
+        with open_reader(self._store) as reader, reader.snapshot() as view:
+            for name in shop.TABLES:
+                told, mirror = Changes.read(view, name), MirrorCommits.read(self._folder / "lake" / name)
+                changes += len(told.epochs)
+                doubled += told.doubled
+                commits += len(mirror.epochs)
+                history_ms = max(history_ms, mirror.history_ms)
+                live.append(mirror.latencies(told, times.live_ms, times.rest_ms))
+                backfill.append(mirror.latencies(told, times.reading_ms, times.live_ms))
+        flowed, before = np.concatenate(live), np.concatenate(backfill)
+        seconds = max((history_ms - times.reading_ms) / 1000, 1e-3)
+        rows = sum(one.rows for one in self._progress)
+        return Summary(
+            source_rows=sum(one.source_rows for one in found),
+            sink_rows=sum(one.mirror_rows for one in found),
+            mismatches=sum(one.mismatches for one in found),
+            lost=sum(one.missing for one in found),
+            extra=sum(one.extra for one in found),
+            doubled=doubled + sum(one.doubled for one in found),
+            unsettled=sum(one.unsettled for one in found),
+            latency_p50_ms=percentile(flowed, 50),
+            latency_p99_ms=percentile(flowed, 99),
+            backfill_latency_p50_ms=percentile(before, 50),
+            backfill_latency_p99_ms=percentile(before, 99),
+            backfill_rows=rows,
+            backfill_seconds=round(seconds, 2),
+            backfill_rows_per_second=round(rows / seconds),
+            changes=changes,
+            changes_per_second=round(len(flowed) / max((times.rest_ms - times.live_ms) / 1000, 1e-3), 1),
+            transactions=transactions,
+            mirror_commits=commits,
+            kills=self._kills,
+            recovery_seconds=round(times.recovery, 2),
+            wal_held_max_bytes=self._held,
+            seconds=round(time.monotonic() - self._began, 1),
+        )
+
+
+def _environment(folder: Path, dsn: str) -> dict[str, str]:
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    return {
+        **os.environ,
+        shop.DSN_VARIABLE: dsn,
+        "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(scratch),
+    }
+
+
+def _progress(name: str, value: Mapping[str, object]) -> TableProgress:
+    known = {key: value[key] for key in TableProgress.__slots__ if key in value}
+    return TableProgress.from_json({"table": name, **known})
+
+
+def _spoil(table: Path) -> None:
+    """Change a row of the mirror and remove another one."""
+    from deltalake import DeltaTable
+
+    DeltaTable(table).update({"state": "'spoiled'"}, predicate="id = 1")
+    DeltaTable(table).delete("id = 2")
