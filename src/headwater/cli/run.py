@@ -65,7 +65,8 @@ def _spark_is_quiet(log: Path) -> Iterator[Console]:
 
 
 def _stop_on_signals(made: Pipeline) -> None:
-    def stop(_number: int, _frame: FrameType | None) -> None:
+    def stop(number: int, _frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait: nothing is lost
         made.ask_to_stop()
 
     if threading.current_thread() is threading.main_thread():

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Any, Final
@@ -148,6 +149,9 @@ class SinkQuery:
 
     def _failed(self, failure: Failure) -> None:
         self._query = None
+        if failure.next_step is None:
+            logs = self._config.work / "logs"
+            failure = replace(failure, next_step=f"Look at {logs}; headwater run goes on from where it was.")
         self.failure = failure
         pause = self._policy.pause(failure)
         fields = {"sink": self.label, "error": failure.kind, "text": str(failure)}

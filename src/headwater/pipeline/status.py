@@ -191,7 +191,7 @@ def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, stopp
         total=told.get("total_rows"),
         rows_per_second=told.get("rows_per_second"),
         eta_seconds=told.get("eta_seconds"),
-        splits_done=told.get("splits_done"),
+        splits_done=told.get("splits"),
         splits=told.get("total_splits"),
         paused=bool(told.get("paused")),
         limit=told.get("limit"),
