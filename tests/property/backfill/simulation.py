@@ -253,8 +253,10 @@ class Query:
         if kept is None or database.truncated(after, epoch) is not None:
             assert self.sink.mirror == at_epoch, "all keys are as the log has them"
             return
-        is_exact = kept.kind is SplitKind.KEY or self.options.whole
-        if not is_exact or (renewal is not None and renewal.columns is not None):
+        is_heap = executor.kind is SplitKind.HEAP
+        if is_heap and not (self.options.whole and renewal is None):
+            return  # it is the source's table in the end
+        if renewal is not None and renewal.columns is not None:
             return
         states = [database.state(mark=mark, upto=database.epochs[epoch][0])[0] for mark in kept.marks]  # type: ignore[arg-type]
         keys = {*self.sink.mirror, *at_epoch, *(key for state in states for key in state)}

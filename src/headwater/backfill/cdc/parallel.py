@@ -116,7 +116,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
                 end = self._page_end(snapshot, rest, page)
                 expected = page if end is not None or split.rows == UNKNOWN else min(expected, page)
             if end is None:
-                if state.cursor is not None or split.rows == UNKNOWN:
+                if state.cursor is not None or split.rows != expected:
                     pieces.append((split.number, rest.end, expected))
                 state.next, state.cursor, state.part_rows = state.next + 1, None, 0
             else:
