@@ -110,7 +110,7 @@ def main() -> None:
         try:
             table = snapshot.table(table)
             plan = snapshot.plan(table, split_rows=told["split_rows"])
-            position = snapshot.mark.low.position_after(None)
+            position = snapshot.mark.high.position_after(None)
             now_us = time.time_ns() // 1000
             kept = KeptSnapshot(snapshot.name, table, plan, position, now_us, str(folder))
             tell({"kept": base64.b64encode(pickle.dumps(kept)).decode()})

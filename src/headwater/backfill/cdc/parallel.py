@@ -86,7 +86,9 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             record.kind, record.why = SplitKind.KEY, "a range, split as it is handed out"
             self._state = ParallelState([Split(0, part, UNKNOWN)])
         else:
-            planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=self.options.kind)
+            # rows that are replaced are found at the sink by their key
+            kind = self.options.kind if record.renewal is None else SplitKind.KEY
+            planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=kind)
             splits = _covering(planned.splits)
             record.kind, record.why = planned.kind, planned.why
             record.total_rows, record.total_size = planned.rows, planned.size
