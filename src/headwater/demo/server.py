@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from headwater.errors import InputError
 
@@ -30,9 +32,14 @@ def embedded_postgres(folder: Path) -> Iterator[str]:
     try:
         server.psql("ALTER SYSTEM SET wal_level = logical; ALTER SYSTEM SET logical_decoding_work_mem = '1MB'")
     finally:
-        server.cleanup()
+        _end(server)
     server = get_server(folder / "postgres", cleanup_mode="stop")
     try:
         yield str(server.get_uri())
     finally:
-        server.cleanup()
+        _end(server)
+
+
+def _end(server: Any) -> None:
+    server.cleanup()
+    atexit.unregister(server._cleanup)  # it would make its lock file anew when the folder is gone
