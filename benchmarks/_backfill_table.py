@@ -12,6 +12,8 @@ _COLUMNS = """
     id bigint NOT NULL, quantity int, price numeric(18,4), customer text, note text, created timestamptz,
     changed timestamptz, details jsonb, open boolean, token uuid
 """
+_OTHERS = "quantity, price, customer, note, created, changed, details, open, token"
+_DISTINCT = 250_000
 _ROW = """
     n, n % 1000, n * 1.2345, 'customer ' || n % 977, 'a note of usual length for row ' || n,
     timestamptz '2026-01-01' + n * interval '1.234567 s', now(),
@@ -29,10 +31,15 @@ class Orders:
 
     @classmethod
     def load(cls, database: Database, name: str, rows: int) -> Orders:
-        """Make it, filled, vacuumed and cached."""
+        """Make it, filled, vacuumed and cached. Beside its id, a row is that of *_DISTINCT* rows before."""
+        base = f"{name}_base"
+        again = f"INSERT INTO {name} SELECT id + {{0}}, {_OTHERS} FROM {base} WHERE id <= {rows} - {{0}}"
         database.execute(
             f"CREATE TABLE {name} ({_COLUMNS})",
-            f"INSERT INTO {name} SELECT {_ROW} FROM generate_series(1, {rows}) n",
+            f"CREATE UNLOGGED TABLE {base} ({_COLUMNS})",
+            f"INSERT INTO {base} SELECT {_ROW} FROM generate_series(1, {min(rows, _DISTINCT)}) n",
+            *(again.format(offset) for offset in range(0, rows, _DISTINCT)),
+            f"DROP TABLE {base}",
             f"ALTER TABLE {name} ADD PRIMARY KEY (id)",
             f"VACUUM (FREEZE, ANALYZE) {name}",
             "CHECKPOINT",

@@ -1,4 +1,4 @@
-"""A process that changes the table at a steady rate, and tells when each of its transactions was committed.
+"""A process that changes the table at a steady rate, and tells when it sent the commit of each transaction.
 
 A transaction has ten changes: two inserts, one delete of an earlier insert, seven updates. The last update sets
 ``quantity`` to a number that only grows: the greatest one in a mirror tells up to which transaction it has them.
@@ -11,10 +11,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import psycopg
 
@@ -24,7 +23,7 @@ FIRST_STAMP = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Commits:
-    """When the transactions were committed, in seconds of the clock on the wall; the number *n* is stamp first + n."""
+    """When transactions were committed, in seconds of the clock on the wall; number *n* has the stamp first + n."""
 
     times: list[float]
 
@@ -32,25 +31,37 @@ class Commits:
         """How many transactions a mirror has whose greatest stamp is *stamp*."""
         return max(0, stamp - FIRST_STAMP + 1)
 
+    def rate_since(self, moment: float) -> float:
+        """Changes per second from *moment* on."""
+        times = [time for time in self.times if time > moment]
+        return CHANGES * (len(times) - 1) / (times[-1] - times[0])
 
-@contextmanager
-def live_writes(dsn: str, table: str, rows: int, changes_per_second: int, folder: Path) -> Iterator[list[Commits]]:
-    """Write while it is open; the list has the commits afterwards."""
-    output = folder / "commits.json"
-    order = {"dsn": dsn, "table": table, "rows": rows, "rate": changes_per_second / CHANGES, "output": str(output)}
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, text=True)
-    assert process.stdin is not None
-    process.stdin.write(json.dumps(order))
-    process.stdin.close()
-    made: list[Commits] = []
-    try:
-        yield made
-        if process.poll() is not None:
-            raise RuntimeError(f"The writer ended with {process.returncode}.")
-    finally:
-        process.terminate()
-        process.wait()
-    made.append(Commits(json.loads(output.read_text())))
+
+class LiveWriter:
+    """Writes from its entry on, until it is told to stop."""
+
+    def __init__(self, dsn: str, table: str, rows: int, changes_per_second: int, folder: Path) -> None:
+        self._output = folder / "commits.json"
+        rate = changes_per_second / CHANGES
+        self._order = {"dsn": dsn, "table": table, "rows": rows, "rate": rate, "output": str(self._output)}
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, text=True)
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(self._order))
+        self._process.stdin.close()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self) -> Commits:
+        """End it, and learn what it did."""
+        self._process.terminate()
+        if self._process.wait():
+            raise RuntimeError(f"The writer ended with {self._process.returncode}.")
+        return Commits(json.loads(self._output.read_text()))
 
 
 def _write(dsn: str, table: str, rows: int, rate: float, output: str) -> None:
@@ -73,8 +84,8 @@ def _write(dsn: str, table: str, rows: int, rate: float, output: str) -> None:
             session.execute(f"DELETE FROM {table} WHERE id = %s", [new - 2])
             session.execute(f"UPDATE {table} SET changed = now() WHERE id > %s AND id <= %s", [row, row + CHANGES - 4])
             session.execute(f"UPDATE {table} SET quantity = %s WHERE id = %s", [FIRST_STAMP + number, row])
-            session.commit()
             times.append(time.time())
+            session.commit()
             number += 1
             time.sleep(max(0.0, start + number / rate - time.monotonic()))
     Path(output).write_text(json.dumps(times))
