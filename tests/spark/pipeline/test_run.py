@@ -103,7 +103,7 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     rest = slow.headwater("status").stdout
     assert "not running (stopped)" in rest
     assert slow.headwater("pause").returncode == 1
-    journal = slow.headwater("journal", "--root", "headwater/shop/journal", "list")
+    journal = slow.headwater("journal", "list", "--root", "headwater/shop/journal")
     assert "shop" in journal.stdout, journal.stderr
 
 

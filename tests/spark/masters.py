@@ -1,0 +1,34 @@
+"""Run in a process of its own: one read and one stream of the data source under another kind of Spark.
+
+Arguments: the master or remote, the options of the source as JSON, a folder. Prints what was read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from pyspark.sql import SparkSession
+
+from headwater.spark.session import tuned
+
+
+def main() -> None:
+    kind, options, folder = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
+    builder = SparkSession.builder
+    if kind.startswith("connect:"):
+        spark = builder.remote(kind.removeprefix("connect:")).getOrCreate()
+    else:
+        spark = tuned(builder.master(kind), checkpoints=folder).getOrCreate()
+    rows = spark.read.format("headwater").options(**options).load().count()
+    stream = spark.readStream.format("headwater").options(**options).load()
+    writer = stream.writeStream.format("parquet").option("checkpointLocation", f"{folder}/checkpoint")
+    query = writer.trigger(availableNow=True).start(f"{folder}/rows")
+    query.awaitTermination()
+    found = spark.read.parquet(f"{folder}/rows").select("id")
+    print(json.dumps({"rows": rows, "streamed": found.distinct().count(), "delivered": found.count()}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()
