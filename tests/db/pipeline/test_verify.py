@@ -16,7 +16,7 @@ from headwater.backfill.log_ranges import LogRanges
 from headwater.log_store import LogView
 from headwater.pipeline.verify.check import Findings, Options, check_table
 from headwater.pipeline.verify.mirrors import mirror_of
-from headwater.sinks.delta import DeltaSink
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Mode, Token
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import open_snapshots
@@ -39,9 +39,9 @@ FROM generate_series(1, {ROWS}) i
 class Follower:
     """Delivers the log of a table to a Delta sink, as a query does, in a thread until the end."""
 
-    def __init__(self, captured: RunningCapture, folder: Path, mode: Mode) -> None:
+    def __init__(self, captured: RunningCapture, folder: Path, kind: str, mode: Mode) -> None:
         self._captured = captured
-        self.sink = DeltaSink(str(folder / "lake"), mode)
+        self.sink = open_sink(kind, path=str(folder / "lake"), mode=mode)
         self.path = folder / "lake" / "public.t"
         with open_reader(captured.store) as reader, reader.snapshot() as view:
             self.table = LogRanges(view, ["public.t"]).changes("public.t", 0, view.epoch).table
@@ -93,12 +93,12 @@ class Follower:
 
 
 @contextlib.contextmanager
-def following(database: Database, folder: Path, mode: Mode = Mode.MIRROR) -> Iterator[Follower]:
+def following(database: Database, folder: Path, kind: str = "delta", mode: Mode = Mode.MIRROR) -> Iterator[Follower]:
     database.execute(_ALL_TYPES)
     with running(database, folder, "public.t") as captured:
         database.execute(_FILL)
         captured.catch_up()
-        with Follower(captured, folder, mode) as follower:
+        with Follower(captured, folder, kind, mode) as follower:
             yield follower
 
 
@@ -107,9 +107,9 @@ def settle(follower: Follower, database: Database) -> None:
         assert follower.delivered(snapshot.mark.high, 30)
 
 
-@pytest.mark.parametrize("mode", list(Mode))
-def test_every_type_is_equal_on_both_sides(newest_postgres: Database, tmp_path: Path, mode: Mode) -> None:
-    with following(newest_postgres, tmp_path, mode) as follower:
+@pytest.mark.parametrize(("kind", "mode"), [("delta", Mode.MIRROR), ("delta", Mode.CHANGES), ("parquet", Mode.CHANGES)])
+def test_every_type_is_equal_on_both_sides(newest_postgres: Database, tmp_path: Path, kind: str, mode: Mode) -> None:
+    with following(newest_postgres, tmp_path, kind, mode) as follower:
         newest_postgres.execute("UPDATE t SET v = v || '!' WHERE id % 3 = 0", "DELETE FROM t WHERE id % 5 = 0")
         newest_postgres.execute("UPDATE t SET id = -id WHERE id % 7 = 0")
         settle(follower, newest_postgres)
@@ -179,7 +179,7 @@ def test_a_table_without_a_usable_key_is_compared_row_by_row(newest_postgres: Da
     with running(newest_postgres, tmp_path, "public.t") as captured:
         newest_postgres.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(1, 200) i")
         captured.catch_up()
-        with Follower(captured, tmp_path, Mode.MIRROR) as follower:
+        with Follower(captured, tmp_path, "delta", Mode.MIRROR) as follower:
             settle(follower, newest_postgres)
             assert follower.check().is_right
             DeltaTable(follower.path).delete("a = 3")

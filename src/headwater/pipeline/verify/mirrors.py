@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from headwater.pipeline.verify.check import Mirror
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.fold import DELETED, fold
+from headwater.sinks.parquet import ParquetSink, committed_files, read
 from headwater.sinks.sink import Mode, Sink
 from headwater.sinks.storage import Storage, directory_of
 from headwater.sinks.types import cast, conform, sink_schema
@@ -64,8 +66,23 @@ class DeltaChanges(_FileMirror):
         yield from replayed(table, list(_delta_rows(self.storage, table, names)), columns)
 
 
+@dataclass(frozen=True)
+class ParquetChanges(_FileMirror):
+    """The tables of a Parquet sink."""
+
+    storage: Storage
+
+    def read(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows that the changes of committed batches come to."""
+        path = Path(self.storage.within(directory_of(table)).address)
+        if committed_files(path):
+            yield from replayed(table, read(path).to_batches(), columns)
+
+
 def mirror_of(sink: Sink) -> Mirror:
     """How the tables of *sink* are read. :raises InputError: they cannot be."""
+    if isinstance(sink, ParquetSink):
+        return ParquetChanges(Storage(sink.path))
     if isinstance(sink, DeltaSink):
         storage = Storage(sink.path, sink.storage_options)
         return DeltaMirror(storage) if sink.mode is Mode.MIRROR else DeltaChanges(storage)
