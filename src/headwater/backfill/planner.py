@@ -33,7 +33,6 @@ from headwater.errors import HeadwaterError, TransientError
 from headwater.sinks.sink import Committed
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_snapshots
-from headwater.sources.splits import SplitKind
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.state.beside import open_beside_writer
@@ -382,7 +381,7 @@ class QueryPlanner:
                         commit_time_us=plan.commit_time_us,
                         rows=sum(part.rows for part in parts),
                         columns=table.columns,
-                        changed_since=table.record.heap_since if table.kind is SplitKind.HEAP else None,
+                        changed_since=table.changed_since,
                         replaces=table.replaces,
                     )
                 )

@@ -59,12 +59,14 @@ class TableRecord:
     :ivar last_position: of its newest change that was planned to be delivered.
     :ivar unseen: positions of changes that were dropped, and that no snapshot has shown yet.
     :ivar heap_since: with heap splits: the epoch of the first hand-out.
+    :ivar whole: it has no key at the source: its history is read in one snapshot.
     :ivar since: where its log began when it was planned last: when that moves, the log has a gap.
     """
 
     last_position: str | None = None
     unseen: list[str] = field(default_factory=list)
     heap_since: int | None = None
+    whole: bool = False
     since: str | None = None
 
     def to_json(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from headwater.backfill.units import ChangeFilter
 from headwater.log_store import LogConsumer
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
-from headwater.sources.splits import SplitKind
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream import Barrier, Epoch
 
@@ -46,8 +46,8 @@ class QueryTable:
             raise
 
     def _backfill(self) -> BackfillExecutor:
-        options = self._options
-        kind = options.split_kind
+        options, whole = self._options, self.record.whole
+        kind = SplitKind.HEAP if whole else options.split_kind
         if kind is None and (not options.keyed or options.backfill == SINGLE):
             kind = SplitKind.KEY
         with self._state.store.snapshot() as view:
@@ -56,11 +56,12 @@ class QueryTable:
                 self._state.backfills,
                 view,
                 BackfillOptions(
-                    version=1 if options.backfill == SINGLE else 2,
+                    version=1 if options.backfill == SINGLE and not whole else 2,
                     split_rows=options.split_rows,
                     kind=kind,
                     rows_per_second=options.rows_per_second,
                     burst_seconds=options.interval_seconds,
+                    whole=whole,
                 ),
             )
 
@@ -93,6 +94,11 @@ class QueryTable:
     @property
     def kind(self) -> SplitKind:
         return SplitKind.KEY if self.executor is None else self.executor.kind
+
+    @property
+    def changed_since(self) -> int | None:
+        """The epoch after which changes may have brought rows of heap splits to the sink."""
+        return self.record.heap_since if self.kind is SplitKind.HEAP and not self.record.whole else None
 
     @property
     def replaces(self) -> bool:
@@ -172,6 +178,11 @@ class QueryTable:
             self.waiting = "its columns have changed, and the capture has not come to that yet"
             return None
         before = self.executor.phase
+        if before is Phase.WAITING and self.record.whole != (not snapshot.has_key(self.table)):
+            self.record.whole = not self.record.whole
+            self._state.put_table(self.name)
+            self.executor = self._backfill()
+            self.wants()
         handed = self.executor.hand_out(plan, snapshot, budget)
         if self.kind is SplitKind.HEAP and handed and self.record.heap_since is None:
             self.record.heap_since = upto
@@ -206,6 +217,8 @@ class QueryTable:
         """Read the history, or a part of it, once more."""
         if self.executor is None:
             self.executor = self._backfill()
+        if self.record.whole:
+            renewal = replace(renewal, range=KeyRange())
         self.executor.renew(renewal)
 
     def filter(self, plan: int) -> ChangeFilter | None:

@@ -72,6 +72,10 @@ class ExportedSnapshot(Protocol):
         """*table* with the columns that it has in this snapshot. :raises SourceNotFound: it has no such table."""
         ...
 
+    def has_key(self, table: SourceTable) -> bool:
+        """Whether the source has a key that names each row of *table*, never null, and finds rows by it."""
+        ...
+
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         """Splits of about *split_rows* rows.
 

@@ -12,6 +12,8 @@ from tests.db.backfill.delivering import Delivering
 from tests.db.capture.running import running
 from tests.servers.postgres import Database
 
+from headwater.sources.splits import SplitKind
+
 pytestmark = pytest.mark.db
 
 TABLE = "public.orders"
@@ -166,6 +168,34 @@ def test_tables_of_one_source_share_a_query(newest_postgres: Database, tmp_path:
     )
     with running(newest_postgres, tmp_path, TABLE, "public.small") as capture:
         query = Delivering(capture, TABLE, "public.small", split_rows=100, interval_seconds=0.05)
+        with _writer(newest_postgres):
+            query.run_until(query.planner.is_history_done)
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_a_table_without_a_key_is_read_in_one_snapshot(newest_postgres: Database, tmp_path: Path) -> None:
+    """Nulls and all: its rows are named by all their columns."""
+    newest_postgres.execute(
+        "CREATE TABLE orders (a int, b text); ALTER TABLE orders REPLICA IDENTITY FULL;"
+        "INSERT INTO orders SELECT nullif(n % 7, 0) + n * 10, nullif((n % 5)::text, '0') "
+        "FROM generate_series(1, 3000) n"
+    )
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=100, interval_seconds=0.01)
+        query.batch()
+        newest_postgres.execute("DELETE FROM orders WHERE a < 500", "INSERT INTO orders VALUES (-1, NULL), (NULL, 'x')")
+        query.finish()
+        query.assert_equal()
+        assert query.read_rows == 3000
+        query.close()
+
+
+def test_splits_of_the_heap_overlap_changes_and_come_right(newest_postgres: Database, tmp_path: Path) -> None:
+    _create(newest_postgres, 4000)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=200, interval_seconds=0.01, keyed=True, split_kind=SplitKind.HEAP)
         with _writer(newest_postgres):
             query.run_until(query.planner.is_history_done)
         query.finish()

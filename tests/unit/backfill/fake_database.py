@@ -144,6 +144,9 @@ class FakeSnapshot:
         self.is_held = True
         self._database = database
 
+    def has_key(self, table: SourceTable) -> bool:
+        return True
+
     def is_open(self) -> bool:
         return self.is_held
 

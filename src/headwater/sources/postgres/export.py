@@ -21,7 +21,7 @@ import psycopg
 
 from headwater.sources.errors import SourceBusy
 from headwater.sources.postgres.catalog import read_table
-from headwater.sources.postgres.catalog_table import CatalogTable, Generated
+from headwater.sources.postgres.catalog_table import CatalogTable, Generated, ReplicaIdentity
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.mark import PostgresMark
 from headwater.sources.postgres.names import TableName
@@ -122,6 +122,12 @@ class PostgresSnapshot:
             key_columns=catalog.key_columns([*kept, *new]),
             source_id=catalog.oid,
         )
+
+    def has_key(self, table: SourceTable) -> bool:
+        """Whether it has a primary key or an index as its identity; with all columns as identity it may have none."""
+        with self._asked() as session:
+            catalog = read_table(session, TableName(table.namespace, table.name))
+        return bool(catalog.primary_key) or catalog.identity is ReplicaIdentity.INDEX
 
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         """Splits of about *split_rows* rows; see :func:`~headwater.sources.postgres.splitting.plan_splits`.
