@@ -192,7 +192,9 @@ class ClaimWriter(DataSourceStreamArrowWriter):
             self._commit(*by_table.values())
         elif by_table:
             with ThreadPoolExecutor(min(_COMMITS, len(by_table))) as threads:
-                list(threads.map(self._commit, by_table.values()))
+                done = [threads.submit(self._commit, staged) for staged in by_table.values()]
+            for one in done:
+                one.result()
 
     def _commit(self, staged: list[Staged]) -> None:
         token = max((one.token for one in staged), key=lambda token: token.attempt)

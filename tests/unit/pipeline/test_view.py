@@ -1,0 +1,86 @@
+"""What a person sees of a pipeline."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from headwater.cli.run import _news
+from headwater.cli.status import Rates, duration, view
+from headwater.pipeline.status import PipelineStatus, SinkStatus, TableStatus
+
+READING = TableStatus(
+    "public.orders", "reading", rows=1000, total=4000, rows_per_second=500.0, eta_seconds=6.0, lag_rows=3, lag_seconds=1
+)
+LIVE = TableStatus("public.lines", "live", rows=10, total=10)
+
+
+def status(*tables: TableStatus, **fields: object) -> PipelineStatus:
+    sink = SinkStatus("delta", "delta", "mirror", "/lake", "running", tables)
+    told: dict[str, object] = {"capture": {"state": "running", "rows": 5, "lag_seconds": 0.25}, "sinks": (sink,)}
+    return PipelineStatus("shop", "/store", True, "process 1", "running", **(told | fields))  # type: ignore[arg-type]
+
+
+def shown(found: PipelineStatus) -> str:
+    console = Console(file=io.StringIO(), width=140)
+    console.print(view(found, Rates()))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def test_history_shows_its_rows_rate_and_rest_and_a_live_table_its_lag() -> None:
+    text = shown(status(READING, LIVE))
+    for words in ("shop · running", "lag 0.2 s", "1,000 of 4,000", "500", "6.0 s", "3 rows, 1.0 s", "live"):
+        assert words in text, text
+
+
+def test_a_paused_a_stopped_and_a_waiting_table_say_so() -> None:
+    paused = TableStatus("public.a", "reading", paused=True)
+    stopped = TableStatus("public.b", "live", stopped="its key changed.")
+    waiting = TableStatus("public.c", "waiting", waiting="a commit is not visible yet")
+    text = shown(status(paused, stopped, waiting))
+    for words in ("paused", "public.b: its key changed.", "a commit is not visible yet"):
+        assert words in text, text
+
+
+def test_a_failure_is_shown_once_with_what_to_do() -> None:
+    text = shown(status(LIVE, error="The slot is gone.", next_step="Run: headwater resnapshot"))
+    assert text.count("The slot is gone.") == 1
+    assert "next: Run: headwater resnapshot" in text
+
+
+def test_a_pipeline_is_live_when_every_table_is_and_nothing_failed() -> None:
+    assert status(LIVE).is_live
+    assert not status(LIVE, READING).is_live
+    assert not status(LIVE, error="x").is_live
+    assert not status().is_live
+    assert status(LIVE, READING).lag_rows == 3
+    assert status(LIVE).to_json()["sinks"][0]["tables"][0]["phase"] == "live"
+
+
+def test_lines_for_a_log_tell_what_changed() -> None:
+    said = dict(_news(status(READING)))
+    assert said[("delta", "public.orders")] == (
+        "reading",
+        "delta: public.orders: reading, 1,000 of 4,000 rows, 500 rows/s, 6.0 s left",
+    )
+    assert said["capture"] == ("running", "capture: running")
+
+
+def test_durations_are_for_people() -> None:
+    assert [duration(seconds) for seconds in (0.04, 9.94, 12.3, 61, 3700)] == [
+        "0.0 s",
+        "9.9 s",
+        "12 s",
+        "1 min 1 s",
+        "1 h 1 min",
+    ]
+
+
+def test_changes_per_second_come_from_two_looks() -> None:
+    rates = Rates()
+    assert rates.changes(status(LIVE)) is None
+    assert rates.changes(status(LIVE)) == 0.0
+    assert rates.changes(status(LIVE, capture={"state": "running", "rows": 1})) is None
