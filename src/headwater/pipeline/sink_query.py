@@ -192,4 +192,4 @@ class SinkQuery:
 def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, HeadwaterError):
         return Failure.of(error)
-    return Failure.of_text(type(error).__name__, f"{error}\n{getattr(error, '_stackTrace', None) or ''}")
+    return Failure.of_text(type(error).__name__, str(error), str(getattr(error, "_stackTrace", None) or ""))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -19,6 +20,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MARK: Final = "headwater-failure "
+_ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 _PASSING: Final = (
     "EOFException",
     "Python worker exited unexpectedly",
@@ -70,17 +72,23 @@ class Failure:
         return cls(type(error).__name__, remedy, error.message, error.next_step)
 
     @classmethod
-    def of_text(cls, kind: str, text: str) -> Self:
-        """What the text of an error says; one of ours that :func:`told` wrapped is found in it."""
-        place = text.rfind(_MARK)
+    def of_text(cls, kind: str, text: str, trace: str = "") -> Self:
+        """What the text of an error says; one of ours that :func:`told` wrapped is found in it.
+
+        :param trace: of Java, which may tell more than the text.
+        """
+        whole = f"{text}\n{trace}"
+        place = whole.rfind(_MARK)
         if place >= 0:
             try:
-                found, _ = json.JSONDecoder().raw_decode(text[place + len(_MARK) :])
+                found, _ = json.JSONDecoder().raw_decode(whole[place + len(_MARK) :])
                 return cls.from_json(found)
             except (ValueError, KeyError):
                 pass
-        remedy = Remedy.RETRY if any(words in text for words in _PASSING) else Remedy.UNSURE
-        return cls(kind, remedy, f"{kind}: {_last_line(text)}" if text else kind)
+        passing = next((words for words in _PASSING if words in whole), None)
+        if passing is not None:
+            return cls(kind, Remedy.RETRY, f"A process of Spark ended, or lost its connection ({passing}).")
+        return cls(kind, Remedy.UNSURE, f"{kind}: {_telling(text)}" if text else kind)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"remedy": self.remedy.value}
@@ -114,9 +122,10 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
     return wrapped
 
 
-def _last_line(text: str) -> str:
-    """The most telling line: a traceback ends with its exception, and Java's stack follows it."""
+def _telling(text: str) -> str:
+    """The line that tells most: the end of a Python traceback, otherwise the first."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    python = [line for line in lines if not line.startswith(("at ", "File ", "...", "\tat", "Driver stacktrace"))]
-    errors = [line for line in python if ("Error" in line or "Exception" in line) and ":" in line]
-    return (errors or python or [""])[-1][:500]
+    if any(line.startswith("Traceback") for line in lines):
+        errors = [line for line in lines if _ERROR_LINE.match(line)]
+        lines = errors[-1:] or lines
+    return lines[0][:500] if lines else ""

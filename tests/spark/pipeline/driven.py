@@ -106,6 +106,10 @@ class RunningPipeline:
             found += [child for child, parent in parents.items() if parent == pid]
         return found
 
+    def named(self, words: bytes) -> list[int]:
+        """Those of them whose command line has *words*."""
+        return [pid for pid in self.children() if words in _command_line(pid)]
+
     def stop(self, how: signal.Signals = signal.SIGINT) -> int:
         """As Ctrl-C does it: the whole group of processes hears of it. Its exit code."""
         assert self._process is not None
@@ -120,6 +124,13 @@ class RunningPipeline:
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill9()
+
+
+def _command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 def are_gone(pids: list[int], seconds: float = 30.0) -> bool:

@@ -127,13 +127,12 @@ def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: D
     quick.wait_until_equal("public.orders")
 
     before = quick.status()["sinks"][0]["restarts"]
-    for pid in quick.children():
-        if b"python_streaming_source_runner" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
+    (planner,) = quick.named(b"python_streaming_source_runner")
+    os.kill(planner, signal.SIGKILL)
     write(shop, 3001)
     quick.wait_until_equal("public.orders")
     assert quick.status()["sinks"][0]["restarts"] > before
-    (java,) = [pid for pid in quick.children() if Path(f"/proc/{pid}/exe").readlink().name == "java"]
+    (java,) = quick.named(b"org.apache.spark.deploy.SparkSubmit")
     os.kill(java, signal.SIGKILL)
     write(shop, 4001)
     quick.wait_until_equal("public.orders")
