@@ -53,6 +53,7 @@ class PostgresSnapshot:
 
     def __init__(self, dsn: Dsn) -> None:
         self._dsn = dsn
+        self._catalogs: dict[TableName, CatalogTable] = {}
         self._session = connect(dsn)
         try:
             with server_errors(dsn):
@@ -93,7 +94,7 @@ class PostgresSnapshot:
         :raises SourceNotFound: the database has no such table.
         """
         with self._asked() as session:
-            catalog = read_table(session, TableName(table.namespace, table.name))
+            catalog = self._catalog(table)
             known = {column.field_id for column in table.columns}
             new = [column for column in catalog.columns if column.number not in known]
             if new:
@@ -135,16 +136,23 @@ class PostgresSnapshot:
         :raises UnsupportedTable: it cannot be split in that way. :raises SourceNotFound: there is no such table.
         """
         with self._asked() as session:
-            return plan_splits(session, table, split_rows=split_rows, kind=kind)
+            return plan_splits(session, table, self._catalog(table), split_rows=split_rows, kind=kind)
 
     def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
         """The cut after the first *rows* rows of *part* (of the heap: after their blocks); ``None`` where it ends."""
         with self._asked() as session:
-            return page_end(session, table, kind, part, rows)
+            return page_end(session, table, self._catalog(table), kind, part, rows)
 
     def close(self) -> None:
         """Let it go: nobody can begin to read in it any more. Closing twice is fine."""
         self._session.close()
+
+    def _catalog(self, table: SourceTable) -> CatalogTable:
+        """What the catalog says of it in this snapshot, which stays the same."""
+        name = TableName(table.namespace, table.name)
+        if name not in self._catalogs:
+            self._catalogs[name] = read_table(self._session, name)
+        return self._catalogs[name]
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Connection]:

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from psycopg import sql
 
 from headwater.errors import TransientError
-from headwater.sources.errors import UnsupportedTable
+from headwater.sources.errors import InvalidKey, UnsupportedTable
 from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.connection import Connection, Dsn, connect, server_errors
 from headwater.sources.postgres.convert import convert_column
@@ -43,22 +43,23 @@ _T = TypeVar("_T")
 
 
 class PostgresKeyOrder:
-    """The order of one table's keys. It can be pickled."""
+    """The order of one table's keys. It can be pickled.
 
-    def __init__(self, dsn: Dsn, table: SourceTable, key: Sequence[KeyColumn]) -> None:
-        self._dsn, self._table, self._key = dsn, table, tuple(key)
-        for column, described in zip(self._key, self._described, strict=True):
-            if pa.types.is_nested(described.type):
+    :param asked: for each key column what the server is asked by, or ``None`` where it is compared here.
+    :raises UnsupportedTable: a key column is an array.
+    """
+
+    def __init__(self, dsn: Dsn, table: SourceTable, asked: Sequence[KeyColumn | None]) -> None:
+        self._dsn, self._table, self._asked = dsn, table, tuple(asked)
+        self._columns = [table.column(name) for name in table.key_columns]
+        for column in self._columns:
+            if pa.types.is_nested(column.type):
                 raise UnsupportedTable(table.full_name, f"its key column {column.name!r} is an array.")
-
-    @property
-    def _described(self) -> list[SourceColumn]:
-        return [self._table.column(name) for name in self._table.key_columns]
 
     @property
     def is_local(self) -> bool:
         """Whether the database need not be asked."""
-        return all(map(_is_local, self._key, self._described))
+        return not any(self._asked)
 
     def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
         """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
@@ -70,25 +71,28 @@ class PostgresKeyOrder:
         after = np.fromiter((cut.after for cut in cuts), np.bool_, len(cuts))
         known = np.fromiter((len(cut.values) for cut in cuts), np.int64, len(cuts))
         key_codes, cut_codes = np.zeros(keys.num_rows, np.int64), np.zeros(len(cuts), np.int64)
-        for place, column in enumerate(self._key):
+        for place in range(len(self._columns)):
             has = known > place
             if not has.any():
                 break
             texts = pa.array([cut.values[place] for cut in cuts if len(cut.values) > place], pa.string())
-            for of_keys, of_cuts in self._digits(column, self._described[place], keys.column(place), texts):
+            for of_keys, of_cuts in self._digits(place, keys.column(place), texts):
                 key_codes, cut_codes = _next(key_codes, cut_codes, of_keys, of_cuts, has, after)
         found: NDArray[np.int64] = np.searchsorted(cut_codes * 3 + 2 * after, key_codes * 3 + 1).astype(np.int64)
         return found
 
-    def _digits(self, column: KeyColumn, described: SourceColumn, keys: pa.Array, cuts: pa.StringArray) -> Digits:
-        if not _is_local(column, described):
-            return [self._asked(column, keys, cuts)]
-        values = convert_column(self._table, described, cuts)
-        if pa.types.is_string(described.type) or pa.types.is_binary(described.type):
+    def _digits(self, place: int, keys: pa.Array, cuts: pa.StringArray) -> Digits:
+        column, asked = self._columns[place], self._asked[place]
+        values = cuts if asked else convert_column(self._table, column, cuts)
+        if values.null_count or keys.null_count:
+            raise InvalidKey(self._table.full_name, column.name, column.source_type, "a key is null.")
+        if asked is not None:
+            return [self._ranked_by_server(asked, keys, values)]
+        if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
             return [_ranked(keys, values)]
         return list(zip(_numbers(keys), _numbers(values), strict=True))
 
-    def _asked(
+    def _ranked_by_server(
         self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         distinct = pc.unique(pa.concat_arrays([keys, cuts]))
@@ -98,13 +102,19 @@ class PostgresKeyOrder:
 
 
 def read_order(dsn: Dsn, table: SourceTable) -> PostgresKeyOrder:
-    """The order of the keys of *table*, after asking the database how they are compared.
+    """The order of the keys of *table*; of texts, after asking the database how they are compared.
 
     :raises UnsupportedTable: they have no order. :raises SourceNotFound: there is no such table.
     """
+    columns = [table.column(name) for name in table.key_columns]
+    if not any(pa.types.is_string(column.type) and column.source_type != "uuid" for column in columns):
+        return PostgresKeyOrder(dsn, table, [None] * len(columns))
     name = TableName(table.namespace, table.name)
+    key = _with_session(dsn, lambda session: read_key(session, read_table(session, name), table.key_columns))
     return PostgresKeyOrder(
-        dsn, table, _with_session(dsn, lambda session: read_key(session, read_table(session, name), table.key_columns))
+        dsn,
+        table,
+        [None if _is_local(column, described) else column for column, described in zip(key, columns, strict=True)],
     )
 
 

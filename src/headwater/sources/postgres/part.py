@@ -54,6 +54,7 @@ class PartSession(SnapshotSession):
     """
 
     def __init__(self, dsn: Dsn, snapshot: str | None) -> None:
+        self._catalog: CatalogTable | None = None
         super().__init__(dsn, snapshot)
         if snapshot is None:
             with server_errors(dsn):
@@ -65,7 +66,7 @@ class PartSession(SnapshotSession):
         :raises SnapshotExpired: it is not what it was in the snapshot. :raises SourceNotFound: it was not there.
         """
         with server_errors(self._dsn):
-            catalog = read_table(self._session, TableName(table.namespace, table.name))
+            catalog = self._catalog = read_table(self._session, TableName(table.namespace, table.name))
             if table.source_id not in (None, catalog.oid):
                 raise _changed(table, "was dropped and made anew")
             self._lock(table, catalog, [column for column in columns if not column.dropped])
@@ -76,8 +77,9 @@ class PartSession(SnapshotSession):
 
     def require_unchanged(self, table: SourceTable) -> None:
         """After the read: that it was of what the snapshot shows. :raises SnapshotExpired: it was not."""
+        assert self._catalog is not None
         with server_errors(self._dsn):
-            self._require_same_files(table, read_table(self._session, TableName(table.namespace, table.name)))
+            self._require_same_files(table, self._catalog)
 
     def _lock(self, table: SourceTable, catalog: CatalogTable, columns: Sequence[SourceColumn]) -> None:
         """By a read of no rows, whose description tells which columns the names mean now."""

@@ -21,12 +21,10 @@ from typing import Final
 from psycopg import sql
 
 from headwater.sources.errors import UnsupportedTable
-from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.csv import read_texts
 from headwater.sources.postgres.key_columns import KeyColumn, condition, has_key_index, key_list, read_key
-from headwater.sources.postgres.names import TableName
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
@@ -53,13 +51,14 @@ WHERE s.schemaname = %s AND s.tablename = %s AND s.attname = %s AND NOT s.inheri
 """
 
 
-def plan_splits(session: Connection, table: SourceTable, *, split_rows: int, kind: SplitKind | None) -> SplitPlan:
+def plan_splits(
+    session: Connection, table: SourceTable, catalog: CatalogTable, *, split_rows: int, kind: SplitKind | None
+) -> SplitPlan:
     """Splits of about *split_rows* rows of *table*, as the open transaction of *session* sees it.
 
     :param kind: ``None`` chooses: by key; by heap where the key is spread over the heap, or no index has its order.
-    :raises UnsupportedTable: it cannot be split in that way. :raises SourceNotFound: there is no such table.
+    :raises UnsupportedTable: it cannot be split in that way.
     """
-    catalog = read_table(session, TableName(table.namespace, table.name))
     heap = _Heap.read(session, catalog)
     chosen, reason = (kind, "") if kind is not None else _choice(session, table, catalog, heap, split_rows)
     if chosen is SplitKind.HEAP:
@@ -68,9 +67,10 @@ def plan_splits(session: Connection, table: SourceTable, *, split_rows: int, kin
     return _by_key(session, table, catalog, heap, split_rows)
 
 
-def page_end(session: Connection, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
+def page_end(
+    session: Connection, table: SourceTable, catalog: CatalogTable, kind: SplitKind, part: KeyRange, rows: int
+) -> Cut | None:
     """The cut after the first *rows* rows of *part*; of the heap: after the block that has the last of them."""
-    catalog = read_table(session, TableName(table.namespace, table.name))
     if kind is SplitKind.HEAP:
         order = sql.SQL(" ORDER BY ctid") if catalog.is_partitioned else sql.SQL("")
         where = condition(kind, part, ())
