@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan
 from tests.servers.postgres import Database
 from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
@@ -73,6 +74,29 @@ def test_the_marks_of_tasks_say_when_a_snapshot_is_needed_no_more(tmp_path: Path
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0))
     assert not needed(tmp_path, 2, 600)
+
+
+def test_filters_on_the_key_run_in_the_database(newest_postgres: Database, tmp_path: Path) -> None:
+    newest_postgres.execute(
+        "CREATE TABLE t (a int, b text, PRIMARY KEY (a, b))",
+        "INSERT INTO t SELECT n / 3, 'row ' || n FROM generate_series(0, 899) n",
+    )
+    source = source_of(newest_postgres, tmp_path, "t", splitRows="100", pushdown="true", columns="*")
+    schema = source.schema()
+    for filters, low, high, parts in (
+        ([GreaterThanOrEqual(("a",), 100), LessThan(("a",), 110)], 100, 109, 2),
+        ([EqualTo(("a",), 299), IsNotNull(("b",))], 299, 299, 1),
+        ([In(("a",), (7, 5)), GreaterThan(("a",), 5)], 6, 7, 1),
+        ([EqualTo(("b",), "row 1")], 0, 299, 9),
+        ([LessThan(("a",), 1 << 40)], 0, 299, 9),
+        ([EqualTo(("a",), 1), EqualTo(("a",), 2)], 1, 0, 0),
+    ):
+        reader: Any = source.reader(schema)
+        assert list(reader.pushFilters(filters)) == filters, "Spark applies them again"
+        partitions = reader.partitions()
+        assert len(partitions) <= parts, filters
+        found = sorted(row["a"] for row in read_all(reader, schema, partitions))
+        assert found == [n for n in range(low, high + 1) for _ in range(3)], filters
 
 
 def test_a_table_that_is_not_there_is_named(newest_postgres: Database, tmp_path: Path) -> None:

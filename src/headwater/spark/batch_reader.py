@@ -5,13 +5,13 @@ All tasks of one read see one snapshot of the database, whenever they run (:mod:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.reader import read_changes
@@ -19,9 +19,11 @@ from headwater.backfill.units import LogUnit
 from headwater.log_store import LogView
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange
+from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
 from headwater.spark.errors import NoCapture
 from headwater.spark.options import STOP, SourceOptions
+from headwater.spark.pushdown import bounds_for
 from headwater.spark.rows import Rows
 from headwater.spark.session import hot
 from headwater.spark.snapshot_process import KeptSnapshot, keep_snapshot, marked
@@ -36,7 +38,9 @@ _SMALL_ROWS: Final = 20_000
 
 def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceReader:
     """The reader for what the options ask for."""
-    return ChangesReader(options, schema) if options.reads_changes else TableReader(options, schema)
+    if options.reads_changes:
+        return ChangesReader(options, schema)
+    return FilteredTableReader(options, schema) if options.pushdown else TableReader(options, schema)
 
 
 class SplitPartition(InputPartition):
@@ -56,10 +60,12 @@ class TableReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         table = source_table(self._options)
         columns = Columns.of(self._schema, table, self._options.columns)
-        kept = keep_snapshot(self._options, table)
+        kept = self._keep(table)
         places = columns.places(kept.table, stops=self._options.on_schema_change == STOP)
-        splits = sorted((split for split in kept.plan.splits if not split.empty), key=lambda split: -split.rows)
-        return [SplitPartition(number, split.range, kept, places) for number, split in enumerate(splits)]
+        return [SplitPartition(number, part, kept, places) for number, part in enumerate(kept.parts)]
+
+    def _keep(self, table: SourceTable) -> KeptSnapshot:
+        return keep_snapshot(self._options, table)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         hot()
@@ -71,8 +77,24 @@ class TableReader(DataSourceReader):
         kept, rows = partition.kept, Rows(self._schema, partition.places)
         needed = rows.needed or list(kept.table.key_columns)
         source = open_snapshots(self._options.source)
-        for batch in source.read(kept.table, kept.plan.kind, partition.part, kept.name, columns=needed):
+        for batch in source.read(kept.table, kept.kind, partition.part, kept.name, columns=needed):
             yield rows.of_history(batch, kept.position, kept.time_us)
+
+
+class FilteredTableReader(TableReader):
+    """The same, of fewer rows. Spark refuses it unless ``spark.sql.python.filterPushdown.enabled`` is set."""
+
+    def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
+        super().__init__(options, schema)
+        self._filters: list[Filter] = []
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        """All of them are left for Spark to apply again."""
+        self._filters = list(filters)
+        return filters
+
+    def _keep(self, table: SourceTable) -> KeptSnapshot:
+        return keep_snapshot(self._options, table, bounds_for(table, self._filters))
 
 
 class ChangesReader(DataSourceReader):

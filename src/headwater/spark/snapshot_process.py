@@ -22,12 +22,13 @@ import pyarrow as pa
 
 from headwater.errors import HeadwaterError
 from headwater.process import start_ticks
-from headwater.sources.snapshots import open_snapshots
-from headwater.sources.splits import SplitPlan
+from headwater.sources.snapshots import ExportedSnapshot, open_snapshots
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.spark.child import Child, received, tell, tell_error
 from headwater.spark.errors import SparkError
 from headwater.spark.options import SourceOptions
+from headwater.spark.pushdown import Bounds, narrowed
 
 START_SECONDS: Final = 120.0
 _LOOK_SECONDS: Final = 1.0
@@ -40,20 +41,23 @@ _READ: Final = ".read"
 class KeptSnapshot:
     """A snapshot that is kept open elsewhere.
 
-    :ivar table: as it is in the snapshot. :ivar position: of its rows. :ivar folder: for the marks of tasks.
+    :ivar table: as it is in the snapshot. :ivar parts: what tasks read, the largest first.
+    :ivar position: of its rows. :ivar folder: for the marks of tasks.
     """
 
     name: str
     table: SourceTable
-    plan: SplitPlan
+    kind: SplitKind
+    parts: tuple[KeyRange, ...]
     position: bytes
     time_us: int
     folder: str
 
 
-def keep_snapshot(options: SourceOptions, table: SourceTable) -> KeptSnapshot:
+def keep_snapshot(options: SourceOptions, table: SourceTable, bounds: Bounds | None = None) -> KeptSnapshot:
     """Export a snapshot of now, have it kept, and plan the splits of *table* in it.
 
+    :param bounds: of the first key column: splits are made by key, and only within them.
     :raises SparkError: it could not be had; the message is the source's.
     """
     folder = tempfile.mkdtemp(prefix="headwater-read-")
@@ -61,7 +65,7 @@ def keep_snapshot(options: SourceOptions, table: SourceTable) -> KeptSnapshot:
         __name__,
         {
             "source": options.source,
-            "table": base64.b64encode(pickle.dumps(table)).decode(),
+            "table": base64.b64encode(pickle.dumps((table, bounds))).decode(),
             "split_rows": options.split_rows,
             "seconds": options.snapshot_seconds,
             "folder": folder,
@@ -105,17 +109,18 @@ def main() -> None:
     watched, ticks = told["watched"], start_ticks(told["watched"])
     folder = Path(told["folder"])
     try:
-        table = pickle.loads(base64.b64decode(told["table"]))
+        table, bounds = pickle.loads(base64.b64decode(told["table"]))
         snapshot = open_snapshots(told["source"]).export()
         try:
             table = snapshot.table(table)
-            plan = snapshot.plan(table, split_rows=told["split_rows"])
+            parts, kind = _parts(snapshot, table, told["split_rows"], bounds)
             position = snapshot.mark.high.position_after(None)
             now_us = time.time_ns() // 1000
-            kept = KeptSnapshot(snapshot.name, table, plan, position, now_us, str(folder))
+            kept = KeptSnapshot(snapshot.name, table, kind, parts, position, now_us, str(folder))
             tell({"kept": base64.b64encode(pickle.dumps(kept)).decode()})
-            parts = sum(not split.empty for split in plan.splits)
-            while _is_needed(folder, parts, told["seconds"]) and start_ticks(watched) == ticks and snapshot.is_open():
+            while (
+                _is_needed(folder, len(parts), told["seconds"]) and start_ticks(watched) == ticks and snapshot.is_open()
+            ):
                 time.sleep(_LOOK_SECONDS)
         finally:
             snapshot.close()
@@ -123,6 +128,17 @@ def main() -> None:
         tell_error(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parts(
+    snapshot: ExportedSnapshot, table: SourceTable, split_rows: int, bounds: Bounds | None
+) -> tuple[tuple[KeyRange, ...], SplitKind]:
+    is_bounded = bounds is not None and bounds != Bounds()
+    plan = snapshot.plan(table, split_rows=split_rows, kind=SplitKind.KEY if is_bounded else None)
+    ranges = [split.range for split in sorted(plan.splits, key=lambda split: -split.rows) if not split.empty]
+    if bounds is not None and is_bounded:
+        ranges = [part for part in (narrowed(part, bounds) for part in ranges) if part is not None]
+    return tuple(ranges), plan.kind
 
 
 def _is_needed(folder: Path, parts: int, seconds: float) -> bool:
