@@ -13,7 +13,10 @@ from tests.db.capture.running import RunningCapture, running
 from tests.servers.postgres import Database
 
 from headwater.backfill.log_ranges import LogRanges
+from headwater.errors import ConflictError, InputError
 from headwater.log_store import LogView
+from headwater.pipeline.config import configure
+from headwater.pipeline.verify import Verification
 from headwater.pipeline.verify.check import Findings, Options, check_table
 from headwater.pipeline.verify.mirrors import mirror_of
 from headwater.sinks.open import open_sink
@@ -185,3 +188,21 @@ def test_a_table_without_a_usable_key_is_compared_row_by_row(newest_postgres: Da
             DeltaTable(follower.path).delete("a = 3")
             found = follower.check()
     assert (found.missing, found.differences) == (1, 1)
+
+
+def test_what_cannot_be_compared_is_said_before_anything_is_read(newest_postgres: Database, tmp_path: Path) -> None:
+    newest_postgres.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    settings = {
+        "pipeline": {"store": str(tmp_path / "store")},
+        "source": {"dsn": newest_postgres.dsn, "tables": ["public.t"]},
+        "sink": [{"kind": "delta", "path": str(tmp_path / "lake")}],
+    }
+    with running(newest_postgres, tmp_path, "public.t") as captured:
+        captured.catch_up()
+        config = configure(settings)
+        with pytest.raises(InputError, match=r"no table public\.nowhere"):
+            Verification(config, tables=["public.nowhere"])
+        with pytest.raises(InputError, match="no sink 'lake'"):
+            Verification(config, sinks=["lake"])
+        with pytest.raises(ConflictError, match=r"history of public\.t is not in sink 'delta'"):
+            Verification(config)
