@@ -623,6 +623,30 @@ def test_a_slot_that_another_process_reads_is_refused_with_its_pid_and_stays(
     capture.stop()
 
 
+def test_a_new_slot_waits_for_open_transactions_and_is_made_when_they_have_ended(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slots, "CREATE_TIMEOUT_SECONDS", 1)
+    database = newest_postgres
+    made(database, "t", "u")
+    capture = RunningCapture(database, tmp_path, ["t"])
+    capture.start()
+    fill(database, 1, 10)
+    capture.catch_up()
+    before = since(capture)
+    with database.connect() as session, session.transaction():
+        session.execute("INSERT INTO u VALUES (1, 'open')")
+        session.execute("INSERT INTO t VALUES (11, 'open')")
+        leave(capture.store, RENEW_SOURCE, {})
+        capture.wait_for(lambda: str(session.info.backend_pid) in capture.capture.statistics.last_error)
+        assert since(capture) == before
+    capture.wait_for(lambda: capture.failure is not None or since(capture) != before)
+    fill(database, 21, 30)
+    capture.catch_up()
+    assert ids(rows_since(capture)) == list(range(21, 31))
+    capture.stop()
+
+
 def test_another_slot_name_is_another_slot(newest_postgres: Database, tmp_path: Path) -> None:
     """Somebody else reads the slot of ours: the way out is one of our own, and theirs is not touched."""
     database = newest_postgres
