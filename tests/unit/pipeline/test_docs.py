@@ -1,0 +1,30 @@
+"""The page about pipelines names every key that there is, and its example is valid."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from headwater.pipeline.config import PipelineConfig, configure
+
+PAGE = (Path(__file__).parents[3] / "docs/pipeline.md").read_text()
+
+
+def test_every_key_is_in_the_table_and_every_one_in_the_table_is_a_key() -> None:
+    rows = [line.split("|")[1] for line in PAGE.splitlines() if line.startswith("| `")]
+    told = {name.replace('."s.t"', "") for row in rows for name in re.findall(r"`([a-z]+(?:\.[^`]+)+)`", row)}
+    keys = set()
+    for section, field in PipelineConfig.model_fields.items():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        keys |= {f"{section}.{key}" for kind in kinds for key in getattr(kind, "model_fields", ())}
+    assert told == keys
+
+
+def test_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_PASSWORD", "x")
+    found = re.search(r"```toml\n(.*?)```", PAGE, re.DOTALL)
+    assert found is not None
+    assert configure(tomllib.loads(found[1])).name == "shop"
