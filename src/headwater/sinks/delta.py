@@ -140,22 +140,25 @@ class DeltaSink:
     def _deliver(self, log: DeltaLog, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
         own = sink_schema(table)
         wanted = own if self.mode is Mode.MIRROR else changes_schema(own)
-        if not log.open():
+        if not log.open(newest=False):
             log.create(wanted, _configuration(self.retention_hours))
         apps = _Apps(table, token.query, token.backfill)
+        since = log.version
         for _ in range(COMMIT_ATTEMPTS):
             batch = Batch.left_of(staged, token, apps.committed(log))
             if batch is None:
                 self._staging(table, token).clean(token)
                 return False
-            evolution = evolve(table.full_name, log.schema(), wanted)
-            if evolution.added:
+            evolution = evolve(table.full_name, log.schema(), wanted, is_mirror=self.mode is Mode.MIRROR)
+            if evolution.added and not evolution.must_rewrite:
+                if log.is_behind():
+                    continue
                 log.add_columns(evolution.added)
             if batch.is_empty and not evolution.must_rewrite:
                 return True
             if self._commit(log, table, token, apps, batch, evolution):
                 self._staging(table, token).clean(token)
-                self._tidy(log, table)
+                self._tidy(log, table, since)
                 return True
         raise SinkBusy(
             f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
@@ -174,7 +177,7 @@ class DeltaSink:
         waste: list[DataFile] = []
         try:
             if evolution.must_rewrite:
-                rewrite.recast()
+                rewrite.recast(evolution.renamed)
             if self.mode is Mode.MIRROR:
                 waste = self._apply(rewrite, table, token, batch, overlaps=overlaps)
             else:
@@ -193,7 +196,7 @@ class DeltaSink:
             self._table(table).remove(file.path)
         return True
 
-    def _tidy(self, log: DeltaLog, table: SourceTable) -> None:
+    def _tidy(self, log: DeltaLog, table: SourceTable, since: int) -> None:
         """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
         rewrite = self._rewrite(log, table, log.schema())
         if self.mode is Mode.MIRROR and rewrite.compact():
@@ -201,7 +204,7 @@ class DeltaSink:
                 rewrite.settle()
             else:
                 rewrite.discard()
-        log.tidy(self.retention_hours)
+        log.tidy(since, self.retention_hours)
 
     def _rewrite(self, log: DeltaLog, table: SourceTable, schema: pa.Schema) -> Rewrite:
         files = log.files(table.key_columns)
@@ -273,10 +276,11 @@ class DeltaSink:
 
 
 def _configuration(retention_hours: int) -> dict[str, str]:
+    """The log remembers removals an hour longer than files are kept, so that none is forgotten before its file goes."""
     return {
         "delta.checkpointInterval": "100",
-        "delta.logRetentionDuration": f"interval {max(retention_hours, 24)} hours",
-        "delta.deletedFileRetentionDuration": f"interval {retention_hours} hours",
+        "delta.logRetentionDuration": f"interval {retention_hours + 1} hours",
+        "delta.deletedFileRetentionDuration": f"interval {retention_hours + 1} hours",
     }
 
 

@@ -35,7 +35,6 @@ _UNDERSTOOD = frozenset(
     ("timestampNtz", "appendOnly", "invariants", "changeDataFeed", "v2Checkpoint", "vacuumProtocolCheck")
 )
 
-_handles: dict[str, Any] = {}
 _lock = threading.Lock()
 
 
@@ -50,6 +49,28 @@ def delta_library() -> Any:
     return deltalake
 
 
+class _Known:
+    """A handle of a table, and what was found out with it.
+
+    :ivar version: up to which *transactions* are true.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.version = -1
+        self.transactions: dict[str, int | None] = {}
+        self.files: dict[str, DataFile] = {}
+
+    def note(self) -> None:
+        """Forget what may have changed since it was found out."""
+        if self.version != self.handle.version():
+            self.version = self.handle.version()
+            self.transactions = {}
+
+
+_handles: dict[str, _Known] = {}
+
+
 class DeltaLog:
     """The log of the table at *storage*.
 
@@ -60,48 +81,54 @@ class DeltaLog:
         self._delta = delta_library()
         self._storage = storage
         self._name = name
-        self._handle: Any = None
+        self._known: _Known | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave the handle to who opens the table next; until then it is this one's alone."""
-        if self._handle is None:
+        if self._known is None:
             return
         with _lock:
-            _handles[self._storage.address] = self._handle
+            _handles[self._storage.address] = self._known
             while len(_handles) > HELD_HANDLES:
                 del _handles[next(iter(_handles))]
-        self._handle = None
+        self._known = None
 
-    def open(self) -> bool:
-        """Read the newest version; ``False``: there is no table."""
-        handle = self._handle
-        if handle is None:
+    def open(self, *, newest: bool = True) -> bool:
+        """Read the newest version, or one that this process read before; ``False``: there is no table."""
+        known = self._known
+        if known is None:
             with _lock:
-                handle = _handles.pop(self._storage.address, None)
-        self._handle = self._read_on(handle) or self._open()
-        if self._handle is None:
+                known = _handles.pop(self._storage.address, None)
+        if known is None or not self._is_there(known, newest):
+            known = self._open()
+        self._known = known
+        if known is None:
             return False
-        self._check_features(self._handle)
+        self._check_features(known.handle)
+        known.note()
         return True
 
-    def _read_on(self, handle: Any) -> Any:
-        """*handle* at the newest version; ``None`` if its table is not there any more."""
-        if handle is None:
-            return None
+    def _is_there(self, known: _Known, newest: bool) -> bool:
         try:
-            handle.update_incremental()
-            return handle if self._storage.has(_entry(handle.version())) else None
+            if newest:
+                known.handle.update_incremental()
+            return self._storage.has(_entry(known.handle.version()))
         except self._delta.exceptions.DeltaError:
-            return None
+            return False
 
-    def _open(self) -> Any:
+    def _open(self) -> _Known | None:
         try:
-            return self._delta.DeltaTable(self._storage.address, storage_options=dict(self._storage.options))
+            return _Known(self._delta.DeltaTable(self._storage.address, storage_options=dict(self._storage.options)))
         except self._delta.exceptions.TableNotFoundError:
             return None
+
+    @property
+    def _handle(self) -> Any:
+        assert self._known is not None
+        return self._known.handle
 
     def create(self, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
         """Make the table; one that another process made meanwhile is opened."""
@@ -119,11 +146,17 @@ class DeltaLog:
             return
         failpoints.hit(AFTER_CREATE)
         self.open()
-        self._sync()
+        self._sync(self.version)
 
     @property
     def version(self) -> int:
         return int(self._handle.version())
+
+    def is_behind(self) -> bool:
+        """Read on; whether there was a newer version."""
+        before = self.version
+        self.open()
+        return self.version != before
 
     def schema(self) -> pa.Schema:
         """The columns of the table."""
@@ -131,32 +164,22 @@ class DeltaLog:
 
     def transaction(self, app: str) -> int | None:
         """The version that the application *app* committed last."""
-        found = self._handle.transaction_version(app)
-        return None if found is None else int(found)
+        assert self._known is not None
+        known = self._known.transactions
+        if app not in known:
+            known[app] = self._handle.transaction_version(app)
+        return known[app]
 
     def files(self, key_columns: Sequence[str]) -> list[DataFile]:
         """The files of the table, with what is known of their *key_columns*."""
+        assert self._known is not None
         actions = pa.table(self._handle.get_add_actions(flatten=True))
-        paths, sizes = actions.column("path").to_pylist(), actions.column("size_bytes").to_pylist()
-        counts = actions.column("num_records").to_pylist()
-        bounds = {
-            which: {
-                name: actions.column(f"{which}.{name}")
-                for name in key_columns
-                if f"{which}.{name}" in actions.schema.names
-            }
-            for which in ("min", "max")
+        before = self._known.files
+        paths = actions.column("path").to_pylist()
+        self._known.files = {
+            path: before.get(path) or _data_file(actions, place, key_columns) for place, path in enumerate(paths)
         }
-        return [
-            DataFile(
-                path,
-                size,
-                rows or 0,
-                {name: _value(values, place) for name, values in bounds["min"].items()},
-                {name: _value(values, place) for name, values in bounds["max"].items()},
-            )
-            for place, (path, size, rows) in enumerate(zip(paths, sizes, counts, strict=True))
-        ]
+        return list(self._known.files.values())
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add columns at the end."""
@@ -165,7 +188,7 @@ class DeltaLog:
         self._handle.alter.add_columns(delta_fields)
         failpoints.hit(AFTER_COLUMNS)
         self.open()
-        self._sync()
+        self._sync(self.version)
 
     def commit(
         self,
@@ -207,28 +230,36 @@ class DeltaLog:
                     create_checkpoint=False, cleanup_expired_logs=False
                 ),
             )
-        except self._delta.exceptions.CommitFailedError as error:
+        except self._delta.exceptions.DeltaError as error:
             self.open()
-            if self.version == before:
-                raise SinkError(
-                    f"The Delta table {self._name} took no commit: {type(error).__name__}.",
-                    next_step="Look at the storage of the table: is it full, may this user write there?",
-                ) from error
-            return False
+            if self.version > before and isinstance(error, self._delta.exceptions.CommitFailedError):
+                return False
+            raise SinkError(
+                f"The Delta table {self._name} took no commit: {type(error).__name__}.",
+                next_step="Look at the storage of the table: is it full, may this user write there?",
+            ) from error
         failpoints.hit(AFTER_COMMIT)
+        known = self._known
+        assert known is not None
+        known.transactions.update(transactions)
+        known.version = before + 1
         self.open()
-        self._sync()
+        self._sync(before + 1)
         return True
 
-    def tidy(self, retention_hours: int) -> None:
-        """When it is due: a checkpoint of the log, and away with old entries and files. Nothing depends on it."""
-        if self.version % CHECKPOINT_COMMITS:
+    def tidy(self, since: int, retention_hours: int) -> None:
+        """A checkpoint of the log, and away with old entries and files, if it is due after the version *since*.
+
+        Nothing depends on it.
+        """
+        if self.version // CHECKPOINT_COMMITS == since // CHECKPOINT_COMMITS:
             return
         failpoints.hit(BEFORE_CHECKPOINT)
         try:
+            self.vacuum(retention_hours, all_files=False)  # before the checkpoint, which forgets old removals
             self._handle.create_checkpoint()
             self._handle.cleanup_metadata()
-            self.vacuum(retention_hours, all_files=False)
+            self._known = self._open()  # a handle from before the checkpoint reads the whole log again and again
         except self._delta.exceptions.DeltaError as error:
             logger.warning("The Delta table %s could not be tidied: %s.", self._name, type(error).__name__)
 
@@ -240,8 +271,8 @@ class DeltaLog:
             )
         )
 
-    def _sync(self) -> None:
-        self._storage.sync(_entry(self.version), "_delta_log", ".")
+    def _sync(self, version: int) -> None:
+        self._storage.sync(_entry(version), "_delta_log", ".")
 
     def _check_features(self, handle: Any) -> None:
         protocol = handle.protocol()
@@ -260,6 +291,19 @@ class DeltaLog:
 
 def _entry(version: int) -> str:
     return f"_delta_log/{version:020}.json"
+
+
+def _data_file(actions: pa.Table, place: int, key_columns: Sequence[str]) -> DataFile:
+    lows, highs = (
+        {
+            name: _value(actions.column(f"{which}.{name}"), place)
+            for name in key_columns
+            if f"{which}.{name}" in actions.schema.names
+        }
+        for which in ("min", "max")
+    )
+    path, size, rows = (actions.column(name)[place].as_py() for name in ("path", "size_bytes", "num_records"))
+    return DataFile(path, size, rows or 0, lows, highs)
 
 
 def _value(values: Any, place: int) -> Any:

@@ -9,7 +9,7 @@ One file and one part of a batch are in memory at a time.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Final
 
@@ -132,10 +132,17 @@ class Rewrite:
                 return True
         return False
 
-    def recast(self) -> None:
-        """Write all files anew, with the types of the schema."""
+    def recast(self, renamed: Mapping[str, str]) -> None:
+        """Write all files anew, with the columns of the schema.
+
+        :param renamed: columns that get the values of others.
+        """
         for file in self.files:
-            self._replace(file, self._read(file))
+            rows = read_rows(self._storage, file.path)
+            for name, old in renamed.items():
+                if old in rows.schema.names:
+                    rows = rows.append_column(name, rows.column(old))
+            self._replace(file, conform(rows, self._schema))
 
     def discard(self) -> None:
         """Remove the files that were written on the way: all of them if nothing was committed."""

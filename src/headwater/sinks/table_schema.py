@@ -1,17 +1,20 @@
 """Evolution: how the columns of a table at a sink follow those of its source. Pure.
 
 A column that the sink lacks is added at the end. A column that the source has no longer stays, and is null from then
-on. A type may become wider: the table is written anew. Any other change is refused.
+on. A column that was renamed, which its field id tells, is a new one: a mirror has the old values there, too, and is
+written anew for it. A type may become wider: the table is written anew. Any other change is refused.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from headwater.sinks.errors import SinkSchemaError
+from headwater.sources.table import FIELD_ID
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +22,17 @@ class Evolution:
     """What becomes of a table's columns.
 
     :ivar schema: its columns afterwards. :ivar added: those that are new.
-    :ivar must_rewrite: one became wider: files written before have another type.
+    :ivar renamed: of the new columns those that had another name, which is told.
+    :ivar must_rewrite: the files that the table has are not as they must be.
     """
 
     schema: pa.Schema
-    added: tuple[pa.Field, ...] = ()
-    must_rewrite: bool = False
+    added: tuple[pa.Field, ...]
+    renamed: Mapping[str, str]
+    must_rewrite: bool
 
 
-def evolve(table: str, existing: pa.Schema, wanted: pa.Schema) -> Evolution:
+def evolve(table: str, existing: pa.Schema, wanted: pa.Schema, *, is_mirror: bool) -> Evolution:
     """How *existing* takes the rows of *wanted*. :raises SinkSchemaError: it cannot."""
     fields: list[pa.Field] = []
     wider = False
@@ -53,7 +58,18 @@ def evolve(table: str, existing: pa.Schema, wanted: pa.Schema) -> Evolution:
             f"column {clash!r} differs from one that is there in upper and lower case only.",
             next_step="Deliver it to another directory.",
         )
-    return Evolution(pa.schema([*fields, *added]), added, wider)
+    renamed = _renamed(existing, wanted, added) if is_mirror else {}
+    return Evolution(pa.schema([*fields, *added]), added, renamed, wider or bool(renamed))
+
+
+def _renamed(existing: pa.Schema, wanted: pa.Schema, added: Iterable[pa.Field]) -> dict[str, str]:
+    gone = {_field_id(field): field for field in existing if field.name not in wanted.names}
+    pairs = [(field, gone[_field_id(field)]) for field in added if _field_id(field) in gone]
+    return {field.name: old.name for field, old in pairs if holds(field.type, old.type)}
+
+
+def _field_id(field: pa.Field) -> bytes:
+    return bytes((field.metadata or {}).get(FIELD_ID, field.name.encode() + b" has none"))
 
 
 def holds(kind: pa.DataType, other: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from headwater.sinks import rewrite
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import OtherAttempt
 from headwater.sinks.sink import Committed
@@ -170,6 +172,38 @@ def test_two_tables_are_apart(sink: DeltaSink) -> None:
     assert (row["a"], row["b"]) == ("y", 1)
     assert np.isnan(row["v"])
     assert rows_of(sink) == [order(1)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_batches_give_what_a_dictionary_gives(seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rewrite, "SMALL_FILES", 3)
+    chance = random.Random(seed)
+    sink = DeltaSink(str(tmp_path), file_bytes=chance.choice([1, 2000, 1 << 20]))
+    feed = Feed(sink)
+    expected = {key: order(key) for key in chance.sample(range(60), 30)}
+    feed.history(1, list(expected.values()))
+    for epoch in range(1, 25):
+        changes: list[tuple[Any, ...]] = []
+        for _ in range(chance.randrange(1, 12)):
+            key = chance.randrange(60)
+            if chance.random() < 0.3:
+                changes.append((DELETE, order(key)))
+                expected.pop(key, None)
+            elif key in expected and chance.random() < 0.4:
+                changes.append((UPDATE, order(key, None, f"{epoch}.00"), "status"))
+                expected[key] = order(key, expected[key]["status"], f"{epoch}.00")
+            else:
+                changes.append((INSERT, order(key, f"s{epoch}")))
+                expected[key] = order(key, f"s{epoch}")
+        if chance.random() < 0.1:
+            expected = {key: order(key, "left") for key in (1, 2)}
+            changes = [*changes, *((INSERT, row) for row in expected.values())]
+            feed.changes(epoch, *changes, truncated=(epoch, len(changes) - 2))
+        else:
+            feed.changes(epoch, *changes)
+        if chance.random() < 0.3:
+            feed.changes(epoch, (DELETE, order(1)), (INSERT, order(99)))
+    assert rows_of(sink) == [expected[key] for key in sorted(expected)]
 
 
 def test_a_hundred_thousand_rows_in_one_batch(sink: DeltaSink) -> None:

@@ -126,6 +126,24 @@ def test_a_column_that_is_dropped_stays_and_is_null_for_new_rows(sink: DeltaSink
     assert rows == [order(1), order(2, total=None)]
 
 
+def test_a_column_that_is_renamed_has_its_values_under_the_new_name(sink: DeltaSink) -> None:
+    feed = Feed(sink)
+    feed.changes(1, (INSERT, order(1, "a")), (INSERT, order(2, "b")))
+    state = replace(ORDERS.columns[1], name="state")
+    feed.table = with_columns(ORDERS, ORDERS.columns[0], state, ORDERS.columns[2])
+    feed.changes(2, (INSERT, {"id": 3, "state": "c"}))
+    rows = open_table(sink).to_pyarrow_table().to_pylist()
+    assert {row["id"]: (row["state"], row["status"]) for row in rows} == {1: ("a", "a"), 2: ("b", "b"), 3: ("c", None)}
+    version = open_table(sink).version()
+    feed.changes(3, (UPDATE, {"id": 1, "state": None}, "state"))
+    assert open_table(sink).version() == version + 1
+    assert {row["id"]: row["state"] for row in open_table(sink).to_pyarrow_table().to_pylist()} == {
+        1: "a",
+        2: "b",
+        3: "c",
+    }
+
+
 def test_a_wider_type_writes_the_table_anew(sink: DeltaSink) -> None:
     feed = Feed(sink, table_of({"id": pa.int32(), "n": pa.decimal128(5, 2)}))
     feed.changes(1, (INSERT, {"id": 1, "n": Decimal("1.25")}), (INSERT, {"id": 2, "n": None}))
