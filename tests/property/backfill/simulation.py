@@ -83,10 +83,11 @@ class Query:
     def crash(self, why: str) -> None:
         """Everything but the durable is lost; the query starts again."""
         self.trace.append(f"crash {why}")
-        self._let_go()
+        self.let_go()
         self._start_process()
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """The batch is over: its snapshot ends."""
         if self._held is not None:
             self._held[1].close()
             self._held = None
@@ -130,7 +131,7 @@ class Query:
     def _advance(self, budget: int, upto: int | None, crash: str | None) -> bool:
         database, executor = self.database, self.executor
         start_epoch, start_plan = self.logged[-1]
-        self._let_go()
+        self.let_go()
         if self._plan.number > start_plan:
             self._plan = Plan(start_plan)
         executor.roll_back(start_plan, start_epoch)
@@ -191,20 +192,17 @@ class Query:
             changes = apply_filter(changes, kept, FakeOrder(), database.table.key_columns, truncated)
         self._reach("before_commit", crash)
         sink = self.sink
+        if truncated is not None:
+            sink.mirror.clear()
         for row in changes.to_pylist():
             key = tuple(row[name] for name in database.table.key_columns)
             if truncated is not None and (row["_epoch"], row["_seq"]) < truncated:
                 continue
-            if truncated is not None:
-                sink.mirror.clear()
-                truncated = None
             sink.told.append((key, row["_position"], row["_op"]))
             if row["_op"] in (Op.INSERT, Op.UPDATE_INSERT):
                 sink.mirror[key] = (row["a"], row["b"])
             elif row["_op"] == Op.DELETE:
                 sink.mirror.pop(key, None)
-        if truncated is not None:
-            sink.mirror.clear()
         renewal = executor.renewal
         for part, rows in history:
             if renewal is not None and renewal.columns is None and executor.kind is SplitKind.KEY:
@@ -223,7 +221,7 @@ class Query:
 
     def _snapshot_of(self, plan: int) -> FakeSnapshot:
         if self._held is None or self._held[0] != plan:
-            self._let_go()
+            self.let_go()
             snapshot = self.database.export()
             self.executor.retake(plan, snapshot.mark, exact=self.sink.knows)
             self._plan.attempt += 1

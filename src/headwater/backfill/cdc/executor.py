@@ -185,7 +185,7 @@ class BackfillExecutor(ABC):
         for segment in self._pending():
             if segment.plan != plan:
                 continue
-            if exact and (self.kind is SplitKind.KEY or self.options.whole):
+            if exact:
                 segment.mark, segment.until = mark, mark.high
             else:
                 segment.until = max(segment.until, mark.high)

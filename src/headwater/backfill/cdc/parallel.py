@@ -113,7 +113,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             end: Cut | None = None
             if not self.options.whole and (split.rows == UNKNOWN or expected > min(left, 2 * self.options.split_rows)):
                 page = min(left, self.options.split_rows)
-                if made and page == left:
+                if made and page < self.options.split_rows:
                     break
                 end = self._page_end(snapshot, rest, page)
                 expected = page if end is not None or split.rows == UNKNOWN else min(expected, page)
