@@ -104,9 +104,10 @@ class SinkQuery:
     def _begin(self, sink: Sink) -> Any:
         from headwater.spark.claim_check import FORMAT, OPTION, ClaimDelivery
 
-        delivery = ClaimDelivery(self._options, sink, str(self._stop_file)).to_option()
         checkpoint = self._config.checkpoint(self._section)
-        checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        initial = str(checkpoint / "headwater_initial.json")
+        delivery = ClaimDelivery(self._options, sink, str(self._stop_file), initial).to_option()
         claims = self._host.session().readStream.format(FORMAT).option(OPTION, delivery).load()
         return (
             claims.writeStream.format(FORMAT)

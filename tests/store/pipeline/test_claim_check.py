@@ -109,7 +109,7 @@ def sink() -> KeptSink:
 
 @pytest.fixture
 def delivery(sink: KeptSink, tmp_path: Path) -> ClaimDelivery:
-    return ClaimDelivery(OPTIONS, sink, str(tmp_path / "stop"))
+    return ClaimDelivery(OPTIONS, sink, str(tmp_path / "stop"), str(tmp_path / "initial.json"))
 
 
 def reader_of(delivery: ClaimDelivery, units: list[Unit]) -> tuple[ClaimReader, Planner]:
@@ -136,11 +136,15 @@ def test_each_table_is_committed_once_with_a_token_of_our_own(delivery: ClaimDel
     assert sorted(sink.commits, key=str) == [("public.a", replace(token, attempt=2), 8), ("public.b", token, 2)]
 
 
-def test_the_first_offset_does_not_move_when_a_batch_was_planned(delivery: ClaimDelivery) -> None:
-    reader, _ = reader_of(delivery, [])
+def test_the_first_offset_stays_when_a_batch_was_planned_and_over_a_crash(delivery: ClaimDelivery) -> None:
+    reader, planner = reader_of(delivery, [])
     first = reader.initialOffset()
     reader.latestOffset(first, None)  # type: ignore[arg-type]
     assert reader.initialOffset() == first == {"e": 1 << 16, "p": 2, "v": 1}
+    again, _ = reader_of(delivery, [])
+    again._opened = planner  # type: ignore[assignment]
+    assert planner.initial().plan == 3
+    assert again.initialOffset() == first
 
 
 def test_no_batch_begins_once_it_was_told_to_stop(delivery: ClaimDelivery) -> None:
