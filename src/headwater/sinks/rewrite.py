@@ -3,14 +3,16 @@
 It begins with the files that the table has. Each step leaves some of them out and brings new ones: rows are upserted
 and deleted by key, by the range of their key, or all at once. In the end the difference is one commit. A file is read
 only if its statistics say that it may have one of the keys, first its key columns, and the rest only if it has one.
-One file and one part of a batch are in memory at a time.
+One part of a batch and a few files are in memory at a time.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,6 +27,8 @@ from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform
 from headwater.sources.table import UNAVAILABLE_COLUMN
 
+WORKERS: Final = 2
+"""So many files are written at a time."""
 SMALL_FILES: Final = 16
 """So many files of about one size are joined to one."""
 
@@ -77,7 +81,7 @@ class Rewrite:
 
     def insert(self, rows: pa.Table) -> None:
         """Rows that are new."""
-        self._bring(conform(rows, self._schema))
+        self.append(self._write(conform(rows, self._schema)))
 
     def upsert(self, part: pa.Table, *, only_existing: bool = False) -> None:
         """Apply folded rows: one per key, as :func:`headwater.sinks.fold.fold` makes them.
@@ -86,29 +90,23 @@ class Rewrite:
         """
         if not part.num_rows:
             return
-        keys = KeySet(part, self._keys)
-        if keys.count < part.num_rows:
-            part = part.take(pa.array(np.sort(last_rows(keys.ids, keys.count))))
-            keys = KeySet(part, self._keys)
-        deleted = part.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False)
-        rows = conform(part, self._schema)
-        keeps = _Keeping(part, self._schema.names)
-        found = np.zeros(part.num_rows, np.bool_)
-        for file in self._concerned(part):
-            places = keys.find(self._read_keys(file))
-            hits = places >= 0
-            if not hits.any():
-                continue
-            found[places[hits]] = True
-            updated = hits.copy()
-            updated[hits] = ~deleted[places[hits]]
-            old = self._read(file)
-            new = rows.take(pa.array(places[updated]))
-            if keeps.columns:
-                new = keeps.apply(new, old.filter(pa.array(updated)), places[updated])
-            self._replace(file, pa.concat_tables([old.filter(pa.array(~hits)), new]))
+        upsert = _Upsert(part, self._schema, self._keys)
+        found = np.zeros(upsert.rows.num_rows, np.bool_)
+        concerned = self._concerned(upsert.rows)
+        with ThreadPoolExecutor(max(1, min(len(concerned), WORKERS))) as pool:
+            for file, hits, made in pool.map(partial(self._upserted, upsert), concerned):
+                found[hits] = True
+                if hits.size:
+                    del self._files[file.path]
+                    self.append(made)
         if not only_existing:
-            self._bring(rows.filter(pa.array(~found & ~deleted)))
+            self.append(self._write(upsert.rows.filter(pa.array(~found & ~upsert.deleted))))
+
+    def _upserted(self, upsert: _Upsert, file: DataFile) -> tuple[DataFile, NDArray[np.int64], list[DataFile]]:
+        """*file*, the places of its keys in the part, and what it becomes if it has any. Of any thread."""
+        places = upsert.keys.find(self._read_keys(file))
+        hits = places[places >= 0]
+        return file, hits, self._write(upsert.apply(self._read(file), places)) if hits.size else []
 
     def delete(self, chosen: Callable[[pa.Table], Mask]) -> None:
         """Delete the rows that *chosen* says, given their key columns."""
@@ -128,7 +126,7 @@ class Rewrite:
                 rows = pa.concat_tables([self._read(file) for file in small])
                 for file in small:
                     self._replace(file, None)
-                self._bring(self._sorted(rows))
+                self.append(self._write(self._sorted(rows)))
                 return True
         return False
 
@@ -166,15 +164,14 @@ class Rewrite:
         return pa.schema([self._schema.field(name) for name in self._keys])
 
     def _replace(self, file: DataFile, rows: pa.Table | None) -> None:
+        made = [] if rows is None else self._write(rows)
         del self._files[file.path]
-        if rows is not None:
-            self._bring(rows)
+        self.append(made)
 
-    def _bring(self, rows: pa.Table) -> None:
-        if rows.num_rows:
-            made = write_files(self._storage, rows, self._target)
-            self._written.extend(made)
-            self.append(made)
+    def _write(self, rows: pa.Table) -> list[DataFile]:
+        made = write_files(self._storage, rows, self._target) if rows.num_rows else []
+        self._written.extend(made)
+        return made
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
         """*rows* by key, so that files have ranges of it."""
@@ -220,6 +217,29 @@ def _may_have(file: DataFile, name: str, ordered: Any) -> bool:
     if isinstance(high, datetime):
         high += timedelta(milliseconds=1)  # other writers cut off what is less
     return bisect_left(ordered, low) < bisect_right(ordered, high)
+
+
+class _Upsert:
+    """One part that is upserted: a row for each key."""
+
+    def __init__(self, part: pa.Table, schema: pa.Schema, key_columns: Sequence[str]) -> None:
+        self.keys = KeySet(part, key_columns)
+        if self.keys.count < part.num_rows:
+            part = part.take(pa.array(np.sort(last_rows(self.keys.ids, self.keys.count))))
+            self.keys = KeySet(part, key_columns)
+        self.deleted: Mask = part.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False)
+        self.rows = conform(part, schema)
+        self._keeping = _Keeping(part, schema.names)
+
+    def apply(self, old: pa.Table, places: NDArray[np.int64]) -> pa.Table:
+        """What the rows *old* become, given the places of their keys in the part; -1 where it has none."""
+        hits = places >= 0
+        updated = hits.copy()
+        updated[hits] = ~self.deleted[places[hits]]
+        new = self.rows.take(pa.array(places[updated]))
+        if self._keeping.columns:
+            new = self._keeping.apply(new, old.filter(pa.array(updated)), places[updated])
+        return pa.concat_tables([old.filter(pa.array(~hits)), new])
 
 
 class _Keeping:
