@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +41,7 @@ def ended(process: subprocess.Popen[str], code: int) -> list[str]:
     finally:
         process.kill()
     assert process.returncode == code, err
+    assert out, err
     return out.splitlines()
 
 
@@ -57,13 +60,11 @@ def left_in(folder: Path) -> list[str]:
 
 
 @pytest.fixture
-def temporary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A short path that the server's user can enter."""
-    base = tmp_path_factory.mktemp("demo")
-    for folder in (base, *base.parents):
-        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
-            folder.chmod(folder.stat().st_mode | 0o055)
-    return base / "t"
+def temporary() -> Iterator[Path]:
+    """A directory that the server's user can enter, whatever other test sessions do to pytest's own."""
+    with tempfile.TemporaryDirectory(prefix="headwater-test-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made) / "t"
 
 
 def test_the_demo_mirrors_every_row_over_a_kill_and_leaves_nothing_behind(temporary: Path) -> None:
