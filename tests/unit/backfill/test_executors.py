@@ -533,3 +533,16 @@ def test_c8_a_save_writes_what_changed_and_nothing_else(options: BackfillOptions
     executor.settle(database.place(database.seal()))
     stored.save(executor)
     assert stored.rows() == 1, "of what is done one row stays"
+
+
+def test_a_renewal_goes_by_key_but_where_the_whole_table_is_read_at_once() -> None:
+    for whole, kind in ((False, SplitKind.KEY), (True, SplitKind.HEAP)):
+        database = filled([1, 2, 3])
+        options = BackfillOptions(split_rows=1, kind=SplitKind.HEAP, whole=whole)
+        executor = Stored().open(database.table, options)
+        executor.hand_out(1, database.export(), 99)
+        executor.settle(database.place(database.seal()))
+        executor.renew(Renewal("again"))
+        executor.hand_out(2, database.export(), 99)
+        assert executor.kind is kind
+        assert [rule for _, rule in rules(executor.filter())] == (["emit"] if whole else ["since"])

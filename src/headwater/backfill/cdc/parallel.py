@@ -87,7 +87,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             self._state = ParallelState([Split(0, part, UNKNOWN)])
         else:
             # rows that are replaced are found at the sink by their key
-            kind = self.options.kind if record.renewal is None else SplitKind.KEY
+            kind = SplitKind.KEY if record.renewal is not None and not self.options.whole else self.options.kind
             planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=kind)
             splits = _covering(planned.splits)
             record.kind, record.why = planned.kind, planned.why
