@@ -109,9 +109,17 @@ class QueryPlanner:
     # -- offsets ---------------------------------------------------------------------------------------------------
 
     def initial(self) -> QueryOffset:
-        """Where the query stands when nobody remembers: after what was delivered, the same on every call."""
-        delivered = min(int(table.consumer.delivered()) for table in self._tables.values())
-        return QueryOffset(delivered, self._state.plan.number)
+        """Where the query stands when nobody remembers: after what was delivered.
+
+        A plan whose rows nobody has delivered does not count, so that a first batch that is delivered again after a
+        crash begins where it began.
+        """
+        if self._state.delivered is None:
+            delivered = min(int(table.consumer.delivered()) for table in self._tables.values())
+            self._state.put_delivered(QueryOffset(delivered, self._state.plan.number))
+            self._save()
+        assert self._state.delivered is not None
+        return self._state.delivered
 
     def newest(self) -> QueryOffset:
         """The newest epoch that is sealed."""
@@ -165,6 +173,10 @@ class QueryPlanner:
             for table in self._tables.values():
                 table.settle(self._end[1], start.epoch)
         self._at = start
+        delivered = self._state.delivered
+        if delivered is None or delivered.plan != start.plan:
+            self._state.put_delivered(start)
+            self._save()
         self._commit(start)
 
     def _roll_back(self, start: QueryOffset) -> None:
@@ -190,6 +202,8 @@ class QueryPlanner:
         now = time.monotonic()
         if now - self._truncated >= _COMMIT_SECONDS:
             self._truncated = now
+            self._state.put_delivered(start)
+            self._save()  # a query without a checkpoint never begins before what the logs hold
             for table in self._tables.values():
                 table.commit(start.epoch)
 

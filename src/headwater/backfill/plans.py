@@ -14,6 +14,7 @@ from typing import Any
 
 from headwater import failpoints
 from headwater.backfill.cdc.state import BackfillTables
+from headwater.backfill.offset import QueryOffset
 from headwater.sources.offset import CdcOffset
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
 from headwater.stream import EpochClock
@@ -28,7 +29,7 @@ QUERY = TableSchema("query", 1, key=(Field("part", FieldType.TEXT),), value=(Fie
 QUERY_TABLES = TableSchema(
     "query_tables", 1, key=(Field("table", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
 )
-_PLAN, _STATUS, _ID = "plan", "status", "id"
+_PLAN, _STATUS, _ID, _DELIVERED = "plan", "status", "id", "delivered"
 
 
 @dataclass(slots=True)
@@ -88,6 +89,9 @@ class QueryState:
             found = {key[0]: values[0] for key, values in self._query.scan(view, 0)}
             self.tables = {key[0]: TableRecord(**values[0]) for key, values in self._tables.scan(view, 0)}
         self.plan = PlanRecord(**found.get(_PLAN, {}))
+        self.delivered: QueryOffset | None = None
+        if _DELIVERED in found:
+            self.delivered = QueryOffset.from_json(found[_DELIVERED])
         self.id: str = found.get(_ID) or uuid.uuid4().hex[:12]
         if _ID not in found:
             self._query.put(self.batch, 0, (_ID,), (self.id,))
@@ -102,6 +106,11 @@ class QueryState:
     def put_plan(self) -> None:
         """Write the plan with the next save."""
         self._query.put(self.batch, 0, (_PLAN,), (self.plan.to_json(),))
+
+    def put_delivered(self, offset: QueryOffset) -> None:
+        """Write with the next save that everything up to *offset* is delivered."""
+        self.delivered = offset
+        self._query.put(self.batch, 0, (_DELIVERED,), (offset.to_json(),))
 
     def put_status(self, value: dict[str, Any]) -> None:
         """Write the status with the next save."""

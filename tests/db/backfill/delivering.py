@@ -117,7 +117,7 @@ class Delivering:
         if end == start:
             return False
         between("planned")
-        self.checkpoint, self.logged = start, end
+        self.logged = end  # Spark does not keep where the first batch begins
         between("logged")
         units = self.planner.units(start, end)
         between("units")
