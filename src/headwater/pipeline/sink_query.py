@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -122,7 +122,8 @@ class SinkQuery:
             active = self._query.isActive
             told = self._query.lastProgress
         except Exception as error:
-            self._failed(_failure_of(error))
+            if self._host.is_alive:  # otherwise all sinks are told
+                self._failed(_failure_of(error))
             return
         if told is not None:
             self._progress(told)
@@ -193,4 +194,12 @@ class SinkQuery:
 def _failure_of(error: BaseException) -> Failure:
     if isinstance(error, HeadwaterError):
         return Failure.of(error)
-    return Failure.of_text(type(error).__name__, str(error), str(getattr(error, "_stackTrace", None) or ""))
+    return Failure.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))
+
+
+def _traces(error: BaseException | None) -> Iterator[str]:
+    """What an exception of Spark knows beside its text, and its causes."""
+    while error is not None:
+        yield str(getattr(error, "_stackTrace", None) or "")
+        error = getattr(error, "_cause", None) or error.__cause__
+        yield "" if error is None else f"{type(error).__name__}: {error}"

@@ -116,12 +116,15 @@ class SparkHost:
         classes._instantiatedSession = classes._activeSession = None
 
     def stop(self) -> None:
-        """Stop the session that was made here."""
+        """Stop the session that was made here; its Java may be gone already."""
         if self._thread is not None:
             self._thread.join()
         if self._made is not None:
             made, self._made = self._made, None
-            made.stop()
+            try:
+                made.stop()
+            except Exception:
+                self.forget()
         self._clean()
 
     def _clean(self) -> None:

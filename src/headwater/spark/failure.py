@@ -23,6 +23,8 @@ _MARK: Final = "headwater-failure "
 _ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 _PASSING: Final = (
     "EOFException",
+    "(no cause message)",
+    "Py4JNetworkError",
     "Python worker exited unexpectedly",
     "Python worker faulthandler",
     "Connection reset",

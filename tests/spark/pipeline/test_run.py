@@ -110,7 +110,7 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
 @pytest.mark.timeout(600)
 def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: Database) -> None:
     quick.start()
-    quick.wait_for(lambda: quick.status()["state"] == "running")
+    quick.wait_for((quick.folder / "headwater/shop/checkpoints/delta/offsets/0").exists)  # in the first batch
     write(shop, 1)
     children = quick.children()
     quick.kill9()
