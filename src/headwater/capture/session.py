@@ -20,7 +20,7 @@ from typing import Any
 from headwater import failpoints
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions
-from headwater.capture.renewal import TableRenewals, present_tables, reason_of, renewed_columns
+from headwater.capture.renewal import RENEWED, TableRenewals, present_tables, reason_of, renewed_columns
 from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
@@ -265,7 +265,7 @@ class CaptureSession:
             self._open_writer(before)
         writer, change = self._writers[name], renewed_columns(before, table)
         if change is not None:
-            writer.note(SCHEMA, change.to_detail())
+            writer.note(SCHEMA, change.to_detail() | {RENEWED: since.to_json()})
         writer.change_schema(table.log_schema(self._source.position_type), table.key_columns)
         self._tables[name] = table
         self._statistics.stopped_tables.pop(name, None)

@@ -17,7 +17,7 @@ from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
 
 from headwater.capture import TableState
-from headwater.capture.renewal import renew
+from headwater.capture.renewal import RENEWED, renew
 from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, ask, leave
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
@@ -164,7 +164,7 @@ def test_what_a_renewal_changes_is_told_by_an_event(newest_postgres: Database, t
         assert renew(capture.store, ["t"])
         (event,) = [event for event in capture.events("public.t") if event.kind == SCHEMA]
         told = {"added": ["d"], "dropped": ["b"], "renamed": {"a": "z"}, "retyped": ["c"], "defaults": None}
-        assert event.detail == told
+        assert event.detail == told | {RENEWED: since(capture).to_json()}
         database.execute("INSERT INTO t VALUES (2, 'z', 5, 6)")
         capture.catch_up()
         (row,) = rows_since(capture)
