@@ -8,8 +8,9 @@ passed over, and the read goes on after it. Where they differ the order changed,
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
@@ -64,7 +65,8 @@ class PostgresSnapshots:
         """The rows of *part* inside *snapshot*; see :class:`~headwater.sources.snapshots.SnapshotSource`."""
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
         reading = _Reading(self._dsn, table, kind, part, snapshot, wanted)
-        yield from parsed(table, wanted, reading.blocks(batch_bytes))
+        with contextlib.closing(reading.blocks(batch_bytes)) as blocks:
+            yield from parsed(table, wanted, blocks)
 
 
 class _Reading:
@@ -83,7 +85,7 @@ class _Reading:
         self._snapshot, self._columns = snapshot, columns
         self._given: list[tuple[int, int]] = []
 
-    def blocks(self, size: int) -> Iterator[bytes]:
+    def blocks(self, size: int) -> Generator[bytes]:
         """Whole lines of csv, about *size* bytes at a time.
 
         :raises SnapshotExpired: the snapshot is gone, or does not show the table as it was.

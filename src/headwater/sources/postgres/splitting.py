@@ -28,11 +28,11 @@ from headwater.sources.postgres.key_columns import KeyColumn, condition, has_key
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
-EXACT_ROWS: Final = 2_000_000
+EXACT_ROWS: Final = 500_000
 """Tables with no more rows than this are cut exactly."""
 SPREAD: Final = 0.5
 """Below this correlation of the key with the heap, reading by key jumps about."""
-BLOCKS_PER_SPLIT: Final = 30
+BLOCKS_PER_SPLIT: Final = 50
 FEWEST_BLOCKS, MOST_BLOCKS = 2_000, 100_000
 ROWS_PER_SPLIT: Final = 200
 MOST_SAMPLED: Final = 2_000_000
