@@ -218,6 +218,8 @@ class DeltaLog:
             max_commit_retries=0,
         )
         before = self.version
+        if added:
+            self._storage.sync(".")
         failpoints.hit(BEFORE_COMMIT)
         try:
             self._handle.create_write_transaction(
@@ -272,7 +274,7 @@ class DeltaLog:
         )
 
     def _sync(self, version: int) -> None:
-        self._storage.sync(_entry(version), "_delta_log", ".")
+        self._storage.sync(_entry(version), "_delta_log")
 
     def _check_features(self, handle: Any) -> None:
         protocol = handle.protocol()

@@ -107,6 +107,9 @@ class Manifests:
     def put(self, manifest: Manifest) -> bool:
         """Commit; ``False``: its number is taken, and nothing is changed."""
         self._directory.mkdir(parents=True, exist_ok=True)
+        for parent in {(self._root / file.staged).parent for file in manifest.files}:
+            if parent.exists():
+                _sync(parent)
         draft = self._directory / f".{uuid.uuid4()}.draft"
         with draft.open("w", encoding="utf-8") as file:
             file.write(manifest.to_json())

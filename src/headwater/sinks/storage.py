@@ -66,16 +66,27 @@ class Storage:
         """Its file system: paths are relative to the directory."""
         if self._local is not None:
             return pafs.SubTreeFileSystem(str(self._local), pafs.LocalFileSystem())
+        return pafs.PyFileSystem(self._object_store)
+
+    @cached_property
+    def _object_store(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
 
-        return pafs.PyFileSystem(DeltaStorageHandler(self.root, dict(self.options)))
+        return DeltaStorageHandler(self.root, dict(self.options))
+
+    def _upload(self, name: str, data: bytes) -> None:
+        # Its own wrapper for pyarrow takes no buffers, which is what pyarrow gives it.
+        stream = self._object_store._handler.open_output_stream(name, None)
+        stream.write(data)
+        stream.close()
 
     @contextmanager
     def create(self, name: str) -> Iterator[Any]:
         """A new file, to be written; durable when the context ends well."""
         if self._local is None:
-            with self.files.open_output_stream(name) as stream:
-                yield stream
+            memory = pa.BufferOutputStream()
+            yield memory
+            self._upload(name, memory.getvalue().to_pybytes())
             return
         path = self._local / name
         try:
