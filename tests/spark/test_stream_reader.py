@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types as st
+from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.servers.postgres import Database
 from tests.spark.collecting import mirrored
@@ -20,6 +21,7 @@ from tests.spark.driven import DrivenStream, source_of, wait_for_changes
 
 from headwater.spark.capture_process import is_written
 from headwater.spark.errors import NoCapture, StreamRuns, TableChanged, UnsupportedSchema
+from headwater.spark.source import HeadwaterDataSource
 
 Start = Callable[..., DrivenStream]
 ROWS = 500
@@ -311,3 +313,26 @@ def test_children_of_a_killed_process_end(newest_postgres: Database, tmp_path: P
         assert time.monotonic() < end
         time.sleep(0.05)
     assert not is_written(str(tmp_path / "store"))
+
+
+def test_the_store_of_a_database_is_made_where_the_user_keeps_data(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("HEADWATER_SOURCE", newest_postgres.dsn)
+    make_table(newest_postgres, rows=3)
+    stream = DrivenStream(HeadwaterDataSource(CaseInsensitiveDict({"table": "public.t"})))
+    try:
+        assert len(stream.available_now()) == 3
+    finally:
+        stream.stop()
+    assert len(list((tmp_path / "data" / "headwater" / "stores").iterdir())) == 1
+
+
+def test_a_first_batch_that_was_not_delivered_is_replayed(start: Start, newest_postgres: Database) -> None:
+    make_table(newest_postgres)
+    stream = start()
+    end = stream.next_end()
+    stream.kill()
+    again = start()
+    assert len(again.rows(end)) == ROWS

@@ -93,7 +93,6 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._options = options
         self._schema = schema
         self._opened: _Opened | None = None
-        self._initial: dict[str, int] | None = None
         self._upto: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -107,9 +106,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Spark asks before the first batch is planned and again after that: it is the same."""
-        if self._initial is None:
-            self._initial = self._open.planner.initial().to_json()
-        return self._initial
+        return self._open.planner.initial().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
