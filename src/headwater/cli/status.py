@@ -21,6 +21,7 @@ from headwater.pipeline.status import LIVE, PipelineStatus, SinkStatus, TableSta
 
 _WATCH_SECONDS = 1.0
 _BAR_WIDTH = 20
+_HISTORY = ("waiting", "reading")
 _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red", "stopped": "dim", "not running": "dim"}
 PipelineFile = Annotated[Path, typer.Argument(help="The pipeline.", show_default=True)]
 
@@ -126,14 +127,14 @@ def _rows(table: TableStatus) -> str:
 
 
 def _rate(table: TableStatus) -> str:
-    if table.phase == LIVE or table.rows_per_second is None:
+    if table.phase not in _HISTORY or table.rows_per_second is None:
         return ""
     limit = "" if table.limit is None else f" (at most {table.limit:,})"
     return f"{table.rows_per_second:,.0f}{limit}"
 
 
 def _left(table: TableStatus) -> str:
-    return "" if table.phase == LIVE or table.eta_seconds is None else duration(table.eta_seconds)
+    return "" if table.phase not in _HISTORY or table.eta_seconds is None else duration(table.eta_seconds)
 
 
 def _lag(table: TableStatus) -> str:
@@ -162,7 +163,7 @@ def problems(found: PipelineStatus) -> Iterator[Text]:
         for table in sink.tables:
             if table.stopped:
                 yield from _problem(f"{table.name}: ", table.stopped, None, failed=True)
-            elif table.waiting:
+            elif table.waiting and table.phase in _HISTORY and not table.paused:
                 yield from _problem(f"{sink.name}, {table.name}: ", table.waiting, None)
     for name, reason in found.left_out.items():
         yield from _problem(f"{name} is left out: ", reason, None)
