@@ -61,15 +61,14 @@ def make_archive(java: Java, home: Path) -> bool:
 
     Archives of others that no longer fit are removed.
     """
+    made: Path | None = None
     try:
         path = archive_path(java, home)
         if path.exists():
             return True
         path.parent.mkdir(parents=True, exist_ok=True)
         made = path.with_name(f".{path.name}.{os.getpid()}")
-        command = [sys.executable, "-c", _WARM_UP, str(made)]
-        quiet = subprocess.DEVNULL
-        subprocess.run(command, stdin=quiet, stdout=quiet, stderr=quiet, timeout=_SECONDS, check=True)
+        _warm_up(made, home)
         made.replace(path)
         for other in path.parent.glob("spark-classes-*.jsa"):
             if other != path:
@@ -77,3 +76,20 @@ def make_archive(java: Java, home: Path) -> bool:
         return True
     except (OSError, subprocess.SubprocessError):
         return False
+    finally:
+        if made is not None:
+            made.unlink(missing_ok=True)
+
+
+def _warm_up(archive: Path, home: Path) -> None:
+    """Run a Spark that writes its classes to *archive* when it ends."""
+    quiet = subprocess.DEVNULL
+    subprocess.run(
+        [sys.executable, "-c", _WARM_UP, str(archive)],
+        env=os.environ | {"SPARK_HOME": str(home)},
+        stdin=quiet,
+        stdout=quiet,
+        stderr=quiet,
+        timeout=_SECONDS,
+        check=True,
+    )
