@@ -118,24 +118,36 @@ class Query:
     def is_delivered(self) -> bool:
         return self.committed == len(self.logged) - 1
 
-    def step(self, *, budget: int, upto: int | None = None, seconds: float = 1.0, crash: str | None = None) -> None:
-        """One batch, or the one again that was not committed; *crash* says where it ends."""
+    def step(
+        self,
+        *,
+        budget: int,
+        upto: int | None = None,
+        seconds: float = 1.0,
+        crash: str | None = None,
+        settles: bool = True,
+    ) -> None:
+        """One batch, or the one again that was not committed.
+
+        :param crash: where it ends. :param settles: whether the place in the log where it begins is known.
+        """
         self._now += seconds
         try:
-            if self.is_delivered and not self._advance(budget, upto, crash):
+            if self.is_delivered and not self._advance(budget, upto, crash, settles):
                 return
             self._run(crash)
         except Crash:
             self.crash(crash or "")
 
-    def _advance(self, budget: int, upto: int | None, crash: str | None) -> bool:
+    def _advance(self, budget: int, upto: int | None, crash: str | None, settles: bool) -> bool:
         database, executor = self.database, self.executor
         start_epoch, start_plan = self.logged[-1]
         self.let_go()
         if self._plan.number > start_plan:
             self._plan = Plan(start_plan)
         executor.roll_back(start_plan, start_epoch)
-        executor.settle(database.place(start_epoch), start_epoch)
+        if settles:
+            executor.settle(database.place(start_epoch), start_epoch)
         end = database.newest if upto is None else max(start_epoch, min(upto, database.newest))
         truncated = database.truncated(start_epoch, end)
         if truncated is not None:

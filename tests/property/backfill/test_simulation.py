@@ -101,10 +101,10 @@ class Simulation:
 
     def batch(self, one: int, two: int) -> None:
         upto = None if two % 3 else self.query.logged[-1][0] + 1
-        self.query.step(budget=1 + one % 6, upto=upto)
+        self.query.step(budget=1 + one % 6, upto=upto, settles=two % 2 == 0)
 
     def crash(self, one: int, two: int) -> None:
-        self.query.step(budget=1 + one % 6, crash=CRASHES[two % len(CRASHES)])
+        self.query.step(budget=1 + one % 6, crash=CRASHES[two % len(CRASHES)], settles=two % 2 == 0)
 
     def pause(self, one: int, two: int) -> None:
         self.query.tell(Pause())

@@ -375,6 +375,17 @@ def test_m32_a_truncate_ends_the_backfill_once_it_is_delivered() -> None:
     assert stored.again(executor).phase is Phase.DONE
 
 
+def test_m32_a_truncate_that_was_delivered_before_a_restart_ends_the_backfill_at_once() -> None:
+    """Nobody may know where the log was then: the next batch must emit what comes after the truncate all the same."""
+    database, stored = filled([1, 2, 3, 4]), Stored()
+    executor = stored.open(database.table, PARALLEL)
+    executor.hand_out(1, database.export(), 2)
+    executor.truncate(7)
+    executor = stored.again(executor)
+    executor.roll_back(1, 7)
+    assert (executor.phase, executor.filter()) == (Phase.DONE, None)
+
+
 def test_m32_a_table_that_is_truncated_before_it_is_read_needs_no_reading() -> None:
     executor = Stored().open(table_of(), PARALLEL)
     executor.truncate(3)

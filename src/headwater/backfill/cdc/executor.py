@@ -3,7 +3,7 @@
 What it decides, it decides when a plan is made, on one process; nothing is told back by those who read. The order of
 the calls that make a batch from the offset *start*:
 
-1. ``roll_back``: plans that nobody kept were not handed out after all;
+1. ``roll_back``: plans that nobody kept were not handed out after all, and a TRUNCATE that was delivered ends it;
 2. ``settle`` with the place in the log **where the batch begins**: what comes after it is in no snapshot up to there;
 3. ``truncate`` if the batch has a TRUNCATE of the table;
 4. ``hand_out`` inside a snapshot that has every change of the batch; ``save``, sealed before the offset is given away;
@@ -193,8 +193,11 @@ class BackfillExecutor(ABC):
             self._dirty = True
 
     def roll_back(self, plan: int, epoch: int | None = None) -> None:
-        """Nothing was handed out by plans after *plan*, and no batch went beyond *epoch*."""
-        if epoch is not None and self._record.truncated is not None and self._record.truncated > epoch:
+        """Nothing was handed out by plans after *plan*; what was delivered is what the epochs up to *epoch* have."""
+        if epoch is not None and self._record.truncated is not None:
+            if self._record.truncated <= epoch:
+                self._finish()
+                return
             self._record.truncated = None
             self._dirty = True
         undone = [segment for segment in self._pending() if segment.plan > plan]
