@@ -87,7 +87,7 @@ def test_many_rows_go_into_files_and_columns_come(sink: Sink, rows: Any, tmp_pat
     feed.changes(2, (INSERT, {**order(9999), "n": 1}))
     found = rows()
     assert len(found) == 3001
-    assert found[-1][2] == 9999 or (200, "insert", 9999, "new") in found
+    assert (200, "insert", 9999, "new") in found
     assert not list((tmp_path / "out").rglob("*.arrow"))
 
 
