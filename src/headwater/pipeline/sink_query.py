@@ -106,8 +106,7 @@ class SinkQuery:
 
         checkpoint = self._config.checkpoint(self._section)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        initial = str(checkpoint / "headwater_initial.json")
-        delivery = ClaimDelivery(self._options, sink, str(self._stop_file), initial).to_option()
+        delivery = ClaimDelivery(self._options, sink, str(self._stop_file)).to_option()
         claims = self._host.session().readStream.format(FORMAT).option(OPTION, delivery).load()
         return (
             claims.writeStream.format(FORMAT)

@@ -9,8 +9,6 @@ from Spark's batch id, which may repeat.
 from __future__ import annotations
 
 import base64
-import json
-import os
 import pickle
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -53,13 +51,11 @@ class ClaimDelivery:
     """What one query does.
 
     :ivar stop_file: once it is there, no batch begins.
-    :ivar initial_file: keeps the first offset, beside the checkpoint that begins with it.
     """
 
     options: QueryOptions
     sink: Sink
     stop_file: str
-    initial_file: str
 
     def to_option(self) -> str:
         return base64.b64encode(pickle.dumps(self)).decode()
@@ -120,18 +116,8 @@ class ClaimReader(DataSourceStreamReader):
 
     @told
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """The same for as long as the checkpoint lives.
-
-        Spark asks again after the first batch was planned, and when that batch is delivered again after a crash; the
-        planner knows by then of a plan that nobody has delivered.
-        """
-        kept = Path(self._delivery.initial_file)
-        try:
-            return QueryOffset.from_json(json.loads(kept.read_text())).to_json()
-        except FileNotFoundError:
-            initial = self._planner.initial().to_json()
-            _keep(kept, json.dumps(initial))
-            return initial
+        """Spark asks again after the first batch was planned, and when it is delivered again after a crash."""
+        return self._planner.initial().to_json()
 
     @told
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:  # noqa: N802
@@ -160,16 +146,6 @@ class ClaimReader(DataSourceStreamReader):
         if self._opened is not None:
             self._opened.close()
             self._opened = None
-
-
-def _keep(path: Path, text: str) -> None:
-    """Write *path*, whole and durable or not at all."""
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
 
 
 def _token_of(unit: Unit, token: Token) -> Token:

@@ -79,15 +79,13 @@ class Planner:
 
     def __init__(self, units: list[Unit]) -> None:
         self._units = units
-        self.plan = 2
         self.advanced = 0
 
     def initial(self) -> QueryOffset:
-        return QueryOffset(1 << 16, self.plan)
+        return QueryOffset(1 << 16, 2)
 
     def advance(self, start: QueryOffset, *, timeout: float) -> QueryOffset:
         self.advanced += 1
-        self.plan = 3
         return QueryOffset(2 << 16, 3)
 
     def units(self, start: QueryOffset, end: QueryOffset) -> list[Unit]:
@@ -109,7 +107,7 @@ def sink() -> KeptSink:
 
 @pytest.fixture
 def delivery(sink: KeptSink, tmp_path: Path) -> ClaimDelivery:
-    return ClaimDelivery(OPTIONS, sink, str(tmp_path / "stop"), str(tmp_path / "initial.json"))
+    return ClaimDelivery(OPTIONS, sink, str(tmp_path / "stop"))
 
 
 def reader_of(delivery: ClaimDelivery, units: list[Unit]) -> tuple[ClaimReader, Planner]:
@@ -134,17 +132,6 @@ def test_each_table_is_committed_once_with_a_token_of_our_own(delivery: ClaimDel
     delivered(delivery, [log_unit("a"), log_unit("a"), split_unit("a", attempt=2), log_unit("b")])
     token = Token("q", "b", 1 << 16, 2 << 16, 3)
     assert sorted(sink.commits, key=str) == [("public.a", replace(token, attempt=2), 8), ("public.b", token, 2)]
-
-
-def test_the_first_offset_stays_when_a_batch_was_planned_and_over_a_crash(delivery: ClaimDelivery) -> None:
-    reader, planner = reader_of(delivery, [])
-    first = reader.initialOffset()
-    reader.latestOffset(first, None)  # type: ignore[arg-type]
-    assert reader.initialOffset() == first == {"e": 1 << 16, "p": 2, "v": 1}
-    again, _ = reader_of(delivery, [])
-    again._opened = planner  # type: ignore[assignment]
-    assert planner.initial().plan == 3
-    assert again.initialOffset() == first
 
 
 def test_no_batch_begins_once_it_was_told_to_stop(delivery: ClaimDelivery) -> None:
