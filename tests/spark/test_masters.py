@@ -26,7 +26,7 @@ def run(*command: str, folder: Path, **variables: str) -> str:
     environment = os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable} | variables
     environment.pop("SPARK_REMOTE", None)
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 
 
@@ -53,6 +53,8 @@ def test_the_example_of_a_declarative_pipeline_runs(newest_postgres: Database, t
     )
     example = tmp_path / "example"
     shutil.copytree(REPOSITORY / "examples" / "declarative_pipeline", example)
+    settings = example / "spark-pipeline.yml"
+    settings.write_text(settings.read_text().replace("file:///tmp/headwater-shop", f"file://{tmp_path}/storage"))
     data = {"HEADWATER_SOURCE": newest_postgres.dsn, "XDG_DATA_HOME": str(tmp_path / "data")}
     pipelines = str(Path(sys.executable).with_name("spark-pipelines"))
     run(pipelines, "run", folder=example, **data)

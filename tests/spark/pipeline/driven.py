@@ -23,10 +23,9 @@ SECONDS = 240.0
 class RunningPipeline:
     """A pipeline in *folder*; it can be run, asked and killed as a person would."""
 
-    def __init__(self, folder: Path, database: Database, tables: str, **sections: str) -> None:
+    def __init__(self, folder: Path, database: Database, tables: str, more: str = "") -> None:
         self.folder, self.database = folder, database
         self._process: subprocess.Popen[bytes] | None = None
-        more = "\n".join(f"[{name}]\n{text}" for name, text in sections.items())
         (folder / "pipeline.toml").write_text(
             f'[pipeline]\nname = "shop"\n[source]\ndsn_env = "SHOP_DSN"\ntables = {tables}\nheartbeat_seconds = 0.5\n'
             f'[spark]\nmaster = "local[2]"\n[[sink]]\nkind = "delta"\npath = "lake"\n{more}\n'

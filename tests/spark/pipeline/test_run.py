@@ -34,8 +34,11 @@ def shop(newest_postgres: Database) -> Database:
 
 @pytest.fixture
 def slow(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
-    """A pipeline that reads its history slowly enough to be asked meanwhile."""
-    made = RunningPipeline(tmp_path, shop, '["public.*"]', backfill="rows_per_second = 500\ninterval_seconds = 0.5")
+    """A pipeline that reads its history slowly enough to be asked meanwhile; one of its sinks cannot be written to."""
+    broken = '[[sink]]\nname = "broken"\nkind = "delta"\npath = "pipeline.toml/lake"\n'
+    made = RunningPipeline(
+        tmp_path, shop, '["public.*"]', f"{broken}[backfill]\nrows_per_second = 500\ninterval_seconds = 0.5"
+    )
     yield made
     made.close()
 
@@ -65,11 +68,12 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
 
     paused = slow.headwater("pause")
     assert paused.returncode == 0, paused.stderr
-    assert "history is paused" in paused.stderr
+    assert "delta: history is paused" in paused.stderr
+    assert "broken: not asked, it has failed" in paused.stderr
     slow.wait_for(lambda: slow.table("public.orders")["paused"])
     write(shop, 1)
     shown = slow.headwater("status").stdout
-    for words in ("shop · running", "capture running", "public.orders", "paused", "public.keyless is left out"):
+    for words in ("shop · running", "capture running", "paused", "public.keyless is left out", "broken (failed)"):
         assert words in shown, shown
     held = slow.table("public.orders")["rows"]
     assert held < ROWS
@@ -98,10 +102,10 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     slow.wait_until_equal("public.orders")
 
     children = slow.children()
-    assert slow.stop() == 0, slow.complaints()
+    assert slow.stop() == 1, slow.complaints()
+    assert "pipeline.toml" in (slow.folder / "err").read_text()
     assert are_gone(children)
-    rest = slow.headwater("status").stdout
-    assert "not running (stopped)" in rest
+    assert "not running (failed)" in slow.headwater("status").stdout
     assert slow.headwater("pause").returncode == 1
     journal = slow.headwater("journal", "list", "--root", "headwater/shop/journal")
     assert "shop" in journal.stdout, journal.stderr
