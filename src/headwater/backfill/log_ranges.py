@@ -9,10 +9,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.backfill.errors import TableNotCaptured
+from headwater.capture.renewal import RENEWED
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.log_store import LogView
 from headwater.log_store.log import Log, LogRegistry
 from headwater.log_store.log_events import TRUNCATE, events_of
+from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
 from headwater.state import Snapshot
 
@@ -22,13 +24,17 @@ class TableChanges:
     """What a table's log has in a range of epochs.
 
     :ivar table: the table as it is at the end of the range.
+    :ivar after: where the range begins: after a gap in the log, the rows before it do not count.
     :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
+    :ivar renewed: the table was captured anew with other columns or another key: what the sink has of it goes.
     """
 
     table: SourceTable
+    after: int
     rows: int
     events: bool
     truncated: tuple[int, int] | None
+    renewed: bool = False
 
     def __bool__(self) -> bool:
         return self.rows > 0 or self.events
@@ -83,14 +89,24 @@ class LogRanges:
 
     def changes(self, name: str, after: int, upto: int) -> TableChanges:
         """What *name* has in ``(after, upto]``."""
+        events = list(events_of(self._view, name, after, upto))
+        renewals = [(int(event.epoch), event.seq) for event in events if RENEWED in event.detail]
+        if renewals:
+            after = renewals[-1][0] - 1
         rows, version = 0, None
         for end in self._views[name].epochs(after, upto):
             rows += end.rows
             version = end.schema_version
-        events = list(events_of(self._view, name, after, upto))
         truncates = [event for event in events if event.kind == TRUNCATE]
-        truncated = (int(truncates[-1].epoch), truncates[-1].seq) if truncates else None
-        return TableChanges(self._table(name, version, upto), rows, bool(events), truncated)
+        emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
+        return TableChanges(
+            self._table(name, version, upto), after, rows, bool(events), max(emptied, default=None), bool(renewals)
+        )
+
+    def since(self, name: str, upto: int) -> CdcOffset | None:
+        """Where the log of *name* begins; ``None`` while *upto* is before the epoch in which that moved."""
+        later = events_of(self._view, name, upto, self.newest)
+        return None if any(RENEWED in event.detail for event in later) else self.captured[name].since
 
     def positions(self, name: str, after: int, upto: int) -> pa.ChunkedArray:
         """The ``_position`` of every change in ``(after, upto]``."""
@@ -108,6 +124,11 @@ class LogRanges:
 
 
 def _key_columns(log: Log, schema: pa.Schema) -> tuple[str, ...]:
-    """The log's key in *schema*, where its columns may have had other names."""
+    """The log's key in *schema*, where its columns may have had other names.
+
+    A table that was made anew may have had none of them; its rows of before are replaced by those of the new one, so
+    that any key will do.
+    """
     by_id = {field.metadata[FIELD_ID]: field.name for field in schema if field.metadata and FIELD_ID in field.metadata}
-    return tuple(by_id.get(log.schema.field(name).metadata[FIELD_ID], name) for name in log.key_columns)
+    known = [by_id.get(log.schema.field(name).metadata[FIELD_ID]) for name in log.key_columns]
+    return tuple(name for name in known if name is not None) if None not in known else (next(iter(by_id.values())),)

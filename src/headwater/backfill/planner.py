@@ -190,12 +190,17 @@ class QueryPlanner:
 
     def _check_attempt(self) -> None:
         """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""
-        plan, self._retaken = self._state.plan, False
-        for name in plan.positions if self._committed is not None else ():
-            table = self._tables[name]
-            found = self._committed(table.table, self.backfill_id) if self._committed else Committed()
-            if found.plan == plan.number and found.attempt != plan.attempt:
-                table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
+        self._retaken = False
+        for name in self._state.plan.positions if self._committed is not None else ():
+            self._is_committed(name, self._state.plan)
+
+    def _is_committed(self, name: str, plan: PlanRecord) -> bool:
+        """Whether the sink has the rows of *plan*: then what counts is the snapshot that it has them of."""
+        table = self._tables[name]
+        found = self._committed(table.table, self.backfill_id) if self._committed is not None else Committed()
+        if found.plan == plan.number and found.attempt != plan.attempt:
+            table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
+        return found.plan >= plan.number
 
     def _commit(self, start: QueryOffset) -> None:
         """Let the logs forget what was delivered."""
@@ -219,7 +224,7 @@ class QueryPlanner:
             end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
             for name, changes in found.items():
-                self._tables[name].see(changes, ranges.captured[name].since)
+                self._tables[name].see(changes, ranges.since(name, end))
             if end == ranges.newest and ranges.record is not None:
                 self._end = (end, ranges.record.offset)
                 for name, changes in found.items():
@@ -237,11 +242,7 @@ class QueryPlanner:
     def _plan(self, ranges: LogRanges, start: QueryOffset, end: int, found: Mapping[str, TableChanges]) -> bool:
         """Hand out history; whether there is a new plan."""
         unread = [name for name, table in self._tables.items() if table.is_reading]
-        fresh = {
-            name: ranges.positions(name, self._tables[name].after(start.epoch), end)
-            for name in unread
-            if found[name].rows
-        }
+        fresh = {name: ranges.positions(name, found[name].after, end) for name in unread if found[name].rows}
         ready = [name for name in unread if self._may_read(ranges, name, found[name])]
         if not ready and not fresh:
             return False
@@ -357,12 +358,14 @@ class QueryPlanner:
     def _log_units(
         self, table: QueryTable, changes: TableChanges, start: QueryOffset, end: QueryOffset
     ) -> list[LogUnit]:
+        if changes.renewed:  # nothing but the wish that the sink empties its table; history follows
+            return [LogUnit(changes.table, end.epoch, end.epoch, 0, 1, end.plan, truncated=changes.truncated)]
         kept = table.filter(end.plan)
         parts = self._options.parallelism if changes.rows > _SMALL_ROWS else 1
         count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
         cuts = [count * part // parts for part in range(parts + 1)]
         return [
-            LogUnit(changes.table, table.after(start.epoch), end.epoch, low, high, end.plan, kept, changes.truncated)
+            LogUnit(changes.table, changes.after, end.epoch, low, high, end.plan, kept, changes.truncated)
             for low, high in pairwise(cuts)
         ]
 
@@ -370,7 +373,7 @@ class QueryPlanner:
         plan = self._state.plan
         names = list(plan.positions)
         if self._recovering and self._committed is not None:
-            names = [n for n in names if self._committed(self._tables[n].table, self.backfill_id).plan < plan.number]
+            names = [name for name in names if not self._is_committed(name, plan)]
         if not names:
             return []
         if self._held is None or self._held_plan != end.plan or (self._recovering and not self._held.is_open()):

@@ -121,20 +121,32 @@ class QueryTable:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def see(self, changes: TableChanges, since: CdcOffset) -> None:
+    def see(self, changes: TableChanges, since: CdcOffset | None) -> None:
         """The next batch has *changes*, of a log that begins at *since*.
 
         Where that has moved, the table was captured anew after a gap: its history is read once more.
         """
         self.table = changes.table
-        if self.executor is not None and changes.truncated is not None:
-            self.executor.truncate(changes.truncated[0])
-        began = since.to_json()
-        if began != self.record.since:
-            if self.record.since is not None and self._options.history:
-                self.renew(Renewal(began))
+        if self.executor is not None:
+            self.executor.table = changes.table
+        began = None if since is None else since.to_json()
+        if began is not None and began != self.record.since:
+            if self.record.since is not None:
+                self._begin_anew(began, changes.renewed)
             self.record.since = began
             self._state.put_table(self.name)
+        if self.executor is not None and changes.truncated is not None and not changes.renewed:
+            self.executor.truncate(changes.truncated[0])
+
+    def _begin_anew(self, since: str, renewed: bool) -> None:
+        self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
+        if renewed:
+            self.record.heap_since = None
+        if self.executor is not None:
+            if renewed:
+                self.executor.restart()
+            else:
+                self.renew(Renewal(since))
 
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""

@@ -18,6 +18,8 @@ from headwater.backfill.reader import read_changes, read_history
 from headwater.backfill.units import LogUnit, SplitUnit, Unit
 from headwater.sinks.sink import Committed
 from headwater.sources.open import open_source
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
 
@@ -32,6 +34,7 @@ class MemorySink:
     changes: dict[str, Counter[tuple[bytes, Key, int]]] = field(default_factory=dict)
     history: dict[str, Counter[Key]] = field(default_factory=dict)
     tokens: dict[str, Committed] = field(default_factory=dict)
+    source: str = ""
 
     def committed(self, table: SourceTable, backfill: str) -> Committed:
         return self.tokens.get(table.full_name, Committed())
@@ -74,11 +77,31 @@ class MemorySink:
         if self.tokens.get(name, Committed()).plan >= unit.plan:
             return
         mirror, told = self.mirror.setdefault(name, {}), self.history.setdefault(name, Counter())
+        if unit.replaces:
+            self._clear(unit, mirror)
         for batch in batches:
             for row in batch.to_pylist():
                 key = tuple(row[column] for column in unit.table.key_columns)
                 told[key] += 1
                 mirror[key] = row
+
+    def _clear(self, unit: SplitUnit, mirror: dict[Key, dict[str, Any]]) -> None:
+        """The rows of the unit's ranges go."""
+        if unit.ranges == (KeyRange(),):
+            mirror.clear()
+            return
+        names = unit.table.key_columns
+        fields = [unit.table.schema.field(name) for name in names]
+        keys = list(mirror)
+        batch = pa.RecordBatch.from_pylist(
+            [dict(zip(names, key, strict=True)) for key in keys], schema=pa.schema(fields)
+        )
+        order = open_snapshots(self.source).order(unit.table)
+        for part in unit.ranges:
+            cuts = [cut for cut in (part.start, part.end) if cut is not None]
+            for key, place in zip(keys, order.places(batch, cuts), strict=True):
+                if place == (part.start is not None):
+                    mirror.pop(key, None)
 
 
 class Delivering:
@@ -90,7 +113,7 @@ class Delivering:
             **{"store": str(capture.store), "source": capture.database.dsn, "query": "mirror", "tables": tables}
             | options
         )
-        self.sink = MemorySink()
+        self.sink = MemorySink(source=capture.database.dsn)
         self._known = known_sink
         self.checkpoint: QueryOffset | None = None
         self.logged: QueryOffset | None = None

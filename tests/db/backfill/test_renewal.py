@@ -1,0 +1,105 @@
+"""Tables that are read once more: because somebody asked, or because their log has a gap."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from tests.db.backfill.delivering import Delivering
+from tests.db.capture.running import running
+from tests.servers.postgres import Database
+
+from headwater.backfill.control import RESNAPSHOT, ask_query
+from headwater.capture.renewal import renew
+from headwater.errors import HeadwaterError
+
+pytestmark = pytest.mark.db
+
+TABLE = "public.orders"
+
+
+def _create(database: Database) -> None:
+    database.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, name text)",
+        "INSERT INTO orders SELECT n, 'order ' || n FROM generate_series(1, 1000) n",
+    )
+
+
+def _asked(query: Delivering, **detail: object) -> None:
+    """Ask the query while it runs."""
+    asked = {"table": TABLE, "start": None, "end": None, "columns": None} | detail
+    failure: list[HeadwaterError] = []
+
+    def ask() -> None:
+        try:
+            ask_query(query.options.store, query.options.query, RESNAPSHOT, asked)
+        except HeadwaterError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    query.run_until(lambda: not thread.is_alive())
+    if failure:
+        raise failure[0]
+
+
+def test_a_range_is_read_once_more(newest_postgres: Database, tmp_path: Path) -> None:
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=100)
+        query.finish()
+        for key in range(200, 300):
+            del query.sink.mirror[TABLE][(key,)]
+        query.sink.mirror[TABLE][(250,)] = {"id": 250, "name": "wrong"}
+        _asked(query, start=["200"], end=["299"])
+        query.finish()
+        query.assert_equal()
+        assert {key for (key,), count in query.sink.history[TABLE].items() if count == 2} == set(range(200, 300))
+        query.close()
+
+
+def test_a_column_that_is_not_there_is_refused(newest_postgres: Database, tmp_path: Path) -> None:
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE)
+        with pytest.raises(HeadwaterError, match="has no column 'nothing'"):
+            _asked(query, columns=["nothing"])
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_a_table_that_was_made_anew_is_read_as_a_whole(newest_postgres: Database, tmp_path: Path) -> None:
+    """M26: other columns, another key, and rows that are gone."""
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=100)
+        query.finish()
+        newest_postgres.execute(
+            "UPDATE orders SET name = 'last words' WHERE id < 50",
+            "DROP TABLE orders",
+            'CREATE TABLE orders (code text COLLATE "C" PRIMARY KEY, amount int)',
+            "INSERT INTO orders SELECT 'c' || n, n FROM generate_series(1, 300) n",
+        )
+        capture.wait_until_stopped(TABLE)
+        assert renew(str(capture.store), [TABLE])
+        newest_postgres.execute("UPDATE orders SET amount = -1 WHERE amount < 20")
+        query.finish()
+        query.run_until(query.planner.is_history_done)
+        query.assert_equal()
+        query.close()
+
+
+def test_a_table_is_captured_anew_while_a_batch_is_under_way(newest_postgres: Database, tmp_path: Path) -> None:
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=50, interval_seconds=0.001)
+        query.batch()
+        newest_postgres.execute("UPDATE orders SET name = 'a' WHERE id % 3 = 0")
+        assert renew(str(capture.store), [TABLE])
+        newest_postgres.execute("UPDATE orders SET name = 'b' WHERE id % 5 = 0", "DELETE FROM orders WHERE id > 990")
+        query.crash()
+        query.finish()
+        query.assert_equal()
+        query.close()
