@@ -119,6 +119,10 @@ def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail:
             key="sink",
             next_step=f"It has {', '.join(one.name for one in found.sinks)}.",
         )
+    for one in chosen:
+        if one.state == "failed":
+            err.print(f"{one.name}: not asked, it has failed. Look: headwater status")
+    chosen = [one for one in chosen if one.tables and one.state != "failed"]
     wanted = [(one, name) for one in chosen for name in _named(one, table)]
     if not wanted:
         known = dict.fromkeys(one.name for each in chosen for one in each.tables)

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from enum import Enum
-from pathlib import Path
 from typing import Any, Final
 
 from headwater.backfill.query import QueryOptions
@@ -166,7 +165,7 @@ class SinkQuery:
 
     def ask_to_stop(self) -> None:
         """No batch begins from now on."""
-        Path(self._stop_file).touch()
+        self._stop_file.touch()
 
     def stop(self) -> None:
         """Wait until its batch is over, then end it."""

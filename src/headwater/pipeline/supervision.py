@@ -222,6 +222,7 @@ class Supervisor:
             else:
                 self.failure = None
                 return chosen
+        self.failure = None  # it was told to stop: that is no failure
         return None
 
     def _is_over(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -111,3 +112,15 @@ def test_doctor_looks_at_the_machine_and_the_sinks_also_when_the_database_is_gon
     levels = {(one["check"], one["level"]) for one in json.loads(told.stdout)["findings"]}
     assert {("java", "ok"), ("spark", "ok"), ("store", "ok"), ("sink", "ok"), ("connection", "problem")} <= levels
     assert not (folder / "headwater").exists()
+
+
+def test_a_run_that_waits_for_its_database_says_so_and_stops_when_it_is_told(tmp_path: Path) -> None:
+    pipeline = Pipeline(source="postgresql://app@127.0.0.1:1/shop", tables=["public.*"], store=tmp_path / "store")
+    pipeline.sink("delta", path=tmp_path / "lake").start()
+    end = time.monotonic() + 30
+    while pipeline.status().error is None:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    assert pipeline.is_running
+    pipeline.stop()
+    assert pipeline.status().state == "stopped"
