@@ -105,7 +105,8 @@ def _lines(made: Pipeline, console: Console) -> Iterator[None]:
         news = dict(_news(found))
         due = time.monotonic() - spoken >= _LINE_SECONDS
         for about, (key, text) in news.items():
-            if said.get(about) != key or (due and key not in ("", LIVE)):
+            repeats = due and isinstance(about, tuple) and key != LIVE
+            if said.get(about) != key or repeats:
                 said[about] = key
                 console.print(f"{time.strftime('%H:%M:%S')} {text}", soft_wrap=True, markup=False, highlight=False)
         if due:

@@ -149,6 +149,7 @@ class Supervisor:
         (self._config.work / LOG_FOLDER).mkdir(exist_ok=True)
         with ExitStack() as stack:
             stack.enter_context(self._lock())
+            self._tell(force=True)
             if begun is not None:
                 begun.set()
             self._journal = RunJournal(self._config.work, self._config.name)
