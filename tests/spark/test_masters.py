@@ -26,7 +26,8 @@ def run(*command: str, folder: Path, **variables: str) -> str:
     environment = os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable} | variables
     environment.pop("SPARK_REMOTE", None)
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    told = [line for line in (done.stdout + done.stderr).splitlines() if not line.lstrip().startswith("at ")]
+    assert done.returncode == 0, "\n".join(told)
     return done.stdout
 
 
