@@ -43,18 +43,16 @@ class Child:
         """The end of what it wrote."""
         return "\n".join(self.output.read_text(errors="replace").splitlines()[-lines:])
 
-    def stop(self, seconds: float) -> int | None:
-        """Ask it to end, and wait; its exit code, ``None`` when it had to be killed."""
+    def stop(self, seconds: float) -> None:
+        """Ask it to end and wait for that; then end what is left of it and of all that it has started."""
+        if not self.is_running:
+            return
+        pids = [self._process.pid, *descendants(self._process.pid)]
         self._process.send_signal(signal.SIGTERM)
         try:
-            return self._process.wait(seconds)
+            self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.kill()
-            return None
-
-    def kill(self) -> None:
-        """End it and all that it has started."""
-        pids = [self._process.pid, *descendants(self._process.pid)] if self.is_running else []
+            pids += descendants(self._process.pid)
         for pid in pids:
             _end(pid)
         self._process.wait()

@@ -53,7 +53,8 @@ _LOOK_SECONDS: Final = 0.2
 _START_SECONDS: Final = 240.0
 _BACKFILL_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 180.0
-_STOP_SECONDS: Final = 40.0
+_STOP_SECONDS: Final = 60.0
+_INTERRUPT_SECONDS: Final = 20.0
 _HELD = "SELECT max(pg_current_wal_lsn() - restart_lsn)::bigint FROM pg_replication_slots"
 
 
@@ -168,7 +169,7 @@ class _Course:
 
     def _child(self, name: str, arguments: list[str]) -> Child:
         child = Child(arguments, self._environment, self._folder, self._folder / f"{name}.log")
-        self._stack.callback(child.kill)
+        self._stack.callback(child.stop, _INTERRUPT_SECONDS)
         return child
 
     # -- while it runs ---------------------------------------------------------------------------------------------
