@@ -59,7 +59,7 @@ class Scale:
 
 
 FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=200)
-QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=1_000_000, live_seconds=5.0, floor_batches=30)
+QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=1_000_000, live_seconds=4.0, floor_batches=20)
 
 
 class Bench:
@@ -67,6 +67,7 @@ class Bench:
 
     def __init__(self, spark: Any, orders: Orders, folder: Path) -> None:
         self.spark, self.orders, self.folder = spark, orders, folder
+        folder.mkdir()
         self._streams = count(1)
 
     def typed(self) -> None:
@@ -79,6 +80,8 @@ class Bench:
         if found != self.orders.rows:
             raise RuntimeError(f"{found} rows were read, not {self.orders.rows}.")
         self.jdbc()
+        self.jdbc(self.folder / "jdbc")
+        self.deliver("parquet")
 
     def typed_stream(self) -> float:
         """Our data source, a stream that ends when all is delivered, to nowhere; the seconds until it has ended."""
@@ -114,9 +117,9 @@ class Bench:
         else:
             rows.write.mode("overwrite").parquet(str(target))
 
-    def deliver(self, kind: str, orders: Orders | None = None) -> Delivered:
+    def deliver(self, kind: str) -> Delivered:
         """A pipeline from its start to the end of the history."""
-        with Delivery(self.spark, orders or self.orders, kind, self.folder) as delivery:
+        with Delivery(self.spark, self.orders, kind, self.folder) as delivery:
             return Delivered(delivery.wait_for_history(), delivery.history_seconds(), delivery.target)
 
     def _headwater(self, reader: Any) -> Any:
@@ -144,7 +147,6 @@ def readers(bench: Bench, turns: int) -> tuple[list[Figure], float]:
     """Snapshots to nowhere and to Parquet; the second is the seconds of the copies."""
     seconds: defaultdict[str, list[float]] = defaultdict(list)
     spark_parquet = bench.folder / "jdbc"
-    bench.warm_up()
     for _ in range(turns):
         seconds["copy"].append(best_of(1, bench.orders.copy_halves))
         seconds["typed"].append(best_of(1, bench.typed))
@@ -234,18 +236,15 @@ def under_writes(bench: Bench, live_seconds: float, floor: Floor) -> list[Figure
     ]
 
 
-def growth(bench: Bench, scale: Scale, known: Delivered) -> Figure:
-    """Seconds per row of a large table to those of a small one."""
-    database = bench.orders.database
-    per_row = {bench.orders.rows: known.batches / bench.orders.rows}
-    for rows in (scale.small, scale.large):
-        if rows not in per_row:
-            with progress(f"a table of {rows:,} rows"):
-                orders = Orders.load(database, f"orders_{rows}", rows)
-            per_row[rows] = min(bench.deliver("delta", orders).batches for _ in range(min(scale.turns, 2))) / rows
-            database.execute(f"DROP TABLE {orders.name}")
-    name = f"cost per row of {scale.large:,} rows / of {scale.small:,}"
-    return Figure(name, per_row[scale.large], per_row[scale.small], 1.15, "lower", "s")
+def growth(small: Bench, large: Bench, turns: int, known: Delivered | None) -> Figure:
+    """Seconds per row of a large table to those of a small one; *known* is what the large one took."""
+
+    def seconds(bench: Bench) -> float:
+        return min(bench.deliver("delta").batches for _ in range(turns)) / bench.orders.rows
+
+    value = seconds(large) if known is None else known.batches / large.orders.rows
+    name = f"cost per row of {large.orders.rows:,} rows / of {small.orders.rows:,}"
+    return Figure(name, value, seconds(small), 1.15, "lower", "s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +268,7 @@ def spark_session(folder: Path) -> Iterator[Any]:
     jar = subprocess.run(["sh", str(JDBC)], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     os.environ["PYTHONPATH"] = str(Path(__file__).parent)
     config = {
-        "spark.driver.extraClassPath": jar,
+        "spark.jars": jar,
         "spark.driver.memory": "2g",
         "spark.ui.showConsoleProgress": "false",
         "spark.local.dir": str(folder / "spark"),
@@ -294,11 +293,20 @@ def measure(quick: bool) -> list[Figure]:
         spark_session(folder) as spark,
     ):
         floor = empty_batches(spark, folder, scale.floor_batches)
-        bench = Bench(spark, Orders.load(database, "orders", scale.rows), folder)
+        small, bench = (
+            Bench(spark, Orders.load(database, name, rows), folder / name)
+            for name, rows in (("few_orders", scale.small), ("orders", scale.rows))
+        )
+        small.warm_up()
         figures, copy_seconds = readers(bench, scale.turns)
         mirrored, delivered = mirror(bench, copy_seconds)
         figures += mirrored
-        figures.append(growth(bench, scale, delivered))
+        if scale.large == scale.rows:
+            figures.append(growth(small, bench, scale.turns, delivered))
+        else:
+            many = Bench(spark, Orders.load(database, "many_orders", scale.large), folder / "many_orders")
+            figures.append(growth(small, many, scale.turns - 1, None))
+            database.execute(f"DROP TABLE {many.orders.name}")
         figures += under_writes(bench, scale.live_seconds, floor)
     return figures
 
