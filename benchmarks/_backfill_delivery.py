@@ -18,6 +18,7 @@ from headwater.pipeline.pipeline import Pipeline
 
 _LOOK_SECONDS = 0.2
 _WAIT_SECONDS = 1800.0
+_BATCHES = 2
 _numbers = count(1)
 
 
@@ -67,10 +68,14 @@ class Delivery:
         """What the batches that had history took, without the start of the query."""
         return float(sum(batch["durationMs"]["triggerExecution"] for batch in self._history_batches())) / 1000
 
-    def wait_until_live(self, lag_rows: int) -> None:
-        """Until changes alone flow, and no more than *lag_rows* wait in the log."""
+    def wait_until_live(self) -> None:
+        """Until changes alone flow, and two batches of them are over: what had waited in the log is delivered."""
         end = time.monotonic() + _WAIT_SECONDS
-        while not (found := self._pipeline.status()).is_live or found.lag_rows > lag_rows:
+        while not self._pipeline.status().is_live:
+            self._check(end)
+            time.sleep(_LOOK_SECONDS)
+        enough = len(self.batches()) + _BATCHES
+        while len(self.batches()) < enough:
             self._check(end)
             time.sleep(_LOOK_SECONDS)
 

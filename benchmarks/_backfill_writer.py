@@ -17,6 +17,8 @@ from typing import Self
 
 import psycopg
 
+from _backfill_table import Orders
+
 CHANGES = 10
 FIRST_STAMP = 1_000_000
 
@@ -26,10 +28,15 @@ class Commits:
     """When transactions were committed, in seconds of the clock on the wall; number *n* has the stamp first + n."""
 
     times: list[float]
+    first: int
+
+    @property
+    def next_stamp(self) -> int:
+        return self.first + len(self.times)
 
     def before(self, stamp: int) -> int:
         """How many transactions a mirror has whose greatest stamp is *stamp*."""
-        return max(0, stamp - FIRST_STAMP + 1)
+        return max(0, stamp - self.first + 1)
 
     def rate_since(self, moment: float) -> float:
         """Changes per second from *moment* on."""
@@ -38,12 +45,24 @@ class Commits:
 
 
 class LiveWriter:
-    """Writes from its entry on, until it is told to stop."""
+    """Writes from its entry on, until it is told to stop.
 
-    def __init__(self, dsn: str, table: str, rows: int, changes_per_second: int, folder: Path) -> None:
-        self._output = folder / "commits.json"
-        rate = changes_per_second / CHANGES
-        self._order = {"dsn": dsn, "table": table, "rows": rows, "rate": rate, "output": str(self._output)}
+    :param span: only the last so many of the *rows* are updated. :param first: its first stamp.
+    """
+
+    def __init__(
+        self, orders: Orders, changes_per_second: int, folder: Path, *, span: int, first: int = FIRST_STAMP
+    ) -> None:
+        self._output = folder / f"commits{first}.json"
+        self._order = {
+            "dsn": orders.database.dsn,
+            "table": orders.name,
+            "rows": orders.rows,
+            "span": span,
+            "first": first,
+            "rate": changes_per_second / CHANGES,
+            "output": str(self._output),
+        }
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, text=True)
@@ -61,10 +80,10 @@ class LiveWriter:
         self._process.terminate()
         if self._process.wait():
             raise RuntimeError(f"The writer ended with {self._process.returncode}.")
-        return Commits(json.loads(self._output.read_text()))
+        return Commits(json.loads(self._output.read_text()), int(str(self._order["first"])))
 
 
-def _write(dsn: str, table: str, rows: int, rate: float, output: str) -> None:
+def _write(dsn: str, table: str, rows: int, span: int, first: int, rate: float, output: str) -> None:
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     times: list[float] = []
@@ -78,12 +97,12 @@ def _write(dsn: str, table: str, rows: int, rate: float, output: str) -> None:
         session.commit()
         start, number = time.monotonic(), 0
         while not stopped:
-            row = (number * 7919 * (CHANGES - 3)) % (rows - CHANGES) + 1
-            new = rows + 1 + 2 * number
+            row = rows - span + number * 7919 % (span - CHANGES) + 1
+            new = rows + 1 + 2 * (first - FIRST_STAMP + number)
             session.execute(insert, [[new, new + 1], row])
             session.execute(f"DELETE FROM {table} WHERE id = %s", [new - 2])
             session.execute(f"UPDATE {table} SET changed = now() WHERE id > %s AND id <= %s", [row, row + CHANGES - 4])
-            session.execute(f"UPDATE {table} SET quantity = %s WHERE id = %s", [FIRST_STAMP + number, row])
+            session.execute(f"UPDATE {table} SET quantity = %s WHERE id = %s", [first + number, row])
             times.append(time.time())
             session.commit()
             number += 1

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
+from numpy.typing import NDArray
 
 from _backfill_delivery import Delivery, forget_slot, watched_slot
 from _backfill_floor import micro_batch_floor
@@ -43,6 +44,7 @@ SETTINGS = {
 }
 CHANGES_PER_SECOND = 1000
 HELD_BYTES = 256e6
+RECENT_ROWS = 10_000
 JDBC = Path(__file__).parents[1] / "scripts" / "install_jdbc.sh"
 
 
@@ -59,7 +61,7 @@ class Scale:
 
 
 FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=200)
-QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=1_000_000, live_seconds=4.0, floor_batches=20)
+QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=1_000_000, live_seconds=3.0, floor_batches=20)
 
 
 class Bench:
@@ -203,37 +205,61 @@ def mirror(bench: Bench, copy_seconds: float) -> tuple[list[Figure], Delivered]:
 
 
 def under_writes(bench: Bench, live_seconds: float, floor: Floor) -> list[Figure]:
-    """A backfill and what follows it while the table is being changed."""
+    """A backfill, and what follows it, while the table is being changed: first all over, then its last rows alone."""
     orders, rate = bench.orders, CHANGES_PER_SECOND
     delivery = Delivery(bench.spark, orders, "delta", bench.folder)
+    mirror = delivery.target / orders.full_name
     with (
         PeakMemory() as memory,
-        LiveWriter(orders.database.dsn, orders.name, orders.rows, rate, bench.folder) as writer,
         watched_slot(orders, delivery.name) as held,
+        LiveWriter(orders, rate, bench.folder, span=orders.rows) as writer,
         delivery,
     ):
         delivery.wait_for_history()
         most_held = held[0]
-        delivery.wait_until_live(2 * rate)
-        since = time.time()
-        time.sleep(live_seconds)
-        commits = writer.stop()
-        waited = latencies(delivery.target / orders.full_name, commits, since)
-    p50, p99 = (float(np.percentile(waited, part)) for part in (50, 99))
-    name = f"commit to mirror at {rate} changes/s"
+        spread = _follow(delivery, writer, mirror, live_seconds)
+        with LiveWriter(orders, rate, bench.folder, span=RECENT_ROWS, first=spread.next_stamp) as writer:
+            recent = _follow(delivery, writer, mirror, live_seconds)
 
     def lower(name: str, value: float, bound: float, goal: float | None, unit: str) -> Figure:
         return Figure(name, value, bound, goal, "lower", unit)
 
+    figures = [lower("log that the server kept during a backfill / 256 MB", most_held, HELD_BYTES, 1.0, "B")]
+    for where, live in (("all over the table", spread), (f"to its last {RECENT_ROWS} rows", recent)):
+        name = f"commit to mirror, {rate} changes/s {where}"
+        figures += [
+            Figure(f"changes/s {where}: reached / wanted", live.rate, rate, None, "higher", "changes/s"),
+            *(
+                lower(f"{name}, p{part} / empty micro-batch", live.p(part), floor.seconds, None, "s")
+                for part in (50, 99)
+            ),
+        ]
     return [
-        lower("log that the server kept during a backfill / 256 MB", most_held, HELD_BYTES, 1.0, "B"),
-        Figure("changes that were written / wanted", commits.rate_since(since), rate, None, "higher", "changes/s"),
-        lower(f"{name}, p50 / empty micro-batch", p50, floor.seconds, None, "s"),
-        lower(f"{name}, p99 / empty micro-batch", p99, floor.seconds, None, "s"),
+        *figures,
         lower("memory of the capture / 300 MB", memory.of(CAPTURE), 300e6, None, "B"),
         lower("memory of the planner / of one that plans nothing", memory.of(PLANNER), floor.planner, None, "B"),
         lower("memory of a worker / of one that does nothing", memory.of(WORKER), floor.worker, None, "B"),
     ]
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """How a mirror followed: seconds from commit to mirror of each transaction, and changes per second."""
+
+    waited: NDArray[np.float64]
+    rate: float
+    next_stamp: int
+
+    def p(self, part: int) -> float:
+        return float(np.percentile(self.waited, part))
+
+
+def _follow(delivery: Delivery, writer: LiveWriter, mirror: Path, seconds: float) -> Live:
+    delivery.wait_until_live()
+    since = time.time()
+    time.sleep(seconds)
+    commits = writer.stop()
+    return Live(latencies(mirror, commits, since), commits.rate_since(since), commits.next_stamp)
 
 
 def growth(small: Bench, large: Bench, turns: int, known: Delivered | None) -> Figure:
