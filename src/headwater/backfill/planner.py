@@ -65,6 +65,7 @@ class QueryPlanner:
         self._handed: tuple[int, float] | None = None
         self._rate: float | None = None
         self._at: QueryOffset | None = None
+        self._forgotten: QueryOffset | None = None
         self._end: tuple[int, CdcOffset] | None = None
         self._looked = self._truncated = self._told = 0.0
         self._recovering = self._moved = True
@@ -144,6 +145,7 @@ class QueryPlanner:
         deadline = time.monotonic() + timeout
         while True:
             self._serve()
+            self._commit(start)
             made = self._next(start, max_rows or self._options.max_rows, upto)
             left = deadline - time.monotonic()
             self._moved |= made != start
@@ -172,12 +174,11 @@ class QueryPlanner:
         if self._end is not None and self._end[0] == start.epoch:
             for table in self._tables.values():
                 table.settle(self._end[1], start.epoch)
-        self._at = start
+        self._at, self._moved = start, True
         delivered = self._state.delivered
         if delivered is None or delivered.plan != start.plan:
             self._state.put_delivered(start)
             self._save()
-        self._commit(start)
 
     def _roll_back(self, start: QueryOffset) -> None:
         """A plan after *start* was never kept: nobody reads its rows."""
@@ -205,8 +206,8 @@ class QueryPlanner:
     def _commit(self, start: QueryOffset) -> None:
         """Let the logs forget what was delivered."""
         now = time.monotonic()
-        if now - self._truncated >= _COMMIT_SECONDS:
-            self._truncated = now
+        if start != self._forgotten and now - self._truncated >= _COMMIT_SECONDS:
+            self._truncated, self._forgotten = now, start
             self._state.put_delivered(start)
             self._save()  # a query without a checkpoint never begins before what the logs hold
             for table in self._tables.values():
