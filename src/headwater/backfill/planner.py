@@ -64,6 +64,7 @@ class QueryPlanner:
         self._held_plan = 0
         self._handed: tuple[int, float] | None = None
         self._rate: float | None = None
+        self._is_warm = False
         self._at: QueryOffset | None = None
         self._forgotten: QueryOffset | None = None
         self._end: tuple[int, CdcOffset] | None = None
@@ -325,9 +326,10 @@ class QueryPlanner:
         if self._handed is not None:
             rows, since = self._handed
             self._handed = None
-            if rows:
+            if rows and self._is_warm:
                 rate = rows / max(time.monotonic() - since, 0.01)
-                self._rate = rate if self._rate is None else (self._rate + rate) / 2
+                self._rate = rate if self._rate is None or rate > self._rate else (self._rate + rate) / 2
+            self._is_warm = True  # what the first batch takes tells of the start of tasks, not of the source
 
     # -- units -----------------------------------------------------------------------------------------------------
 

@@ -50,9 +50,10 @@ class RunJournal:
             self._run.metric(fields)
 
     def end(self, failure: str | None) -> None:
-        """The run is over."""
+        """The run is over; what still comes is not written."""
         if failure is None:
             self.note(RunKind.RUN_COMPLETED, {"interrupted": False})
         else:
             self.note(RunKind.RUN_FAILED, {"text": failure})
+        self._run = None
         self._store.close()
