@@ -81,9 +81,9 @@ class QueryRequests:
                 next_step="Name one of them, or none for all.",
             )
         if request.kind == PAUSE:
-            return Pause() if name is None else Throttle(0, name), {}
+            return Pause(), {}
         if request.kind == RESUME:
-            return Resume() if name is None else Throttle(None, name), {}
+            return Resume(), {}
         if request.kind == THROTTLE:
             return Throttle(request.detail["rows_per_second"], name or ALL_TARGETS), {}
         if request.kind == RESNAPSHOT:

@@ -13,7 +13,7 @@ from headwater.capture.renewal import RENEWED
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.log_store import LogView
 from headwater.log_store.log import Log, LogRegistry
-from headwater.log_store.log_events import TRUNCATE, events_of
+from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
 from headwater.state import Snapshot
@@ -26,6 +26,7 @@ class TableChanges:
     :ivar table: the table as it is at the end of the range.
     :ivar after: where the range begins: after a gap in the log, the rows before it do not count.
     :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
+    :ivar defaulted: columns that came with a value for the rows that were there.
     :ivar renewed: the table was captured anew with other columns or another key: what the sink has of it goes.
     """
 
@@ -35,6 +36,7 @@ class TableChanges:
     events: bool
     truncated: tuple[int, int] | None
     renewed: bool = False
+    defaulted: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return self.rows > 0 or self.events
@@ -98,9 +100,17 @@ class LogRanges:
             rows += end.rows
             version = end.schema_version
         truncates = [event for event in events if event.kind == TRUNCATE]
+        changed = [event.detail for event in events if event.kind == SCHEMA and RENEWED not in event.detail]
+        defaulted = tuple(name for detail in changed if detail["defaults"] is not None for name in detail["added"])
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
         return TableChanges(
-            self._table(name, version, upto), after, rows, bool(events), max(emptied, default=None), bool(renewals)
+            self._table(name, version, upto),
+            after,
+            rows,
+            bool(events),
+            max(emptied, default=None),
+            bool(renewals),
+            defaulted,
         )
 
     def since(self, name: str, upto: int) -> CdcOffset | None:

@@ -29,6 +29,7 @@ from headwater.backfill.plans import FOLDER, PlanRecord, QueryState, history_pos
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
 from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
+from headwater.capture.source_state import SourceState
 from headwater.errors import HeadwaterError, TransientError
 from headwater.sinks.sink import Committed
 from headwater.sources.offset import CdcOffset
@@ -91,6 +92,7 @@ class QueryPlanner:
             self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
             for table in self._tables.values():
                 table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
+                self._check_sink(table)
             self._save()
             self._stack = stack.pop_all()
 
@@ -126,6 +128,24 @@ class QueryPlanner:
     def newest(self) -> QueryOffset:
         """The newest epoch that is sealed."""
         return QueryOffset(int(self._reader.committed_epoch()), self._state.plan.number)
+
+    def reach_source(self, timeout: float) -> QueryOffset:
+        """The newest epoch once the log has everything that the source has committed by now, or after *timeout*.
+
+        :raises SourceUnreachable: no answer.
+        """
+        snapshot = self._source.export()
+        wanted = snapshot.mark.high
+        snapshot.close()
+        end = time.monotonic() + timeout
+        while True:
+            with self._reader.snapshot() as view:
+                record, _ = SourceState.read(view)
+                epoch = view.epoch
+            left = end - time.monotonic()
+            if left <= 0 or (record is not None and record.offset >= wanted):
+                return QueryOffset(int(epoch), self._state.plan.number)
+            self._reader.wait_for_epoch(epoch, min(left, _COMMIT_SECONDS))
 
     def advance(
         self,
@@ -203,6 +223,14 @@ class QueryPlanner:
         if found.plan == plan.number and found.attempt != plan.attempt:
             table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
         return found.plan >= plan.number
+
+    def _check_sink(self, table: QueryTable) -> None:
+        """A sink that has nothing of a table whose history was delivered is another one: the table begins anew."""
+        delivered = self._state.delivered
+        if self._committed is None or delivered is None or not delivered.plan or not table.has_read:
+            return
+        if self._committed(table.table, self.backfill_id) == Committed():
+            table.restart()
 
     def _commit(self, start: QueryOffset) -> None:
         """Let the logs forget what was delivered."""
@@ -442,8 +470,10 @@ class QueryPlanner:
                 mutation, renewals = self._requests.mutation(request, self._tables)
                 self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
                 barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)
+                asked = request.detail.get("table")
                 for table in self._tables.values():
-                    table.on_barrier(barrier)
+                    if asked is None or table.name == asked:
+                        table.on_barrier(barrier)
                 for name, renewal in renewals.items():
                     self._tables[name].renew(renewal)
             except HeadwaterError as error:

@@ -87,6 +87,11 @@ class QueryTable:
         return self.executor is not None and self.executor.phase in (Phase.WAITING, Phase.READING)
 
     @property
+    def has_read(self) -> bool:
+        """Whether rows of its history were handed out."""
+        return self.executor is not None and self.executor.progress().rows > 0
+
+    @property
     def is_done(self) -> bool:
         """Whether its history is read, and the log has passed it."""
         return self.executor is None or self.executor.phase is Phase.DONE
@@ -107,8 +112,12 @@ class QueryTable:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
+        """Which columns are read: the key always."""
         renewal = None if self.executor is None else self.executor.renewal
-        return None if renewal is None else renewal.columns
+        if renewal is None or renewal.columns is None:
+            return None
+        keys = self.table.key_columns
+        return (*keys, *(name for name in renewal.columns if name not in keys))
 
     @property
     def waits_for_commit(self) -> bool:
@@ -137,6 +146,9 @@ class QueryTable:
             self._state.put_table(self.name)
         if self.executor is not None and changes.truncated is not None and not changes.renewed:
             self.executor.truncate(changes.truncated[0])
+        if self.executor is not None and self._options.keyed and changes.defaulted:
+            # rows that the sink has got no value for the new columns; the source gave them one without a word
+            self.executor.renew(Renewal(f"{began}:{','.join(changes.defaulted)}", columns=changes.defaulted))
 
     def _begin_anew(self, since: str, renewed: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
@@ -222,6 +234,13 @@ class QueryTable:
         if self.executor is not None:
             self.executor.settle(position, epoch)
         if self.record.heap_since is not None and self.is_done:
+            self.record.heap_since = None
+            self._state.put_table(self.name)
+
+    def restart(self) -> None:
+        """The sink has no row of the table: its history begins anew."""
+        if self.executor is not None:
+            self.executor.restart()
             self.record.heap_since = None
             self._state.put_table(self.name)
 

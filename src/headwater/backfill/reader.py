@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.backfill.cdc.mark import apply_filter
+from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
 from headwater.backfill.cdc.upstream_table.snapshot import SnapshotReader
 from headwater.backfill.query import QueryOptions
@@ -44,13 +44,13 @@ def read_changes(
     :raises EpochGone: the log no longer holds them: they were delivered before.
     """
     table = unit.table
-    order = None if unit.filter is None else _order(options.source, table)
+    order = _order(options.source, table) if unit.filter is not None and needs_order(unit.filter) else None
     with _store(options.store).snapshot() as view:
         log = LogView.open(view, table.full_name)
         wanted = VnodeBitmap.from_ranges([range(unit.first_vnode, unit.end_vnode)], log.log.vnode_count)
         for stored in log.read_range(unit.after, unit.upto, wanted):
             batch = conform(stored, table)
-            if unit.filter is not None and order is not None:
+            if unit.filter is not None:
                 batch = apply_filter(batch, unit.filter, order, table.key_columns, unit.truncated)
             if batch.num_rows:
                 yield batch if columns is None else batch.select([*columns, *LOG_COLUMNS])

@@ -33,7 +33,7 @@ from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SplitUnit, Unit
 from headwater.sinks.sink import HistoryPart, Sink, Staged, Token
 from headwater.sources.snapshots import open_snapshots
-from headwater.sources.splits import SplitKind
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.spark.failure import told
 from headwater.spark.session import hot
@@ -211,6 +211,6 @@ def _history_part(options: QueryOptions, unit: SplitUnit) -> HistoryPart:
         changed=changed_keys(options, unit),
         columns=unit.columns,
         order=open_snapshots(options.source).order(unit.table)
-        if unit.replaces and unit.kind is SplitKind.KEY
+        if unit.replaces and unit.kind is SplitKind.KEY and unit.ranges != (KeyRange(),)
         else None,
     )

@@ -30,6 +30,7 @@ from headwater.spark.session import hot
 from headwater.spark.types import rebatched
 from headwater.state.errors import StoreOwned
 
+_REACH_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 1.0
 _OWNED_SECONDS: Final = 10.0
 _OWNED_LOOK_SECONDS: Final = 0.2
@@ -112,8 +113,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return ReadAllAvailable() if self._options.max_rows is None else ReadMaxRows(self._options.max_rows)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
-        """All history, and every change that is sealed by now."""
-        self._upto = self._open.planner.newest().epoch
+        """All history, and every change that the source has committed by now."""
+        self._upto = self._open.planner.reach_source(_REACH_SECONDS).epoch
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Waits a moment for something to do: asking is not free."""

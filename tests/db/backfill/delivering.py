@@ -77,13 +77,16 @@ class MemorySink:
         if self.tokens.get(name, Committed()).plan >= unit.plan:
             return
         mirror, told = self.mirror.setdefault(name, {}), self.history.setdefault(name, Counter())
-        if unit.replaces:
+        if unit.replaces and unit.columns is None:
             self._clear(unit, mirror)
         for batch in batches:
             for row in batch.to_pylist():
                 key = tuple(row[column] for column in unit.table.key_columns)
                 told[key] += 1
-                mirror[key] = row
+                if unit.columns is None:
+                    mirror[key] = row
+                elif key in mirror:
+                    mirror[key] |= row
 
     def _clear(self, unit: SplitUnit, mirror: dict[Key, dict[str, Any]]) -> None:
         """The rows of the unit's ranges go."""

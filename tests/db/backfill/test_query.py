@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -88,29 +89,31 @@ def _deliver(query: Delivering, between: Callable[[str], None]) -> None:
         query.batch(timeout=0.2, between=between)
 
 
+STEPS = ("planned", "logged", "units", "read", "committed")
+
+
 @pytest.mark.parametrize("known_sink", [True, False], ids=["sink tells", "sink unknown"])
-@pytest.mark.parametrize("step", ["planned", "logged", "units", "read", "committed"])
 def test_a_crash_at_each_step_loses_and_doubles_nothing(
-    step: str, known_sink: bool, newest_postgres: Database, tmp_path: Path
+    known_sink: bool, newest_postgres: Database, tmp_path: Path
 ) -> None:
     _create(newest_postgres, 3000)
-
-    def crash(at: str) -> None:
-        if at == step:
-            raise _Crash
-
+    steps = cycle(STEPS)
     with running(newest_postgres, tmp_path, TABLE) as capture:
         query = Delivering(capture, TABLE, known_sink=known_sink, split_rows=50, interval_seconds=0.001)
         with _writer(newest_postgres):
-            for number in range(30):
-                if number % 3 == 2:
-                    with pytest.raises(_Crash):
-                        _deliver(query, crash)
-                    query.crash()
-                else:
+            for number in range(45):
+                if number % 3:
                     query.batch(timeout=0.2)
-                if query.planner.is_history_done():
-                    break
+                    continue
+                step = next(steps)
+
+                def crash(at: str, step: str = step) -> None:
+                    if at == step:
+                        raise _Crash
+
+                with pytest.raises(_Crash):
+                    _deliver(query, crash)
+                query.crash()
         query.finish()
         query.assert_equal()
         query.close()

@@ -13,6 +13,7 @@ from tests.servers.postgres import Database
 from headwater.backfill.control import RESNAPSHOT, ask_query
 from headwater.capture.renewal import renew
 from headwater.errors import HeadwaterError
+from headwater.sources.splits import SplitKind
 
 pytestmark = pytest.mark.db
 
@@ -26,14 +27,14 @@ def _create(database: Database) -> None:
     )
 
 
-def _asked(query: Delivering, **detail: object) -> None:
+def _asked(query: Delivering, *, kind: str = RESNAPSHOT, **detail: object) -> None:
     """Ask the query while it runs."""
     asked = {"table": TABLE, "start": None, "end": None, "columns": None} | detail
     failure: list[HeadwaterError] = []
 
     def ask() -> None:
         try:
-            ask_query(query.options.store, query.options.query, RESNAPSHOT, asked)
+            ask_query(query.options.store, query.options.query, kind, asked)
         except HeadwaterError as error:
             failure.append(error)
 
@@ -100,6 +101,56 @@ def test_a_table_is_captured_anew_while_a_batch_is_under_way(newest_postgres: Da
         assert renew(str(capture.store), [TABLE])
         newest_postgres.execute("UPDATE orders SET name = 'b' WHERE id % 5 = 0", "DELETE FROM orders WHERE id > 990")
         query.crash()
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_a_column_that_comes_with_a_value_is_read_for_the_rows_of_before(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    """M25."""
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=100, keyed=True, split_kind=SplitKind.KEY)
+        query.finish()
+        newest_postgres.execute(
+            "ALTER TABLE orders ADD COLUMN grade int DEFAULT 7",
+            "UPDATE orders SET grade = 8 WHERE id < 10",
+            "INSERT INTO orders VALUES (5000, 'new')",
+        )
+        query.finish()
+        query.run_until(lambda: query.planner.is_history_done() and query.sink.history[TABLE][(500,)] == 2)
+        query.assert_equal()
+        query.close()
+
+
+def test_a_sink_that_has_nothing_gets_the_history_again(newest_postgres: Database, tmp_path: Path) -> None:
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=100)
+        query.finish()
+        query.sink.mirror.clear()
+        query.sink.tokens.clear()
+        query.crash()
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_pause_and_resume_of_one_table_leave_its_limit(newest_postgres: Database, tmp_path: Path) -> None:
+    """M27."""
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=100, rows_per_second=50)
+        _asked(query, kind="pause")
+        state = query.planner.status()["tables"][TABLE]
+        assert state["paused"]
+        _asked(query, kind="throttle", rows_per_second=2000)
+        _asked(query, kind="resume")
+        state = query.planner.status()["tables"][TABLE]
+        assert not state["paused"]
+        assert state["limit"] == 2000
         query.finish()
         query.assert_equal()
         query.close()

@@ -25,17 +25,18 @@ _EPOCH, _SEQ = "_epoch", "_seq"
 def mark_cdc_chunk(
     batch: pa.RecordBatch,
     kept: ChangeFilter,
-    order: KeyOrder,
+    order: KeyOrder | None,
     key_columns: Sequence[str],
     truncated: tuple[int, int] | None = None,
 ) -> NDArray[np.bool_]:
     """For each change of *batch*: whether it is emitted.
 
+    :param order: not needed where all keys have one rule (:func:`needs_order`).
     :param truncated: epoch and seq of a TRUNCATE: the table was empty there, so that all changes after it are emitted
         whatever was read before.
     """
     runs = kept.runs
-    if len(runs) == 1 or kept.kind is SplitKind.HEAP:
+    if order is None or not needs_order(kept):
         places = np.zeros(batch.num_rows, np.int64)
     else:
         cuts: list[Cut] = [run.end for run in runs if run.end is not None]
@@ -55,10 +56,15 @@ def mark_cdc_chunk(
     return keep
 
 
+def needs_order(kept: ChangeFilter) -> bool:
+    """Whether the rule of a change depends on its key."""
+    return len(kept.runs) > 1 and kept.kind is SplitKind.KEY
+
+
 def apply_filter(
     batch: pa.RecordBatch,
     kept: ChangeFilter,
-    order: KeyOrder,
+    order: KeyOrder | None,
     key_columns: Sequence[str],
     truncated: tuple[int, int] | None = None,
 ) -> pa.RecordBatch:

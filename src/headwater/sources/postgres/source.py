@@ -91,6 +91,7 @@ class PostgresSource:
 
     :param special_values: policies by ``schema.table.column``.
     :param poll: read the slot by SQL instead of the replication protocol.
+    :param heartbeat_seconds: the least time between two heartbeats, however often it is told to look after the source.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class PostgresSource:
         slot: str = "headwater",
         publication: str = "headwater",
         poll: bool = False,
-        heartbeat_seconds: float = 10.0,
+        heartbeat_seconds: float = 0.0,
     ) -> None:
         self._dsn = Dsn(dsn)
         self._spill = spill
