@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.errors import ConflictError, HeadwaterError, InputError, NotFoundError
+from headwater.errors import ConflictError, HeadwaterError, InputError, NotFoundError, TransientError
 
 
 class BackfillError(HeadwaterError):
@@ -19,6 +19,10 @@ class QueryStateLost(BackfillError, ConflictError):
 
 class TableNotCaptured(BackfillError, NotFoundError):
     """A table of the query has no log: nobody captures it."""
+
+
+class LogBehind(BackfillError, TransientError):
+    """The log has not come to a snapshot yet that a task reads in."""
 
 
 class InvalidQuery(BackfillError, InputError):

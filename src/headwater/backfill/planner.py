@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ from headwater.backfill.query_table import QueryTable
 from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
 from headwater.capture.source_state import SourceState
 from headwater.errors import HeadwaterError, TransientError
+from headwater.log_store import LogConsumer, LogNotFound
 from headwater.sinks.sink import Committed
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_snapshots
@@ -83,6 +84,7 @@ class QueryPlanner:
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables)
                 newest = view.epoch
+                self._leave(set(self._state.tables) - set(options.tables))
                 self._tables = {
                     name: stack.enter_context(
                         QueryTable.open(options, self._state, ranges.changes(name, newest, newest).table, takeover)
@@ -105,6 +107,10 @@ class QueryPlanner:
     def has_history(self) -> bool:
         """Whether history is left to be read."""
         return any(table.is_reading for table in self._tables.values())
+
+    def is_waiting(self) -> bool:
+        """Whether history is left, and somebody must do something before it goes on."""
+        return self.has_history and all(table.is_held for table in self._tables.values() if table.is_reading)
 
     def is_history_done(self) -> bool:
         """Whether the history of all tables is read, and their logs have passed it."""
@@ -178,9 +184,9 @@ class QueryPlanner:
 
     def _came_to(self, start: QueryOffset) -> None:
         """*start* was delivered."""
-        if start == self._at:
-            return
         plan = self._state.plan
+        if start == self._at and start.plan == plan.number:
+            return
         if start.plan > plan.number:
             raise QueryStateLost(
                 f"The checkpoint of query {self._options.query!r} is at plan {start.plan}, its state at {plan.number}: "
@@ -202,11 +208,17 @@ class QueryPlanner:
             self._save()
 
     def _roll_back(self, start: QueryOffset) -> None:
-        """A plan after *start* was never kept: nobody reads its rows."""
-        for table in self._tables.values():
-            table.roll_back(start.plan, start.epoch)
-        if start.plan < self._state.plan.number:
-            self._state.plan = PlanRecord(number=start.plan)
+        """A plan after *start* was never kept: nobody reads its rows. What the sink has of it all the same stays.
+
+        Its number is not given again: the sink may yet get its rows from a process that was thought dead.
+        """
+        plan = self._state.plan
+        is_newer = start.plan < plan.number
+        for name, table in self._tables.items():
+            is_kept = is_newer and name in plan.positions and self._is_committed(name, plan)
+            table.roll_back(plan.number if is_kept else start.plan, start.epoch)
+        if is_newer:
+            self._state.plan = PlanRecord(number=start.plan, issued=max(plan.number, plan.issued))
             self._state.put_plan()
         self._save()
 
@@ -223,6 +235,19 @@ class QueryPlanner:
         if found.plan == plan.number and found.attempt != plan.attempt:
             table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
         return found.plan >= plan.number
+
+    def _leave(self, names: set[str]) -> None:
+        """Tables that the query no longer has: their logs do not wait for it; if they come back they begin anew."""
+        for name in names:
+            record = self._state.table(name)
+            if not record.left:
+                with (
+                    suppress(LogNotFound),
+                    LogConsumer.open(self._options.store, name, self._options.query, takeover=True) as consumer,
+                ):
+                    consumer.drop()
+                record.left = True
+                self._state.put_table(name)
 
     def _check_sink(self, table: QueryTable) -> None:
         """A sink that has nothing of a table whose history was delivered is another one: the table begins anew."""
@@ -300,6 +325,7 @@ class QueryPlanner:
     def _may_read(self, ranges: LogRanges, name: str, changes: TableChanges) -> bool:
         table = self._tables[name]
         stopped = ranges.stopped(name)
+        table.is_stopped = stopped is not None
         if stopped is not None:
             table.waiting = f"its capture has stopped: {stopped}"
         elif changes.truncated is None and table.wants() > 0:
@@ -308,7 +334,7 @@ class QueryPlanner:
 
     def _hand_out(self, snapshot: ExportedSnapshot, names: Sequence[str], end: int) -> dict[str, list[HandedOut]]:
         """Ranges of tables within the budget, a fair share for each."""
-        plan = self._state.plan.number + 1
+        plan = self._state.plan.following
         left = self._budget()
         made: dict[str, list[HandedOut]] = {}
         for place, name in enumerate(names):
@@ -331,7 +357,7 @@ class QueryPlanner:
         self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
     ) -> None:
         plan = PlanRecord(
-            number=self._state.plan.number + 1,
+            number=self._state.plan.following,
             upto=end,
             commit_time_us=ranges.record.commit_time_us if ranges.record is not None else 0,
             marks=[snapshot.mark.to_json()],
@@ -389,7 +415,7 @@ class QueryPlanner:
     def _log_units(
         self, table: QueryTable, changes: TableChanges, start: QueryOffset, end: QueryOffset
     ) -> list[LogUnit]:
-        if changes.renewed:  # nothing but the wish that the sink empties its table; history follows
+        if changes.renewed and table.executor is not None:  # the sink empties its table; history follows
             return [LogUnit(changes.table, end.epoch, end.epoch, 0, 1, end.plan, truncated=changes.truncated)]
         kept = table.filter(end.plan)
         parts = self._options.parallelism if changes.rows > _SMALL_ROWS else 1
@@ -430,6 +456,7 @@ class QueryPlanner:
                         rows=sum(part.rows for part in parts),
                         columns=table.columns,
                         changed_since=table.changed_since,
+                        until=None if table.changed_since is None else self._held.mark.high,
                         replaces=table.replaces,
                     )
                 )

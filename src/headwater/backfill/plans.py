@@ -36,18 +36,25 @@ _PLAN, _STATUS, _ID, _DELIVERED = "plan", "status", "id", "delivered"
 class PlanRecord:
     """The newest plan of a query.
 
-    :ivar number: 0 before the first. :ivar attempt: counts the snapshots that were taken for it.
+    :ivar number: 0 before the first. :ivar issued: the greatest that was ever given.
+    :ivar attempt: counts the snapshots that were taken for it.
     :ivar upto: the epoch that its offset has. :ivar commit_time_us: of that epoch's last commit.
     :ivar marks: of each attempt, as JSON.
     :ivar positions: by table: the ``_position`` of the rows that it hands out.
     """
 
     number: int = 0
+    issued: int = 0
     attempt: int = 0
     upto: int = 0
     commit_time_us: int = 0
     marks: list[str] = field(default_factory=list)
     positions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def following(self) -> int:
+        """The number of the next plan."""
+        return max(self.number, self.issued) + 1
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in PlanRecord.__slots__}
@@ -61,6 +68,8 @@ class TableRecord:
     :ivar unseen: positions of changes that were dropped, and that no snapshot has shown yet.
     :ivar heap_since: with heap splits: the epoch of the first hand-out.
     :ivar whole: it has no key at the source: its history is read in one snapshot.
+    :ivar left: the query had no such table for a while: changes of that time are missing.
+    :ivar unread: the query delivered changes of it without its history.
     :ivar since: where its log began when it was planned last: when that moves, the log has a gap.
     """
 
@@ -68,6 +77,8 @@ class TableRecord:
     unseen: list[str] = field(default_factory=list)
     heap_since: int | None = None
     whole: bool = False
+    left: bool = False
+    unread: bool = False
     since: str | None = None
 
     def to_json(self) -> dict[str, Any]:

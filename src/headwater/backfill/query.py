@@ -26,6 +26,7 @@ class QueryOptions:
     :ivar interval_seconds: about how long the history of one batch is read, and so how long a snapshot is held.
     :ivar rows_per_second: of history, for each table; ``None`` is no limit, 0 stands still.
     :ivar parallelism: how many tasks run side by side.
+    :ivar new_columns: the capture takes up columns that come new; otherwise they are not read.
     :ivar max_rows: changes of one batch, about; epochs are never cut. :ivar max_epochs: … and epochs.
     :raises InvalidQuery: a number below 1, no table, another word for *backfill*.
     """
@@ -42,6 +43,7 @@ class QueryOptions:
     interval_seconds: float = 4.0
     rows_per_second: int | None = None
     parallelism: int = 2
+    new_columns: bool = True
     max_rows: int | None = None
     max_epochs: int | None = None
 

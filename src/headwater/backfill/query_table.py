@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
@@ -33,7 +34,9 @@ class QueryTable:
         self.table = table
         self.consumer = consumer
         self.waiting: str | None = None
+        self.is_stopped = False
         self.executor = self._backfill() if options.history else None
+        self._come_back()
 
     @classmethod
     def open(cls, options: QueryOptions, state: QueryState, table: SourceTable, takeover: bool) -> QueryTable:
@@ -44,6 +47,19 @@ class QueryTable:
         except BaseException:
             consumer.close()
             raise
+
+    def _come_back(self) -> None:
+        """What the sink has of a table that was away, or whose history nobody read, is replaced."""
+        record = self.record
+        if self.executor is None:
+            record.left, record.unread = False, True
+        elif record.left or record.unread:
+            self.executor.restart(Renewal(uuid.uuid4().hex, KeyRange() if record.whole else None))
+            record.left = record.unread = False
+            record.heap_since, record.last_position, record.unseen = None, None, []
+        else:
+            return
+        self._state.put_table(self.name)
 
     def _backfill(self) -> BackfillExecutor:
         options, whole = self._options, self.record.whole
@@ -85,6 +101,13 @@ class QueryTable:
     def is_reading(self) -> bool:
         """Whether history is left to be handed out."""
         return self.executor is not None and self.executor.phase in (Phase.WAITING, Phase.READING)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its history does not go on by itself."""
+        if self.executor is None:
+            return False
+        return self.is_stopped or self.executor.is_paused or self.executor.progress().limit == 0
 
     @property
     def has_read(self) -> bool:
@@ -152,13 +175,9 @@ class QueryTable:
 
     def _begin_anew(self, since: str, renewed: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
-        if renewed:
-            self.record.heap_since = None
+        self.record.heap_since = None
         if self.executor is not None:
-            if renewed:
-                self.executor.restart()
-            else:
-                self.renew(Renewal(since))
+            self.executor.restart(None if renewed else Renewal(since, KeyRange() if self.record.whole else None))
 
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""
@@ -262,7 +281,8 @@ class QueryTable:
     def has_columns_of(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
         """Whether the table has in *snapshot* just the columns that its log has."""
         there = {c.field_id: (c.name, c.type) for c in snapshot.table(table).columns if not c.dropped}
-        return there == {c.field_id: (c.name, c.type) for c in table.columns if not c.dropped}
+        here = {c.field_id: (c.name, c.type) for c in table.columns if not c.dropped}
+        return there == here if self._options.new_columns else here.items() <= there.items()
 
     def readable(self, table: SourceTable, snapshot: ExportedSnapshot) -> SourceTable:
         """*table* as it can be read in *snapshot*: what that has no longer counts as dropped."""

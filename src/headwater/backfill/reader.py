@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -13,8 +14,10 @@ from numpy.typing import NDArray
 from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
 from headwater.backfill.cdc.upstream_table.snapshot import SnapshotReader
+from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.units import LogUnit, SplitUnit
+from headwater.capture.source_state import SourceState
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
 from headwater.sources.snapshots import KeyOrder, SnapshotSource, open_snapshots
@@ -30,6 +33,9 @@ from headwater.stream import VnodeBitmap, hash_keys
 
 LOG_COLUMNS = (POSITION_COLUMN, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, OP, VNODE, SEQ, EPOCH)
 """What a change has after the table's own columns."""
+
+LOG_SECONDS = 120.0
+"""How long a task waits for the capture to come to its snapshot."""
 
 _stores: dict[str, StateReader] = {}
 _lock = threading.Lock()
@@ -68,14 +74,35 @@ def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] |
     """Hashes of the keys that changes may have brought to the sink already, ascending; ``None``: there are none."""
     if unit.changed_since is None:
         return None
-    table = unit.table
-    with _store(options.store).snapshot() as view:
+    table, store = unit.table, _store(options.store)
+    _wait_for(store, unit)
+    with store.snapshot() as view:
         log = LogView.open(view, table.full_name)
         found = [
             np.unique(hash_keys(conform(batch, table), table.key_columns))
-            for batch in log.read_range(unit.changed_since, unit.upto)
+            for batch in log.read_range(unit.changed_since, view.epoch)
         ]
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+
+
+def _wait_for(store: StateReader, unit: SplitUnit) -> None:
+    """Until the log has all changes that the snapshot of *unit* shows.
+
+    :raises LogBehind: it has not for a long time.
+    """
+    end = time.monotonic() + LOG_SECONDS
+    while True:
+        with store.snapshot() as view:
+            record, _ = SourceState.read(view)
+            epoch = view.epoch
+        if unit.until is None or (record is not None and record.offset >= unit.until):
+            return
+        if time.monotonic() > end:
+            raise LogBehind(
+                f"The capture has not come to the snapshot of {unit.table.full_name} within {LOG_SECONDS:g} s.",
+                next_step="Look whether it runs: headwater status",
+            )
+        store.wait_for_epoch(epoch, 0.5)
 
 
 def conform(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import SnapshotMark, mark_from_json
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable
@@ -90,7 +91,8 @@ class SplitUnit:
     :ivar upto: the newest epoch of the log that the snapshot has as a whole.
     :ivar position: the ``_position`` of its rows: after every change up to *upto*, before every later one.
     :ivar commit_time_us: the time of *upto*'s last commit, which its rows get.
-    :ivar changed_since: with ``HEAP``: the log's changes in ``(changed_since, upto]`` may have brought a row already.
+    :ivar changed_since: with ``HEAP``: changes after this epoch may have brought a row already, or another version of
+        one that was read before. :ivar until: the place in the log before which lie all that the snapshot shows.
     :ivar replaces: the range may hold rows at the target already (a new snapshot of a part): they go.
     """
 
@@ -106,6 +108,7 @@ class SplitUnit:
     rows: int
     columns: tuple[str, ...] | None = None
     changed_since: int | None = None
+    until: CdcOffset | None = None
     replaces: bool = False
 
 

@@ -48,6 +48,7 @@ _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
 _STAGE_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
 _STATUS_SECONDS = 1.0
+_MOVED_SECONDS = 1.0  # a position that has moved without rows is worth a seal: backfills wait for it
 
 
 class CaptureSession:
@@ -264,8 +265,8 @@ class CaptureSession:
         if name not in self._writers:
             self._open_writer(before)
         writer, change = self._writers[name], renewed_columns(before, table)
-        if change is not None:
-            writer.note(SCHEMA, change.to_detail() | {RENEWED: since.to_json()})
+        told = SchemaChanged(before, table) if change is None else change
+        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()})
         writer.change_schema(table.log_schema(self._source.position_type), table.key_columns)
         self._tables[name] = table
         self._statistics.stopped_tables.pop(name, None)
@@ -369,7 +370,7 @@ class CaptureSession:
         if not self._rows and self._chores:
             return age >= options.epoch_seconds
         if not self._rows:  # the source may still forget what lies before the position
-            return age >= options.heartbeat_seconds and self._record.offset != self._durable.offset
+            return age >= min(options.heartbeat_seconds, _MOVED_SECONDS) and self._record.offset != self._durable.offset
         return age >= options.epoch_seconds or self._rows >= options.epoch_rows or self._bytes >= options.epoch_bytes
 
     @property

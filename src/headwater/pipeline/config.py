@@ -200,6 +200,7 @@ class PipelineConfig(_Section):
             query=self.query(sink),
             tables=tuple(matching(sink.tables, tables)),
             history=backfill.snapshot,
+            new_columns=self.source.schema_policy != "ignore",
             backfill=backfill.mode,
             split_rows=backfill.split_rows,
             split_kind=None if backfill.split_kind is None else SplitKind(backfill.split_kind),

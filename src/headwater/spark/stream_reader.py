@@ -125,7 +125,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             opened.capture.watch()
             patience = _POLL_SECONDS if self._upto is None or opened.planner.has_history else 0.0
             end = opened.planner.advance(begin, timeout=patience, max_rows=rows, upto=self._upto)
-            if end != begin or self._upto is None or not opened.planner.has_history:
+            planner = opened.planner
+            if end != begin or self._upto is None or not planner.has_history or planner.is_waiting():
                 return end.to_json()
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name

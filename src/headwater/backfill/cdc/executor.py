@@ -243,9 +243,9 @@ class BackfillExecutor(ABC):
             record.queued.append(renewal)
             self._dirty = True
 
-    def restart(self) -> None:
-        """Nothing was read: the sink has no row of the table any more, and changes are dropped until it is read."""
-        self._reset(None)
+    def restart(self, renewal: Renewal | None = None) -> None:
+        """Begin anew at once. Without *renewal* the sink has no row of it, and changes are dropped until it is read."""
+        self._reset(renewal)
 
     def _reset(self, renewal: Renewal | None) -> None:
         before = self._record
