@@ -11,7 +11,11 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-SOURCES = ("src/headwater/sources/postgres/_decoder.c", "src/headwater/stream/_gather.c")
+SOURCES = (
+    "src/headwater/sources/postgres/_binary.c",
+    "src/headwater/sources/postgres/_decoder.c",
+    "src/headwater/stream/_gather.c",
+)
 
 
 class ExtensionBuildHook(BuildHookInterface):  # type: ignore[misc]

@@ -50,7 +50,7 @@ def test_m21_a_read_whose_connection_breaks_goes_on_after_the_last_row(
     proxied: tuple[Database, TcpProxy, str], kind: SplitKind, how: str
 ) -> None:
     database, proxy, dsn = proxied
-    database.execute(*WIDE)
+    database.execute(*WIDE, "INSERT INTO t SELECT id + 20000, v FROM t")  # more than all buffers on the way hold
     table = described(database, "t")
     with PostgresSnapshots(database.dsn).export() as snapshot:
         database.execute("DELETE FROM t WHERE id % 3 = 0", "UPDATE t SET v = 'y'", "VACUUM t")
@@ -58,15 +58,15 @@ def test_m21_a_read_whose_connection_breaks_goes_on_after_the_last_row(
         expected = keys(PostgresSnapshots(database.dsn).read(table, kind, part, snapshot.name))
         found, broken = [], 0
         reading = PostgresSnapshots(dsn).read(table, kind, part, snapshot.name, batch_bytes=100_000)
-        for number, batch in enumerate(reading):
+        for batch in reading:
             found += batch.column("id").to_pylist()
             assert set(batch.column("v").to_pylist()) == {"x" * 1000}
-            if number in (0, 3, 20, 21, 60):
+            if broken < min(proxy.accepted, 5):  # each connection once, at its first rows
                 broken += 1
                 proxy.cut() if how == "cut" else database.execute(END_READERS)
         assert found == expected
-        assert len(found) > 10_000
-        assert broken == 5
+        assert len(found) > 30_000
+        assert broken >= 3
         assert proxy.accepted >= 3  # what was in flight already is given first
 
 

@@ -19,13 +19,14 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from headwater.sources.errors import SnapshotExpired
+from headwater.sources.postgres.binary import BinaryRows, compiled_decode
 from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.catalog_types import TypeKind
 from headwater.sources.postgres.connection import Dsn, server_errors
 from headwater.sources.postgres.key_columns import condition, read_key
 from headwater.sources.postgres.names import TableName
-from headwater.sources.postgres.snapshot import SnapshotSession, copy_statement
+from headwater.sources.postgres.snapshot import CsvRows, RowFormat, SnapshotSession, copy_statement
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceColumn, SourceTable
 
@@ -60,8 +61,12 @@ class PartSession(SnapshotSession):
             with server_errors(dsn):
                 self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
-    def prepare(self, table: SourceTable, kind: SplitKind, part: KeyRange, columns: Sequence[SourceColumn]) -> bytes:
-        """The statement that reads *columns* of *part*; the table stays as it is until the session is closed.
+    def prepare(
+        self, table: SourceTable, kind: SplitKind, part: KeyRange, columns: Sequence[SourceColumn]
+    ) -> tuple[bytes, RowFormat]:
+        """The statement that reads *columns* of *part*, and the format of what it gives.
+
+        The table stays as it is until the session is closed.
 
         :raises SnapshotExpired: it is not what it was in the snapshot. :raises SourceNotFound: it was not there.
         """
@@ -69,11 +74,11 @@ class PartSession(SnapshotSession):
             catalog = self._catalog = read_table(self._session, TableName(table.namespace, table.name))
             if table.source_id not in (None, catalog.oid):
                 raise _changed(table, "was dropped and made anew")
-            self._lock(table, catalog, [column for column in columns if not column.dropped])
+            oids = self._lock(table, catalog, [column for column in columns if not column.dropped])
             self._require_same_files(table, catalog)
             key = read_key(self._session, catalog, table.key_columns) if kind is SplitKind.KEY and part != _ALL else ()
-        where = condition(kind, part, key)
-        return copy_statement(table, columns, where, partitioned=catalog.is_partitioned).as_bytes(self._session)
+        where, form = condition(kind, part, key), _format(table, columns, oids)
+        return copy_statement(table, form, where, partitioned=catalog.is_partitioned).as_bytes(self._session), form
 
     def require_unchanged(self, table: SourceTable) -> None:
         """After the read: that it was of what the snapshot shows. :raises SnapshotExpired: it was not."""
@@ -81,8 +86,8 @@ class PartSession(SnapshotSession):
         with server_errors(self._dsn):
             self._require_same_files(table, self._catalog)
 
-    def _lock(self, table: SourceTable, catalog: CatalogTable, columns: Sequence[SourceColumn]) -> None:
-        """By a read of no rows, whose description tells which columns the names mean now."""
+    def _lock(self, table: SourceTable, catalog: CatalogTable, columns: Sequence[SourceColumn]) -> list[int]:
+        """By a read of no rows, whose description tells which columns the names mean now; the types that they have."""
         statement = sql.SQL("SELECT {} FROM {} LIMIT 0").format(
             sql.SQL(", ").join(sql.Identifier(column.name) for column in columns), sql.SQL(catalog.from_sql)
         )
@@ -101,6 +106,7 @@ class PartSession(SnapshotSession):
                 was.typmod,
             ):
                 raise _changed(table, f"has another type of column {column.name!r}")
+        return [result.ftype(place) for place in range(len(columns))]
 
     def _require_same_files(self, table: SourceTable, catalog: CatalogTable) -> None:
         facts = {"oid": catalog.oid, "partitioned": catalog.is_partitioned, "name": catalog.name.sql}
@@ -110,6 +116,18 @@ class PartSession(SnapshotSession):
 
 
 _ALL: Final = KeyRange()
+
+
+def _format(table: SourceTable, columns: Sequence[SourceColumn], oids: Sequence[int]) -> RowFormat:
+    """Binary where compiled code reads it, else csv.
+
+    :param oids: of the columns that were not dropped.
+    """
+    decode = compiled_decode()
+    if decode is None:
+        return CsvRows(table, columns)
+    present = iter(oids)
+    return BinaryRows(decode, table, columns, [None if column.dropped else next(present) for column in columns])
 
 
 def _changed(table: SourceTable, what: str) -> SnapshotExpired:

@@ -1,4 +1,4 @@
-"""Snapshot: the rows of a table as Arrow batches, by ``COPY … TO STDOUT (FORMAT csv)``.
+"""Snapshot: the rows of a table as Arrow batches, by ``COPY … TO STDOUT``.
 
 The server sends each row whole in one message, so a block of messages is a block of whole rows, also where values have
 line breaks. This thread takes messages from the socket, another parses the block before: both cost about the same, and
@@ -11,7 +11,7 @@ import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import pyarrow as pa
 from psycopg import errors as pg
@@ -39,6 +39,47 @@ _KIND: Final = """
 SELECT c.relkind::text AS kind FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """
+
+
+class RowFormat(Protocol):
+    """How the rows of a table are sent, and read.
+
+    :ivar name: as COPY calls it.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def selected(self) -> sql.Composable:
+        """What is selected."""
+        ...
+
+    def batches(self, data: bytes) -> list[pa.RecordBatch]:
+        """The rows of whole messages.
+
+        :raises SpecialValue: as :func:`~headwater.sources.postgres.convert.convert_column`, and so its other errors.
+        :raises SourceProtocolError: these are no rows of these columns.
+        """
+        ...
+
+
+class CsvRows:
+    """Rows of *columns* of *table* as csv."""
+
+    name = "csv"
+
+    def __init__(self, table: SourceTable, columns: Sequence[SourceColumn]) -> None:
+        self._table, self._columns = table, columns
+
+    @property
+    def selected(self) -> sql.Composable:
+        return sql.SQL(", ").join(
+            sql.SQL("NULL") if column.dropped else sql.Identifier(column.name) for column in self._columns
+        )
+
+    def batches(self, data: bytes) -> list[pa.RecordBatch]:
+        return read_csv(self._table, data, self._columns)
 
 
 def read_table(
@@ -117,20 +158,21 @@ class SnapshotSession:
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
         whole = False
         try:
-            yield from parsed(table, wanted, self.blocks(self._statement(table, wanted, where), batch_bytes))
+            form = CsvRows(table, wanted)
+            yield from parsed((form, block) for block in self.blocks(self._statement(table, form, where), batch_bytes))
             whole = True
         finally:
             if not whole:
                 self.close()
 
-    def _statement(self, table: SourceTable, columns: Sequence[SourceColumn], where: sql.Composable | None) -> bytes:
+    def _statement(self, table: SourceTable, form: RowFormat, where: sql.Composable | None) -> bytes:
         with server_errors(self._dsn):
             found = ask(self._session, _KIND, [table.namespace, table.name])
         if not found:
             raise SourceNotFound(
                 f"The database has no table {table.full_name}.", next_step="Look whether it was dropped or renamed."
             )
-        return copy_statement(table, columns, where, partitioned=found[0].kind == "p").as_bytes(self._session)
+        return copy_statement(table, form, where, partitioned=found[0].kind == "p").as_bytes(self._session)
 
     def blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
         """The messages of a COPY, joined to blocks of *size* bytes or a little more.
@@ -173,24 +215,25 @@ def settle(session: Connection) -> None:
 
 
 def copy_statement(
-    table: SourceTable, columns: Sequence[SourceColumn], where: sql.Composable | None, *, partitioned: bool
+    table: SourceTable, form: RowFormat, where: sql.Composable | None, *, partitioned: bool
 ) -> sql.Composed:
-    """The COPY of *columns*. Rows of tables that inherit from a plain table are not its own."""
-    return sql.SQL("COPY (SELECT {} FROM {}{}{}) TO STDOUT (FORMAT csv)").format(
-        sql.SQL(", ").join(sql.SQL("NULL") if column.dropped else sql.Identifier(column.name) for column in columns),
+    """The COPY of a table's rows. Rows of tables that inherit from a plain table are not its own."""
+    return sql.SQL("COPY (SELECT {} FROM {}{}{}) TO STDOUT (FORMAT {})").format(
+        form.selected,
         sql.SQL("" if partitioned else "ONLY "),
         sql.Identifier(table.namespace, table.name),
         sql.SQL("") if where is None else sql.SQL(" WHERE {}").format(where),
+        sql.SQL(form.name),
     )
 
 
-def parsed(table: SourceTable, columns: Sequence[SourceColumn], blocks: Iterator[bytes]) -> Iterator[pa.RecordBatch]:
-    """The rows of blocks of csv, parsed by another thread while the next are taken from *blocks*."""
+def parsed(blocks: Iterator[tuple[RowFormat, bytes]]) -> Iterator[pa.RecordBatch]:
+    """The rows of blocks, parsed by another thread while the next are taken from *blocks*."""
     pending: deque[Future[list[pa.RecordBatch]]] = deque()
     parser = ThreadPoolExecutor(1, thread_name_prefix="headwater-snapshot")
     try:
-        for block in blocks:
-            pending.append(parser.submit(read_csv, table, block, columns))
+        for form, block in blocks:
+            pending.append(parser.submit(form.batches, block))
             while len(pending) > BLOCKS_AHEAD or (pending and pending[0].done()):
                 yield from pending.popleft().result()
         while pending:

@@ -22,7 +22,7 @@ from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.export import PostgresSnapshot
 from headwater.sources.postgres.key_order import PostgresKeyOrder, read_order
 from headwater.sources.postgres.part import PartSession
-from headwater.sources.postgres.snapshot import BATCH_BYTES, parsed
+from headwater.sources.postgres.snapshot import BATCH_BYTES, RowFormat, parsed
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceColumn, SourceTable
 
@@ -66,7 +66,7 @@ class PostgresSnapshots:
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
         reading = _Reading(self._dsn, table, kind, part, snapshot, wanted)
         with contextlib.closing(reading.blocks(batch_bytes)) as blocks:
-            yield from parsed(table, wanted, blocks)
+            yield from parsed(blocks)
 
 
 class _Reading:
@@ -85,8 +85,8 @@ class _Reading:
         self._snapshot, self._columns = snapshot, columns
         self._given: list[tuple[int, int]] = []
 
-    def blocks(self, size: int) -> Generator[bytes]:
-        """Whole lines of csv, about *size* bytes at a time.
+    def blocks(self, size: int) -> Generator[tuple[RowFormat, bytes]]:
+        """Whole rows and their format, about *size* bytes at a time.
 
         :raises SnapshotExpired: the snapshot is gone, or does not show the table as it was.
         :raises SourceUnreachable: the connection broke again and again.
@@ -95,9 +95,9 @@ class _Reading:
         while True:
             try:
                 with PartSession(self._dsn, self._snapshot) as session:
-                    statement = session.prepare(self._table, self._kind, self._part, self._columns)
+                    statement, form = session.prepare(self._table, self._kind, self._part, self._columns)
                     for block in self._after_given(session.blocks(statement, size)):
-                        yield block
+                        yield form, block
                         self._given.append((len(block), checksum(block)))
                         tries = 0
                     session.require_unchanged(self._table)
