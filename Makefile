@@ -26,7 +26,7 @@ demo: $(STAMP) ## run the main job on this machine, nothing to set up
 test: $(STAMP) ## run all tests (makes its own virtual environment)
 	@sh scripts/install_servers.sh
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "unit or store or db" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -m "property or crash or spark" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "property or crash or spark" $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: lint and format
 	$(BIN)/ruff check .
@@ -51,7 +51,7 @@ results: $(STAMP) ## run all benchmarks three times and write benchmarks/RESULTS
 
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 	@sh scripts/install_servers.sh
-	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m crash $(PYTEST_ARGS)
+	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m "crash or spark" $(PYTEST_ARGS)
 
 lock: ## resolve the dependencies anew into constraints.txt
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv

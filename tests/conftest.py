@@ -30,3 +30,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(_HERE).parts[0]
         if folder in ("unit", "store", "property", "crash", "db", "spark"):
             item.add_marker(folder)
+        if item.get_closest_marker("soak") and not os.environ.get("HEADWATER_SOAK"):
+            item.add_marker(pytest.mark.skip(reason="takes long: make soak"))

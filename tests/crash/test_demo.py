@@ -82,6 +82,7 @@ def test_the_demo_mirrors_every_row_over_a_kill_and_leaves_nothing_behind(tempor
     assert list(temporary.iterdir()) == []
 
 
+@pytest.mark.soak
 def test_a_demo_whose_mirror_was_spoiled_says_so(temporary: Path) -> None:
     lines = ended(start(temporary, *SMALL, "--json", HEADWATER_DEMO_SPOIL="1"), 1)
     summary: dict[str, Any] = json.loads(lines[-1])
@@ -89,7 +90,11 @@ def test_a_demo_whose_mirror_was_spoiled_says_so(temporary: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "sign"), [(signal.SIGINT, "store/run/facts.json"), (signal.SIGTERM, "lake/public.orders/_delta_log")]
+    ("number", "sign"),
+    [
+        (signal.SIGINT, "store/run/facts.json"),
+        pytest.param(signal.SIGTERM, "lake/public.orders/_delta_log", marks=pytest.mark.soak),
+    ],
 )
 def test_a_demo_that_is_interrupted_leaves_nothing_behind(temporary: Path, number: signal.Signals, sign: str) -> None:
     """At the very beginning, and while Spark is at work."""

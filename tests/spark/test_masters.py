@@ -46,6 +46,7 @@ def test_rows_arrive_once_wherever_tasks_run(kind: str, newest_postgres: Databas
 
 
 @needs_grpc
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_the_example_of_a_declarative_pipeline_runs(newest_postgres: Database, tmp_path: Path) -> None:
     newest_postgres.execute(

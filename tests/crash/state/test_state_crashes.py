@@ -228,11 +228,11 @@ def test_a_store_is_its_directory_wherever_the_process_goes(tmp_path: Path, monk
 
 def test_closing_a_handle_waits_for_the_seal_of_another_thread(tmp_path: Path) -> None:
     with open_writer(location_of("embedded", tmp_path)) as store:
-        failpoints.arm("state.embedded.seal_before_commit=sleep:0.3")
+        failpoints.arm("state.embedded.seal_before_commit=sleep:1.5")
         try:
             thread = threading.Thread(target=store.seal, args=(Epoch.from_ms(1), WriteBatch()))
             thread.start()
-            time.sleep(0.1)
+            time.sleep(0.5)
             store.close()
             thread.join()
         finally:

@@ -111,6 +111,7 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert "shop" in journal.stdout, journal.stderr
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: Database) -> None:
     quick.start()
