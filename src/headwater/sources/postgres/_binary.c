@@ -10,19 +10,23 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { BYTES, JSONB, UUID, BOOL, INT16, INT32, INT64, OID, FLOAT32, FLOAT64, DATE, TIMESTAMP, DECIMAL, KINDS };
+enum {
+    BYTES, JSONB, UUID, NUMERIC, /* text and bytes */
+    BOOL, INT16, INT32, INT64, OID, FLOAT32, FLOAT64, DATE, TIME, TIMESTAMP, DECIMAL, KINDS
+};
 
 /* What a value takes in the copy (-1: as many as it has), and in the column (0: offsets and data; bits for BOOL). */
-static const int8_t SENT[KINDS] = {-1, -1, 16, 1, 2, 4, 8, 4, 4, 8, 4, 8, -1};
-static const int8_t WIDTH[KINDS] = {0, 0, 0, 0, 2, 4, 8, 8, 4, 8, 4, 8, 16};
+static const int8_t SENT[KINDS] = {-1, -1, 16, -1, 1, 2, 4, 8, 4, 4, 8, 4, 8, 8, -1};
+static const int8_t WIDTH[KINDS] = {0, 0, 0, 0, 0, 2, 4, 8, 8, 4, 8, 4, 8, 8, 16};
 
-#define SEEN_INFINITE 1 /* an infinite date or time; NaN or an infinity of a decimal */
+#define SEEN_INFINITE 1 /* an infinite date or time; NaN or an infinity of a decimal; the end of a day */
 #define SEEN_FAR 2      /* a date or time outside the years 1 to 9999 */
 #define SEEN_UNFIT 4    /* no value of the type */
 
 #define EPOCH_DAYS 10957
 #define FIRST_DAY (-719162)
 #define LAST_DAY 2932896
+#define DAY_US INT64_C(86400000000)
 #define EPOCH_US INT64_C(946684800000000)
 #define FIRST_US INT64_C(-62135596800000000)
 #define LAST_US INT64_C(253402300799999999)
@@ -34,6 +38,7 @@ static const int8_t WIDTH[KINDS] = {0, 0, 0, 0, 2, 4, 8, 8, 4, 8, 4, 8, 16};
 #define NUMERIC_NAN 0xC000
 #define NUMERIC_INFINITY 0xD000
 #define NUMERIC_MINUS_INFINITY 0xF000
+#define NUMERIC_MOST_SCALE 0x3FFF
 #define MOST_DIGITS 38
 
 static const uint8_t SIGNATURE[11] = {'P', 'G', 'C', 'O', 'P', 'Y', '\n', 0xFF, '\r', '\n', 0};
@@ -71,6 +76,25 @@ static inline uint64_t read64(const uint8_t *at) {
 
 /* ------------------------------------------------------------------------------------------------ lengths */
 
+static const char *special_number(int sign) {
+    return sign == NUMERIC_NAN ? "NaN"
+           : sign == NUMERIC_INFINITY ? "Infinity"
+           : sign == NUMERIC_MINUS_INFINITY ? "-Infinity"
+                                            : NULL;
+}
+
+/* How long the text of a number is, whose length was checked; -1: it is none. */
+static int32_t number_length(const uint8_t *at) {
+    int groups = read16(at), weight = (int16_t)read16(at + 2), sign = read16(at + 4), scale = read16(at + 6);
+    if (special_number(sign) != NULL) return (int32_t)strlen(special_number(sign));
+    if ((sign != NUMERIC_POSITIVE && sign != NUMERIC_NEGATIVE) || scale > NUMERIC_MOST_SCALE) return -1;
+    for (int place = 0; place < groups; place++)
+        if (read16(at + NUMERIC_HEADER + 2 * place) > 9999) return -1;
+    int first = groups > 0 && weight >= 0 ? read16(at + NUMERIC_HEADER) : 0;
+    int digits = first > 999 ? 4 : first > 99 ? 3 : first > 9 ? 2 : 1;
+    return (sign == NUMERIC_NEGATIVE) + digits + (weight > 0 ? 4 * weight : 0) + (scale > 0 ? scale + 1 : 0);
+}
+
 /* Why a value of *length* bytes is none of the kind, or NULL; counts the room that it needs. */
 static inline const char *measure_value(Column *column, const uint8_t *at, int32_t length) {
     uint8_t kind = column->kind;
@@ -86,9 +110,15 @@ static inline const char *measure_value(Column *column, const uint8_t *at, int32
     case UUID:
         column->size += UUID_TEXT;
         break;
+    case NUMERIC:
     case DECIMAL:
         if (length < NUMERIC_HEADER || length != NUMERIC_HEADER + 2 * (int32_t)read16(at))
             return "a numeric value has another length than it says";
+        if (kind == NUMERIC) {
+            int32_t text = number_length(at);
+            if (text < 0) return "a numeric value is none";
+            column->size += text;
+        }
         break;
     }
     return NULL;
@@ -143,6 +173,36 @@ static inline void write_uuid(char *to, const uint8_t *from) {
         if (place == 4 || place == 6 || place == 8 || place == 10) *to++ = '-';
         *to++ = HEX[from[place] >> 4];
         *to++ = HEX[from[place] & 15];
+    }
+}
+
+static inline char *write_group(char *to, int group, int digits) {
+    for (int place = digits - 1; place >= 0; place--) {
+        to[place] = (char)('0' + group % 10);
+        group /= 10;
+    }
+    return to + digits;
+}
+
+/* The text of a number, as long as number_length says. */
+static void write_number(char *to, const uint8_t *at, int32_t length) {
+    int groups = read16(at), weight = (int16_t)read16(at + 2), sign = read16(at + 4), scale = read16(at + 6);
+    if (special_number(sign) != NULL) {
+        memcpy(to, special_number(sign), (size_t)length);
+        return;
+    }
+    const char *end = to + length;
+    at += NUMERIC_HEADER;
+    if (sign == NUMERIC_NEGATIVE) *to++ = '-';
+    int whole = (int)(end - to) - (scale > 0 ? scale + 1 : 0) - (weight > 0 ? 4 * weight : 0);
+    to = write_group(to, weight >= 0 && groups > 0 ? read16(at) : 0, whole);
+    for (int place = 1; place <= weight; place++) to = write_group(to, place < groups ? read16(at + 2 * place) : 0, 4);
+    if (scale == 0) return;
+    *to++ = '.';
+    for (int place = weight + 1; scale > 0; place++, scale -= 4) {
+        int group = place >= 0 && place < groups ? read16(at + 2 * place) : 0;
+        for (int cut = scale; cut < 4; cut++) group /= 10;
+        to = write_group(to, group, scale < 4 ? scale : 4);
     }
 }
 
@@ -207,6 +267,12 @@ static inline uint8_t write_value(Column *column, Py_ssize_t row, const uint8_t 
         write_uuid(column->text + column->used, at);
         column->used += UUID_TEXT;
         return 0;
+    case NUMERIC: {
+        int32_t text = number_length(at);
+        write_number(column->text + column->used, at, text);
+        column->used += text;
+        return 0;
+    }
     case BOOL:
         if (*at > 1) return SEEN_UNFIT;
         column->to[row >> 3] |= (uint8_t)(*at << (row & 7));
@@ -249,6 +315,13 @@ static inline uint8_t write_value(Column *column, Py_ssize_t row, const uint8_t 
         if (value < FIRST_DAY - EPOCH_DAYS || value > LAST_DAY - EPOCH_DAYS) return SEEN_FAR;
         value += EPOCH_DAYS;
         memcpy(to, &value, 4);
+        return 0;
+    }
+    case TIME: {
+        int64_t value = (int64_t)read64(at);
+        if (value == DAY_US) return SEEN_INFINITE;
+        if (value < 0 || value > DAY_US) return SEEN_UNFIT;
+        memcpy(to, &value, 8);
         return 0;
     }
     case TIMESTAMP: {
@@ -310,7 +383,7 @@ static PyObject *room(PyObject *allocate, int64_t size, Py_buffer *into) {
 
 static bool column_room(Column *column, Py_ssize_t rows, PyObject *allocate) {
     Py_ssize_t bits = (rows + 7) / 8;
-    bool has_data = column->kind <= UUID;
+    bool has_data = column->kind <= NUMERIC;
     Py_ssize_t size = has_data ? (rows + 1) * 4 : column->kind == BOOL ? bits : rows * WIDTH[column->kind];
     if ((column->validity = room(allocate, bits, &column->into_validity)) == NULL) return false;
     if ((column->values = room(allocate, size, &column->into_values)) == NULL) return false;

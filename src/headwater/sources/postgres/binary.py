@@ -44,18 +44,21 @@ class _Kind(IntEnum):
     BYTES = 0
     JSONB = 1
     UUID = 2
-    BOOL = 3
-    INT16 = 4
-    INT32 = 5
-    INT64 = 6
-    OID = 7
-    FLOAT32 = 8
-    FLOAT64 = 9
-    DATE = 10
-    TIMESTAMP = 11
-    DECIMAL = 12
+    NUMERIC = 3
+    BOOL = 4
+    INT16 = 5
+    INT32 = 6
+    INT64 = 7
+    OID = 8
+    FLOAT32 = 9
+    FLOAT64 = 10
+    DATE = 11
+    TIME = 12
+    TIMESTAMP = 13
+    DECIMAL = 14
 
 
+TEXT: Final = 25
 _NUMERIC: Final = 1700
 _NATIVE: Final = {
     16: (_Kind.BOOL, pa.bool_()),
@@ -64,7 +67,7 @@ _NATIVE: Final = {
     20: (_Kind.INT64, pa.int64()),
     21: (_Kind.INT16, pa.int16()),
     23: (_Kind.INT32, pa.int32()),
-    25: (_Kind.BYTES, pa.string()),
+    TEXT: (_Kind.BYTES, pa.string()),
     26: (_Kind.OID, pa.int64()),
     114: (_Kind.BYTES, pa.string()),
     700: (_Kind.FLOAT32, pa.float32()),
@@ -72,6 +75,7 @@ _NATIVE: Final = {
     1042: (_Kind.BYTES, pa.string()),
     1043: (_Kind.BYTES, pa.string()),
     1082: (_Kind.DATE, pa.date32()),
+    1083: (_Kind.TIME, pa.time64("us")),
     1114: (_Kind.TIMESTAMP, pa.timestamp("us")),
     1184: (_Kind.TIMESTAMP, pa.timestamp("us", tz="UTC")),
     2950: (_Kind.UUID, pa.string()),
@@ -87,7 +91,8 @@ _UNFIT: Final = 4
 class BinaryRows:
     """Rows of *columns* of *table*; see :class:`~headwater.sources.postgres.snapshot.RowFormat`.
 
-    :param oids: the types that the columns have now, domains as their base; ``None`` where a column was dropped.
+    :param oids: the types that the columns have now, domains as their base and enums as text, which is how they are
+        sent; ``None`` where a column was dropped.
     """
 
     name = "binary"
@@ -124,12 +129,12 @@ class BinaryRows:
         return [pa.RecordBatch.from_arrays(arrays, schema=self._schema)]
 
     def _array(self, place: int, rows: int, validity: Any, values: Any, data: Any, nulls: int, seen: int) -> pa.Array:
-        column, kind = self._columns[place], self._kinds[place]
+        column = self._columns[place]
         if data is None:
             typed = pa.Array.from_buffers(column.type, rows, [validity, values], nulls)
         else:
             typed = pa.Array.from_buffers(pa.binary(), rows, [validity, values, data], nulls)
-            if kind is None or column.type != pa.binary():
+            if self._kinds[place] is None or column.type != pa.binary():
                 return convert_column(self._table, column, utf8_of(typed))
         if nulls:
             convert_column(self._table, column, pa.array(_examples(column.type, seen), pa.string()))
@@ -140,8 +145,8 @@ def _native(column: SourceColumn, oid: int | None) -> _Kind | None:
     """How the values of *column* are sent; ``None``: as text that is converted."""
     if oid is None:
         return None
-    if oid == _NUMERIC and pa.types.is_decimal128(column.type):
-        return _Kind.DECIMAL
+    if oid == _NUMERIC:
+        return _Kind.DECIMAL if pa.types.is_decimal128(column.type) else _Kind.NUMERIC
     kind, arrow_type = _NATIVE.get(oid, (None, None))
     return kind if column.type == arrow_type else None
 
@@ -166,7 +171,7 @@ def _examples(kind: pa.DataType, seen: int) -> list[str | None]:
     """A null, and a text of each kind of values that *kind* does not have."""
     texts: list[str | None] = [None]
     if seen & _INFINITE:
-        texts.append("NaN" if pa.types.is_decimal(kind) else "infinity")
+        texts.append("NaN" if pa.types.is_decimal(kind) else "24:00:00" if pa.types.is_time(kind) else "infinity")
     if seen & _FAR:
         texts.append("10000-01-01")
     if seen & _UNFIT:

@@ -19,10 +19,10 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from headwater.sources.errors import SnapshotExpired
-from headwater.sources.postgres.binary import BinaryRows, compiled_decode
+from headwater.sources.postgres.binary import TEXT, BinaryRows, compiled_decode
 from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.catalog_table import CatalogTable
-from headwater.sources.postgres.catalog_types import TypeKind
+from headwater.sources.postgres.catalog_types import CatalogType, TypeKind
 from headwater.sources.postgres.connection import Dsn, server_errors
 from headwater.sources.postgres.key_columns import condition, read_key
 from headwater.sources.postgres.names import TableName
@@ -87,7 +87,7 @@ class PartSession(SnapshotSession):
             self._require_same_files(table, self._catalog)
 
     def _lock(self, table: SourceTable, catalog: CatalogTable, columns: Sequence[SourceColumn]) -> list[int]:
-        """By a read of no rows, whose description tells which columns the names mean now; the types that they have."""
+        """By a read of no rows, whose description tells which columns the names mean now; the types that are sent."""
         statement = sql.SQL("SELECT {} FROM {} LIMIT 0").format(
             sql.SQL(", ").join(sql.Identifier(column.name) for column in columns), sql.SQL(catalog.from_sql)
         )
@@ -106,7 +106,7 @@ class PartSession(SnapshotSession):
                 was.typmod,
             ):
                 raise _changed(table, f"has another type of column {column.name!r}")
-        return [result.ftype(place) for place in range(len(columns))]
+        return [_sent_as(shown[column.field_id].type, result.ftype(place)) for place, column in enumerate(columns)]
 
     def _require_same_files(self, table: SourceTable, catalog: CatalogTable) -> None:
         facts = {"oid": catalog.oid, "partitioned": catalog.is_partitioned, "name": catalog.name.sql}
@@ -116,6 +116,13 @@ class PartSession(SnapshotSession):
 
 
 _ALL: Final = KeyRange()
+
+
+def _sent_as(shown: CatalogType, oid: int) -> int:
+    """The type *oid* as its values are sent: of an enum, the labels."""
+    while shown.base is not None:
+        shown = shown.base
+    return TEXT if shown.kind is TypeKind.ENUM and shown.oid == oid else oid
 
 
 def _format(table: SourceTable, columns: Sequence[SourceColumn], oids: Sequence[int]) -> RowFormat:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import random
 import struct
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ COLUMNS: dict[str, tuple[int, pa.DataType]] = {
     "bytes": (17, pa.binary()),
     "day": (1082, pa.date32()),
     "at": (1184, pa.timestamp("us", tz="UTC")),
+    "time": (1083, pa.time64("us")),
     "price": (1700, pa.decimal128(38, 10)),
+    "number": (1700, pa.string()),
     "list": (1007, pa.list_(pa.int32())),
 }
 
@@ -73,7 +76,8 @@ ID = struct.pack("!q", 1)
 FULL = row(
     ID, b"\1", struct.pack("!h", -2), struct.pack("!i", -3), struct.pack("!I", 2**32 - 1), struct.pack("!f", 0.5),
     struct.pack("!d", -0.25), "größe".encode(), b'\1{"a": 1}', bytes(range(16)), b"\0\xff", struct.pack("!i", 0),
-    struct.pack("!q", -1), numeric([12, 3400], 0, 0x4000, 2), b"{1,NULL}",
+    struct.pack("!q", -1), struct.pack("!q", 1), numeric([12, 3400], 0, 0x4000, 2), numeric([12, 3400], 0, 0x4000, 3),
+    b"{1,NULL}",
 )  # fmt: skip
 EMPTY = row(ID, *[None] * (len(COLUMNS) - 1))
 
@@ -85,7 +89,8 @@ def test_values_of_each_kind() -> None:
     assert full | {"at": None, "day": None} == {
         "id": 1, "flag": True, "small": -2, "whole": -3, "oid": 2**32 - 1, "single": 0.5, "double": -0.25,
         "text": "größe", "json": '{"a": 1}', "uuid": "00010203-0405-0607-0809-0a0b0c0d0e0f", "bytes": b"\0\xff",
-        "day": None, "at": None, "price": Decimal("-12.34"), "list": [1, None],
+        "day": None, "at": None, "time": dt.time(microsecond=1), "price": Decimal("-12.34"),
+        "number": "-12.340", "list": [1, None],
     }  # fmt: skip
     assert full["day"].isoformat() == "2000-01-01"
     assert full["at"].isoformat() == "1999-12-31T23:59:59.999999+00:00"
@@ -141,6 +146,42 @@ def test_decimals(groups: list[int], weight: int, digits: int, scale: int, expec
             assert batch.column("v")[0].as_py() == Decimal(expected).copy_sign(factor)
 
 
+@pytest.mark.parametrize(
+    ("groups", "weight", "sign", "scale", "expected"),
+    [
+        ([], 0, 0, 0, "0"),
+        ([], 0, 0, 3, "0.000"),
+        ([1], 0, 0, 0, "1"),
+        ([1, 20], 1, 0x4000, 0, "-10020"),
+        ([12], 2, 0, 0, "1200000000"),
+        ([1, 2, 3456], 1, 0, 4, "10002.3456"),
+        ([1, 2, 3400], 1, 0, 2, "10002.34"),
+        ([5], -1, 0, 4, "0.0005"),
+        ([5000], -3, 0x4000, 9, "-0.000000005"),
+        ([5000], -3, 0, 12, "0.000000005000"),
+        ([1], 0, 0, 9, "1.000000000"),
+        ([1], 3, 0, 1, "1" + "0" * 12 + ".0"),
+        ([], 0, 0xC000, 0, "NaN"),
+        ([], 0, 0xD000, 0x20, "Infinity"),
+        ([], 0, 0xF000, 0x20, "-Infinity"),
+        ([10_000], 0, 0, 0, None),
+        ([1], 0, 0x1000, 0, None),
+        ([1], 0, 0, 0x4000, None),
+    ],
+)
+def test_numbers_of_any_size_are_text(
+    groups: list[int], weight: int, sign: int, scale: int, expected: str | None
+) -> None:
+    data = row(ID, numeric(groups, weight, sign, scale))
+    if expected is None:
+        with pytest.raises(SourceProtocolError, match="a numeric value is none"):
+            one(1700, pa.string()).batches(data)
+    else:
+        (batch,) = one(1700, pa.string()).batches(data * 2)
+        batch.validate(full=True)
+        assert batch.column("v").to_pylist() == [expected] * 2
+
+
 DAY, MOMENT = pa.date32(), pa.timestamp("us")
 FAR_MOMENT = (253402300800 - 946684800) * 10**6
 
@@ -157,6 +198,7 @@ FAR_MOMENT = (253402300800 - 946684800) * 10**6
         (1114, MOMENT, struct.pack("!q", FAR_MOMENT), "outside the years"),
         (1114, MOMENT, struct.pack("!q", 2**63 - 2), "outside the years"),
         (1114, MOMENT, struct.pack("!q", -(2**63) + 1), "outside the years"),
+        (1083, pa.time64("us"), struct.pack("!q", 86_400_000_000), "24:00"),
         (1700, pa.decimal128(5, 2), numeric([], 0, 0xC000), "NaN"),
         (1700, pa.decimal128(5, 2), numeric([], 0, 0xD000), "NaN"),
         (1700, pa.decimal128(5, 2), numeric([], 0, 0xF000), "NaN"),
@@ -203,7 +245,7 @@ BAD: dict[str, Any] = {
 
 @pytest.mark.parametrize("what", BAD)
 def test_what_is_no_copy_is_an_error(what: str) -> None:
-    with pytest.raises(SourceProtocolError, match=r"is no binary copy of its 15 columns: .+\."):
+    with pytest.raises(SourceProtocolError, match=r"is no binary copy of its 17 columns: .+\."):
         rows_of(COLUMNS).batches(BAD[what])
 
 
@@ -229,7 +271,13 @@ def test_a_value_of_another_form_is_an_error(oid: int, kind: pa.DataType, value:
 
 
 @pytest.mark.parametrize(
-    ("oid", "kind", "value"), [(16, pa.bool_(), b"\2"), (1700, pa.decimal128(5, 2), numeric([], 0, 1))]
+    ("oid", "kind", "value"),
+    [
+        (16, pa.bool_(), b"\2"),
+        (1083, pa.time64("us"), struct.pack("!q", -1)),
+        (1083, pa.time64("us"), struct.pack("!q", 86_400_000_001)),
+        (1700, pa.decimal128(5, 2), numeric([], 0, 1)),
+    ],
 )
 def test_a_value_that_the_type_does_not_have_is_an_error(oid: int, kind: pa.DataType, value: bytes) -> None:
     with pytest.raises(UndecodableValue):
