@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Context
 
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.db.postgres.oracle import assert_same, by_key, write
 from tests.db.postgres.pg_types import BASE, Kind, array_of, kinds_of
 from tests.db.postgres.test_snapshot import described
@@ -28,6 +31,7 @@ pytestmark = pytest.mark.skipif(compiled_decode() is None, reason="the compiled 
 ALL = KeyRange()
 _WIDE = Context(prec=80)
 EDGE_COLUMNS = 60
+EXAMPLES = 400 if "HEADWATER_SOAK" in os.environ else 20
 POLICIES = (SpecialValues.ERROR, SpecialValues.NULL, SpecialValues.TEXT)
 
 
@@ -85,6 +89,23 @@ def test_every_type_at_its_edges(typed: tuple[Database, Connection, list[Kind]],
         policies = {f"public.t.{name}": policy for name in columns}
         found = assert_as_csv(database, described(database, "t", special_values=policies))
         assert found.num_rows == len(rows)
+        session.execute("DROP TABLE public.t")
+
+
+@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), deadline=None)
+@given(data=st.data())
+def test_random_values_of_every_type(typed: tuple[Database, Connection, list[Kind]], data: st.DataObject) -> None:
+    database, session, kinds = typed
+    columns = {f"c{place}": kind for place, kind in enumerate(data.draw(st.lists(st.sampled_from(kinds), min_size=8)))}
+    row = st.tuples(*(st.none() | kind.values(special=True) for kind in columns.values()))
+    rows = [[str(place), *values] for place, values in enumerate(data.draw(st.lists(row, min_size=1, max_size=8)))]
+    listed = ", ".join(f"{name} {kind.sql}" for name, kind in columns.items())
+    session.execute(f"CREATE TABLE public.t (id int PRIMARY KEY, {listed})".encode())
+    try:
+        write(session, "public.t", ["id", *columns], rows)
+        policies = {f"public.t.{name}": data.draw(st.sampled_from(POLICIES[1:])) for name in columns}
+        assert assert_as_csv(database, described(database, "t", special_values=policies)).num_rows == len(rows)
+    finally:
         session.execute("DROP TABLE public.t")
 
 
