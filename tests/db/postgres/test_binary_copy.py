@@ -35,6 +35,12 @@ EXAMPLES = 400 if "HEADWATER_SOAK" in os.environ else 20
 POLICIES = (SpecialValues.ERROR, SpecialValues.NULL, SpecialValues.TEXT)
 
 
+@pytest.fixture(autouse=True)
+def binary_at_any_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are read by binary, however many of their columns are sent as text."""
+    monkeypatch.setattr("headwater.sources.postgres.part.MOST_TEXT", 1.0)
+
+
 @pytest.fixture(scope="module", params=VERSIONS, ids=[f"pg{version}" for version in VERSIONS])
 def typed(
     request: pytest.FixtureRequest, postgres_servers: Callable[[int], PostgresServer]
@@ -264,3 +270,15 @@ def test_python_alone_reads_csv(newest_postgres: Database, monkeypatch: pytest.M
     assert form.name == "csv"
     assert b"csv" in statement
     assert list(PostgresSnapshots(newest_postgres.dsn).read(table, SplitKind.HEAP, ALL, None)) == expected
+
+
+def test_csv_is_read_where_it_costs_less(newest_postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    newest_postgres.execute(
+        "CREATE TABLE few (id int PRIMARY KEY, a text, b numeric, c time, d int[])",
+        "CREATE TABLE many (id int PRIMARY KEY, a text, b numeric, d int[])",
+    )
+    for name, expected in (("few", "binary"), ("many", "csv")):
+        table = described(newest_postgres, name)
+        with PartSession(Dsn(newest_postgres.dsn), None) as session:
+            assert session.prepare(table, SplitKind.HEAP, ALL, table.columns)[1].name == expected

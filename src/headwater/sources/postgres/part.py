@@ -19,7 +19,7 @@ from psycopg import errors as pg
 from psycopg import sql
 
 from headwater.sources.errors import SnapshotExpired
-from headwater.sources.postgres.binary import TEXT, BinaryRows, compiled_decode
+from headwater.sources.postgres.binary import MOST_TEXT, TEXT, BinaryRows, compiled_decode
 from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.catalog_types import CatalogType, TypeKind
@@ -126,7 +126,7 @@ def _sent_as(shown: CatalogType, oid: int) -> int:
 
 
 def _format(table: SourceTable, columns: Sequence[SourceColumn], oids: Sequence[int]) -> RowFormat:
-    """Binary where compiled code reads it, else csv.
+    """Binary where compiled code reads it and it costs less, else csv.
 
     :param oids: of the columns that were not dropped.
     """
@@ -134,7 +134,8 @@ def _format(table: SourceTable, columns: Sequence[SourceColumn], oids: Sequence[
     if decode is None:
         return CsvRows(table, columns)
     present = iter(oids)
-    return BinaryRows(decode, table, columns, [None if column.dropped else next(present) for column in columns])
+    binary = BinaryRows(decode, table, columns, [None if column.dropped else next(present) for column in columns])
+    return binary if binary.text_share <= MOST_TEXT else CsvRows(table, columns)
 
 
 def _changed(table: SourceTable, what: str) -> SnapshotExpired:
