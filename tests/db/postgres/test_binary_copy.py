@@ -275,8 +275,8 @@ def test_python_alone_reads_csv(newest_postgres: Database, monkeypatch: pytest.M
 def test_csv_is_read_where_it_costs_less(newest_postgres: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     newest_postgres.execute(
-        "CREATE TABLE few (id int PRIMARY KEY, a text, b numeric, c time, d int[])",
-        "CREATE TABLE many (id int PRIMARY KEY, a text, b numeric, d int[])",
+        "CREATE TABLE few (id int PRIMARY KEY, a text, b numeric, c time, d int[], e date, f uuid)",
+        "CREATE TABLE many (id int PRIMARY KEY, a text, b numeric, c time, d int[])",
     )
     for name, expected in (("few", "binary"), ("many", "csv")):
         table = described(newest_postgres, name)

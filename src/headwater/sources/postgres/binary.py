@@ -7,7 +7,7 @@ that raises is raised.
 
 The text is made by ``format('%s', …)``, which asks the type's own output, as csv does. A cast to text may be a function
 that writes something else: ``boolean``, ``inet``, ``char(n)`` and ``xml`` have such ones. It costs the server more than
-csv does, about what four other columns save.
+csv does, about what five other columns save.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class _Kind(IntEnum):
     DECIMAL = 14
 
 
-MOST_TEXT: Final = 0.2
+MOST_TEXT: Final = 0.15
 """Where a greater share of the columns is sent as text, csv costs less."""
 TEXT: Final = 25
 _NUMERIC: Final = 1700
