@@ -40,7 +40,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     spec.loader.exec_module(loaded)
     for source in loaded.SOURCES:
         place = tmp_path / source
-        place.parent.mkdir(parents=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes((ROOT / source).read_bytes())
     return loaded.ExtensionBuildHook(tmp_path)
 
@@ -56,11 +56,14 @@ def test_a_compiler_makes_a_decoder_for_this_platform(hook: Any) -> None:
         pytest.skip("there is no C compiler")
     build: dict[str, Any] = {"force_include": {}}
     hook.initialize("standard", build)
-    library, gather = libraries(hook)
-    assert (library.name, gather.name) == ("_decoder" + SUFFIX, "_gather" + SUFFIX)
+    binary, library, gather = libraries(hook)
+    assert [made.name for made in (binary, library, gather)] == [
+        name + SUFFIX for name in ("_binary", "_decoder", "_gather")
+    ]
     assert build["infer_tag"] is True
     assert build["pure_python"] is False
     assert build["force_include"] == {
+        str(binary): f"headwater/sources/postgres/_binary{SUFFIX}",
         str(library): f"headwater/sources/postgres/_decoder{SUFFIX}",
         str(gather): f"headwater/stream/_gather{SUFFIX}",
     }
@@ -87,7 +90,7 @@ def test_without_a_compiler_the_build_goes_on_and_says_so_in_one_line(
     hook.initialize("editable", build)
     assert build == {"force_include": {}}
     assert libraries(hook) == []
-    assert len(hook.said) == 2
+    assert len(hook.said) == 3
     for said in hook.said:
         assert "not compiled" in said
         assert "\n" not in said
