@@ -114,6 +114,21 @@ def test_m18_all_rows_have_one_first_value(postgres: Database) -> None:
     assert counts(postgres, "t", planned(postgres, "t", 100)) == [0, *[100] * 10, 0]
 
 
+@pytest.mark.parametrize("exact_rows", [0, 500_000])
+@pytest.mark.parametrize("name", ["n", "more", "bucket", "before", "key1", "s"])
+def test_key_columns_may_have_the_names_that_a_plan_uses(
+    newest_postgres: Database, name: str, exact_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "EXACT_ROWS", exact_rows)
+    newest_postgres.execute(
+        f"CREATE TABLE t ({name} int, key0 int, PRIMARY KEY ({name}, key0))",
+        "INSERT INTO t SELECT i / 10, -i FROM generate_series(1, 1000) i",
+    )
+    found = counts(newest_postgres, "t", planned(newest_postgres, "t", 100))
+    assert len(found) == 12
+    assert sum(found) == 1000
+
+
 @pytest.mark.parametrize("kind", list(SplitKind))
 def test_an_empty_table_has_nothing_to_read(postgres: Database, kind: SplitKind) -> None:
     postgres.execute("CREATE TABLE t (id int PRIMARY KEY)")

@@ -208,14 +208,18 @@ def _every(
     session: Connection, catalog: CatalogTable, key: Sequence[KeyColumn], split_rows: int
 ) -> tuple[list[tuple[str, ...]], int]:
     """Every *split_rows*-th key from the first on, and how many rows there are."""
-    names = key_list(key)
     found = _texts(
         session,
         sql.SQL(
-            "SELECT {names}, n FROM (SELECT {names}, pg_catalog.row_number() OVER w AS n, pg_catalog.lead(1) OVER w"
-            " AS more FROM {table} WINDOW w AS (ORDER BY {names})) s WHERE (n - 1) % {step} = 0 OR more IS NULL"
-            " ORDER BY n"
-        ).format(names=names, table=sql.SQL(catalog.from_sql), step=sql.Literal(split_rows)),
+            "SELECT {keys}, n FROM (SELECT {names}, pg_catalog.row_number() OVER w, pg_catalog.lead(1) OVER w"
+            " FROM {table} WINDOW w AS (ORDER BY {names})) s ({keys}, n, more)"
+            " WHERE (n - 1) % {step} = 0 OR more IS NULL ORDER BY n"
+        ).format(
+            keys=_aliases(key),
+            names=key_list(key),
+            table=sql.SQL(catalog.from_sql),
+            step=sql.Literal(split_rows),
+        ),
         len(key) + 1,
     )
     if not found:
@@ -231,16 +235,16 @@ def _sampled(
     blocks = min(max(BLOCKS_PER_SPLIT * count, FEWEST_BLOCKS), MOST_BLOCKS, heap.blocks)
     sampled = blocks * heap.rows / heap.blocks
     kept = min(1.0, max(ROWS_PER_SPLIT * count, FEWEST_BLOCKS) / sampled, MOST_SAMPLED / sampled)
-    names = key_list(key)
     return _texts(
         session,
         sql.SQL(
-            "SELECT {names} FROM (SELECT {names}, bucket, pg_catalog.lag(bucket) OVER (ORDER BY {names}) AS before"
-            " FROM (SELECT {names}, pg_catalog.ntile({count}) OVER (ORDER BY {names}) AS bucket"
-            " FROM {table} TABLESAMPLE SYSTEM ({percent}) WHERE pg_catalog.random() < {kept}) s) b"
-            " WHERE bucket <> before ORDER BY {names}"
+            "SELECT {keys} FROM (SELECT {keys}, bucket, pg_catalog.lag(bucket) OVER (ORDER BY {keys}) AS before"
+            " FROM (SELECT {names}, pg_catalog.ntile({count}) OVER (ORDER BY {names})"
+            " FROM {table} TABLESAMPLE SYSTEM ({percent}) WHERE pg_catalog.random() < {kept}) s ({keys}, bucket)) b"
+            " WHERE bucket <> before ORDER BY {keys}"
         ).format(
-            names=names,
+            keys=_aliases(key),
+            names=key_list(key),
             table=sql.SQL(catalog.from_sql),
             count=sql.Literal(count),
             percent=sql.Literal(min(100.0, 100.0 * blocks / heap.blocks)),
@@ -258,6 +262,11 @@ def _end(session: Connection, catalog: CatalogTable, key: Sequence[KeyColumn], o
         len(key),
     )
     return found[0] if found else None
+
+
+def _aliases(key: Sequence[KeyColumn]) -> sql.Composed:
+    """Names of ours for key columns: theirs may be those that a statement gives to what it counts."""
+    return sql.SQL(", ").join(sql.Identifier(f"key{place}") for place in range(len(key)))
 
 
 def _where(given: sql.Composable | None) -> sql.Composable:
