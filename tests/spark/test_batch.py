@@ -99,6 +99,23 @@ def test_filters_on_the_key_run_in_the_database(newest_postgres: Database, tmp_p
         assert found == [n for n in range(low, high + 1) for _ in range(3)], filters
 
 
+def test_filters_on_a_table_whose_rows_no_key_orders_are_left_to_spark(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute(
+        "CREATE TABLE t (a int, b text)",
+        "ALTER TABLE t REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT nullif(n, 7), 'row' FROM generate_series(1, 20) n",
+    )
+    source = source_of(newest_postgres, tmp_path, "t", pushdown="true", columns="*")
+    schema = source.schema()
+    reader: Any = source.reader(schema)
+    filters = [GreaterThan(("a",), 10)]
+    assert list(reader.pushFilters(filters)) == filters
+    found = [row["a"] for row in read_all(reader, schema, reader.partitions())]
+    assert sorted(value or 0 for value in found) == [0, *range(1, 7), *range(8, 21)]
+
+
 def test_a_table_that_is_not_there_is_named(newest_postgres: Database, tmp_path: Path) -> None:
     with pytest.raises(SourceNotFound, match="nothing"):
         batch(newest_postgres, tmp_path, table="nothing")

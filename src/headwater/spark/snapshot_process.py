@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ import pyarrow as pa
 
 from headwater.errors import HeadwaterError
 from headwater.process import start_ticks
+from headwater.sources.errors import UnsupportedTable
 from headwater.sources.snapshots import ExportedSnapshot, open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
@@ -57,7 +59,7 @@ class KeptSnapshot:
 def keep_snapshot(options: SourceOptions, table: SourceTable, bounds: Bounds | None = None) -> KeptSnapshot:
     """Export a snapshot of now, have it kept, and plan the splits of *table* in it.
 
-    :param bounds: of the first key column: splits are made by key, and only within them.
+    :param bounds: of the first key column: splits are made by key, and only within them, where keys order the rows.
     :raises SparkError: it could not be had; the message is the source's.
     """
     folder = tempfile.mkdtemp(prefix="headwater-read-")
@@ -133,10 +135,14 @@ def main() -> None:
 def _parts(
     snapshot: ExportedSnapshot, table: SourceTable, split_rows: int, bounds: Bounds | None
 ) -> tuple[tuple[KeyRange, ...], SplitKind]:
-    is_bounded = bounds is not None and bounds != Bounds()
-    plan = snapshot.plan(table, split_rows=split_rows, kind=SplitKind.KEY if is_bounded else None)
+    plan = None
+    if bounds is not None and bounds != Bounds():
+        with suppress(UnsupportedTable):  # keys do not order its rows: all are read, and Spark filters them
+            plan = snapshot.plan(table, split_rows=split_rows, kind=SplitKind.KEY)
+    if plan is None:
+        bounds, plan = None, snapshot.plan(table, split_rows=split_rows)
     ranges = [split.range for split in sorted(plan.splits, key=lambda split: -split.rows) if not split.empty]
-    if bounds is not None and is_bounded:
+    if bounds is not None:
         ranges = [part for part in (narrowed(part, bounds) for part in ranges) if part is not None]
     return tuple(ranges), plan.kind
 
