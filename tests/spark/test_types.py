@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -134,3 +135,20 @@ def test_batches_are_joined_and_cut_to_the_size_that_spark_likes() -> None:
     assert [n for one in made for n in one.column(0).to_pylist()] == list(range(sum(sizes)))
     assert all(one.num_rows <= ROWS_AT_MOST for one in made)
     assert all(one.num_rows >= ROWS_AT_LEAST for one in made[:-1])
+
+
+def test_no_more_large_rows_are_held_than_memory_has_room_for() -> None:
+    taken = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal taken
+        for _ in range(64):
+            taken += 1
+            yield pa.record_batch({"v": pa.array(["x" * (1 << 20)])})
+
+    rows = 0
+    for made in rebatched(batches()):
+        rows += made.num_rows
+        assert taken - rows < 16
+        assert made.nbytes < 16 << 20
+    assert rows == 64

@@ -42,6 +42,8 @@ MOST_DIGITS: Final = 38
 ROWS_AT_LEAST: Final = 8192
 ROWS_AT_MOST: Final = 32768
 """Of a batch for Spark: smaller ones cost, larger ones bring nothing."""
+BYTES_AT_LEAST: Final = 8 << 20
+"""A batch of so many bytes has rows enough: rows of megabytes would fill the memory before they are many."""
 
 _SCALARS: Final[dict[pa.DataType, st.DataType]] = {
     pa.bool_(): st.BooleanType(),
@@ -171,15 +173,16 @@ def converted(column: pa.Array, wanted: pa.DataType) -> pa.Array:
 def rebatched(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """The same rows in batches that Spark likes: small ones are joined, large ones cut. Empty ones are left out."""
     waiting: list[pa.RecordBatch] = []
-    rows = 0
+    rows = size = 0
     for batch in batches:
         if not batch.num_rows:
             continue
         waiting.append(batch)
         rows += batch.num_rows
-        if rows >= ROWS_AT_LEAST:
+        size += batch.nbytes
+        if rows >= ROWS_AT_LEAST or size >= BYTES_AT_LEAST:
             yield from _cut(waiting)
-            waiting, rows = [], 0
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield from _cut(waiting)
 
