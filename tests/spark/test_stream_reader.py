@@ -20,7 +20,7 @@ from tests.spark.collecting import mirrored
 from tests.spark.driven import DrivenStream, source_of, wait_for_changes
 
 from headwater.spark.capture_process import is_written
-from headwater.spark.errors import NoCapture, StreamRuns, TableChanged, UnsupportedSchema
+from headwater.spark.errors import HistoryWaits, NoCapture, StreamRuns, TableChanged, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
 
 Start = Callable[..., DrivenStream]
@@ -235,6 +235,20 @@ def test_a_new_column_can_be_ignored(start: Start, newest_postgres: Database) ->
     newest_postgres.execute("ALTER TABLE t ADD COLUMN w int", "INSERT INTO t VALUES (3, 'three', 33)")
     assert stream.until(1)[0]["v"] == "three"
     assert named.until(1)[0]["v"] == "three"
+
+
+def test_available_now_says_what_history_waits_for_instead_of_waiting_for_ever(
+    start: Start, newest_postgres: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headwater.spark.stream_reader._HISTORY_SECONDS", 1.5)
+    make_table(newest_postgres, rows=3)
+    assert len(start().available_now()) == 3
+    newest_postgres.execute("ALTER TABLE t ADD COLUMN w int")
+    waiting = start(query="waiting", columns="id,v")
+    with pytest.raises(HistoryWaits, match=r"public\.t has not gone on .* its columns have changed.*any update"):
+        waiting.available_now()
+    newest_postgres.execute("UPDATE t SET v = 'written' WHERE id = 2")
+    assert sorted(row["id"] for row in waiting.available_now()) == [1, 2, 3]
 
 
 def test_a_truncate_stops_the_stream_or_is_ignored(start: Start, newest_postgres: Database) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.errors import ConflictError, HeadwaterError, InputError, NotFoundError
+from headwater.errors import ConflictError, HeadwaterError, InputError, NotFoundError, TransientError
 
 
 class SparkError(HeadwaterError):
@@ -31,3 +31,7 @@ class TableChanged(SparkError, ConflictError):
 
 class StreamRuns(SparkError, ConflictError):
     """Another stream of the same name runs."""
+
+
+class HistoryWaits(SparkError, TransientError):
+    """The history of a table has not gone on for long, and a query that is to end with all of it cannot."""

@@ -23,7 +23,7 @@ from headwater.backfill.reader import read_changes, read_history
 from headwater.backfill.units import LogUnit, Unit
 from headwater.spark.capture_process import CaptureKeeper
 from headwater.spark.columns import Columns
-from headwater.spark.errors import StreamRuns, TableChanged
+from headwater.spark.errors import HistoryWaits, StreamRuns, TableChanged
 from headwater.spark.options import STOP, SourceOptions
 from headwater.spark.rows import Rows
 from headwater.spark.session import hot
@@ -31,6 +31,7 @@ from headwater.spark.types import rebatched
 from headwater.state.errors import StoreOwned
 
 _REACH_SECONDS: Final = 60.0
+_HISTORY_SECONDS: Final = 60.0
 _POLL_SECONDS: Final = 1.0
 _OWNED_SECONDS: Final = 10.0
 _OWNED_LOOK_SECONDS: Final = 0.2
@@ -117,10 +118,14 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._upto = self._open.planner.reach_source(_REACH_SECONDS).epoch
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
-        """Waits a moment for something to do: asking is not free."""
+        """Waits a moment for something to do: asking is not free. With *available now*, for history to go on.
+
+        :raises HistoryWaits: it did not for a minute.
+        """
         hot()
         opened, begin = self._open, QueryOffset.from_json(start)
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        give_up = time.monotonic() + _HISTORY_SECONDS
         while True:
             opened.capture.watch()
             patience = _POLL_SECONDS if self._upto is None or opened.planner.has_history else 0.0
@@ -128,6 +133,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             planner = opened.planner
             if end != begin or self._upto is None or not planner.has_history or planner.is_waiting():
                 return end.to_json()
+            if time.monotonic() >= give_up:
+                raise _history_waits(opened)
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return self._open.planner.newest().to_json()
@@ -168,6 +175,16 @@ def _rows_of(partition: UnitPartition, rows: Rows, preimages: bool) -> Iterator[
         needed = tuple(rows.needed) or unit.table.key_columns
         for batch in read_history(query, replace(unit, columns=needed)):
             yield rows.of_history(batch, unit.position, unit.commit_time_us)
+
+
+def _history_waits(opened: _Opened) -> HistoryWaits:
+    told, name = opened.planner.status(), opened.query.tables[0]
+    why = told["tables"][name]["waiting"] or told["problem"] or "nobody knows why"
+    return HistoryWaits(
+        f"The history of table {name} has not gone on for {_HISTORY_SECONDS:g} s: {why.rstrip('.')}.",
+        next_step="Start the query again when that is over; after an ALTER TABLE, any update of a row of the table"
+        " brings it to the capture.",
+    )
 
 
 def truncated(unit: LogUnit) -> TableChanged:
