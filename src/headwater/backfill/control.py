@@ -27,6 +27,7 @@ from headwater.backfill.plans import FOLDER, QueryState
 from headwater.backfill.query import QueryOptions
 from headwater.capture.requests import Answers, Request, Requests, put_request, wait_for_answer
 from headwater.errors import HeadwaterError
+from headwater.sources.snapshots import SnapshotSource
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceTable
 from headwater.state.beside import open_beside_reader
@@ -60,7 +61,8 @@ class QueryStatus:
 class QueryRequests:
     """The requests to one query, as its planner sees them."""
 
-    def __init__(self, options: QueryOptions, state: QueryState) -> None:
+    def __init__(self, options: QueryOptions, state: QueryState, source: SnapshotSource) -> None:
+        self._source = source
         self._requests = Requests(options.store, _REQUESTS, options.query)
         self._state = state
         with state.store.snapshot() as view:
@@ -72,7 +74,7 @@ class QueryRequests:
     def mutation(self, request: Request, tables: Mapping[str, _Table]) -> tuple[Mutation | None, dict[str, Renewal]]:
         """What *request* means: a mutation of the next barrier, and the tables that are read once more.
 
-        :raises InvalidQuery: no such table or request.
+        :raises InvalidQuery: no such table or request. :raises SourceError: the source does not know such a range.
         """
         name = request.detail.get("table")
         if name is not None and name not in tables:
@@ -88,7 +90,7 @@ class QueryRequests:
             return Throttle(request.detail["rows_per_second"], name or ALL_TARGETS), {}
         if request.kind == RESNAPSHOT:
             wanted = list(tables) if name is None else [name]
-            return None, {each: _renewal(request, tables[each].table) for each in wanted}
+            return None, {each: _renewal(request, tables[each].table, self._source) for each in wanted}
         raise InvalidQuery(f"A query cannot do {request.kind!r}.")
 
     def answer(self, request: Request, problem: HeadwaterError | None) -> None:
@@ -99,21 +101,19 @@ class QueryRequests:
         self._requests.close()
 
 
-def _renewal(request: Request, table: SourceTable) -> Renewal:
+def _renewal(request: Request, table: SourceTable, source: SnapshotSource) -> Renewal:
     columns = request.detail.get("columns")
     names = table.schema.names
     for column in columns or ():
         if column not in names:
-            raise InvalidQuery(f"Table {table.full_name} has no column {column!r}; it has {', '.join(names)}.")
+            raise InvalidQuery(
+                f"Table {table.full_name} has no column {column!r}.", next_step=f"It has {', '.join(names)}."
+            )
     cuts = []
     for side, after in (("start", False), ("end", True)):
         values = request.detail.get(side)
-        if values is not None and not 1 <= len(values) <= len(table.key_columns):
-            raise InvalidQuery(
-                f"The key of {table.full_name} has {len(table.key_columns)} columns; received {len(values)} values."
-            )
-        cuts.append(None if values is None else Cut(tuple(map(str, values)), after))
-    part = None if cuts == [None, None] else KeyRange(*cuts)
+        cuts.append(Cut(tuple(map(str, values)), after) if values else None)
+    part = None if cuts == [None, None] else source.key_range(table, KeyRange(*cuts))
     return Renewal(request.id, part, tuple(columns) if columns else None)
 
 

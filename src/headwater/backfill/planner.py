@@ -48,17 +48,27 @@ _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
 CommittedOf = Callable[[SourceTable, str], Committed]
+Recover = Callable[[int, Sequence[SourceTable]], None]
 
 
 class QueryPlanner:
     """Plans the batches of one query.
 
     :param committed: what the sink has of a table, where the sink can tell: then a lost snapshot costs nothing.
+    :param recover: called before anything is planned, with the generation of this planner and the tables: what
+        earlier ones left pending at the sink is settled.
     :param takeover: another process that plans this query is fenced.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
     """
 
-    def __init__(self, options: QueryOptions, *, committed: CommittedOf | None = None, takeover: bool = False) -> None:
+    def __init__(
+        self,
+        options: QueryOptions,
+        *,
+        committed: CommittedOf | None = None,
+        recover: Recover | None = None,
+        takeover: bool = False,
+    ) -> None:
         self._options = options
         self._committed = committed
         self._source = open_snapshots(options.source)
@@ -79,7 +89,7 @@ class QueryPlanner:
             self._state = QueryState(
                 stack.enter_context(open_beside_writer(options.store, FOLDER, options.query, takeover=takeover))
             )
-            self._requests = QueryRequests(options, self._state)
+            self._requests = QueryRequests(options, self._state, self._source)
             stack.callback(self._requests.close)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables)
@@ -91,6 +101,11 @@ class QueryPlanner:
                     )
                     for name in options.tables
                 }
+            owner = self._state.store.owner()
+            assert owner is not None
+            self.generation = owner.generation
+            if recover is not None:
+                recover(self.generation, [table.table for table in self._tables.values()])
             self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
             for table in self._tables.values():
                 table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))

@@ -70,6 +70,10 @@ class SourceNotFound(SourceError, NotFoundError):
     """The source has no database, table, publication or slot of this name."""
 
 
+class InvalidRange(SourceError, InputError):
+    """A range of keys that a person named and that the table cannot have."""
+
+
 class UnsupportedTable(SourceError, InputError):
     """A table that cannot be captured as it is.
 

@@ -110,6 +110,13 @@ class SnapshotSource(Protocol):
         """The order of its keys. :raises UnsupportedTable: it can neither be computed here nor asked for."""
         ...
 
+    def key_range(self, table: SourceTable, part: KeyRange) -> KeyRange:
+        """*part* as a person named it, its values as the source prints them.
+
+        :raises InvalidRange: a value is none of its column's type, or the range ends before it begins.
+        """
+        ...
+
     def read(
         self,
         table: SourceTable,

@@ -60,6 +60,46 @@ def test_a_range_is_read_once_more(newest_postgres: Database, tmp_path: Path) ->
         query.close()
 
 
+def test_a_range_that_no_key_can_be_in_is_refused_before_it_is_planned(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    """A query that had it in its state would fail at every start."""
+    refusals: list[tuple[dict[str, object], str]] = [
+        ({"start": ["abc"]}, "'id' of public.orders is of type bigint"),
+        ({"end": ["99999999999999999999"]}, "'id' of public.orders is of type bigint"),
+        ({"start": ["300"], "end": ["200"]}, "ends before it begins"),
+        ({"start": ["1", "2"]}, "has 1 columns; received 2 values"),
+    ]
+    _create(newest_postgres)
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE)
+        for part, told in refusals:
+            with pytest.raises(HeadwaterError, match=told) as refused:
+                _asked(query, kind=RESNAPSHOT, **part)
+            assert refused.value.next_step
+            assert "abc" not in str(refused.value)
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_the_keys_of_a_range_are_taken_as_the_server_prints_them(newest_postgres: Database, tmp_path: Path) -> None:
+    newest_postgres.execute(
+        "CREATE TABLE orders (code uuid, day date, line int, PRIMARY KEY (code, day, line))",
+        "INSERT INTO orders SELECT lpad(to_hex(n), 32, '0')::uuid, '2024-02-01', n FROM generate_series(1, 30) n",
+    )
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, split_rows=10)
+        query.finish()
+        del query.sink.mirror[TABLE][next(key for key in query.sink.mirror[TABLE] if key[2] == 0x1B)]
+        ends = ("0000000000000000000000000000001B", "0000000000000000000000000000001C")
+        _asked(query, start=[ends[0], "1 Feb 2024", "+27"], end=[ends[1]])
+        query.finish()
+        query.assert_equal()
+        assert {key[2] for key, count in query.sink.history[TABLE].items() if count == 2} == {0x1B, 0x1C}
+        query.close()
+
+
 def test_a_column_that_is_not_there_is_refused(newest_postgres: Database, tmp_path: Path) -> None:
     _create(newest_postgres)
     with running(newest_postgres, tmp_path, TABLE) as capture:

@@ -355,6 +355,9 @@ class FakeDatabase:
     def order(self, table: SourceTable) -> FakeOrder:
         return FakeOrder()
 
+    def key_range(self, table: SourceTable, part: KeyRange) -> KeyRange:
+        return part
+
     def read(
         self,
         table: SourceTable,

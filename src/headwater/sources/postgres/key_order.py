@@ -96,7 +96,7 @@ class PostgresKeyOrder:
         self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         distinct = pc.unique(pa.concat_arrays([keys, cuts]))
-        ranks = pa.array(_with_session(self._dsn, lambda session: _rank(session, column, distinct)))
+        ranks = pa.array(with_session(self._dsn, lambda session: _rank(session, column, distinct)))
         of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
         return of_keys, of_cuts
 
@@ -110,7 +110,7 @@ def read_order(dsn: Dsn, table: SourceTable) -> PostgresKeyOrder:
     if not any(pa.types.is_string(column.type) and column.source_type != "uuid" for column in columns):
         return PostgresKeyOrder(dsn, table, [None] * len(columns))
     name = TableName(table.namespace, table.name)
-    key = _with_session(dsn, lambda session: read_key(session, read_table(session, name), table.key_columns))
+    key = with_session(dsn, lambda session: read_key(session, read_table(session, name), table.key_columns))
     return PostgresKeyOrder(
         dsn,
         table,
@@ -184,7 +184,7 @@ _sessions: dict[tuple[int, str], Connection] = {}
 _sessions_lock = threading.Lock()
 
 
-def _with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
+def with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
     """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
     kept = (os.getpid(), dsn.conninfo())
     with _sessions_lock:

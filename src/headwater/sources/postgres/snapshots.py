@@ -20,7 +20,8 @@ from headwater.log_store.checksum import checksum
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.export import PostgresSnapshot
-from headwater.sources.postgres.key_order import PostgresKeyOrder, read_order
+from headwater.sources.postgres.key_order import PostgresKeyOrder, read_order, with_session
+from headwater.sources.postgres.key_range import printed_range
 from headwater.sources.postgres.part import PartSession
 from headwater.sources.postgres.snapshot import BATCH_BYTES, RowFormat, parsed
 from headwater.sources.splits import KeyRange, SplitKind
@@ -51,6 +52,10 @@ class PostgresSnapshots:
     def order(self, table: SourceTable) -> PostgresKeyOrder:
         """The order of its keys. :raises UnsupportedTable: they have none."""
         return read_order(self._dsn, table)
+
+    def key_range(self, table: SourceTable, part: KeyRange) -> KeyRange:
+        """*part* as a person named it, its values as the source prints them. :raises InvalidRange: it has no such."""
+        return with_session(self._dsn, lambda session: printed_range(session, table, part))
 
     def read(
         self,
