@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan
+from pyspark.sql.types import StructType
 from tests.servers.postgres import Database
 from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
 from headwater.log_store.errors import InvalidOffset
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
 from headwater.spark import snapshot_process
+from headwater.spark.columns import Columns
 from headwater.spark.errors import InvalidOption, NoCapture, TableChanged
+from headwater.spark.options import SourceOptions
+from headwater.spark.tables import find_table
 
 
 def batch(database: Database, folder: Path, **options: str) -> tuple[Any, Any, Any]:
@@ -114,6 +118,46 @@ def test_filters_on_a_table_whose_rows_no_key_orders_are_left_to_spark(
     assert list(reader.pushFilters(filters)) == filters
     found = [row["a"] for row in read_all(reader, schema, reader.partitions())]
     assert sorted(value or 0 for value in found) == [0, *range(1, 7), *range(8, 21)]
+
+
+def test_columns_of_another_table_go_by_their_names(newest_postgres: Database, tmp_path: Path) -> None:
+    newest_postgres.execute(
+        "CREATE TABLE one (id int PRIMARY KEY, a text, b text)",
+        "CREATE TABLE two (id int PRIMARY KEY, b text, a text)",
+        "INSERT INTO two (id, a, b) VALUES (1, 'this is a', 'this is b')",
+    )
+    schema = source_of(newest_postgres, tmp_path, "one").schema()
+    for options in ({}, {"onSchemaChange": "ignore"}):
+        reader: Any = source_of(newest_postgres, tmp_path, "two", **options).reader(schema)
+        rows = read_all(reader, schema, reader.partitions())
+        assert [(row["id"], row["a"], row["b"]) for row in rows] == [(1, "this is a", "this is b")]
+
+
+def test_columns_of_a_table_that_was_made_anew_go_by_their_names(newest_postgres: Database, tmp_path: Path) -> None:
+    newest_postgres.execute("CREATE TABLE t (id int PRIMARY KEY, a text, b text)")
+    source = source_of(newest_postgres, tmp_path, "t", onSchemaChange="ignore")
+    schema = source.schema()
+    columns = Columns.of(schema, find_table(SourceOptions.parse(source.options)), None)
+    newest_postgres.execute(
+        "DROP TABLE t",
+        "CREATE TABLE t (b text, a text, id int PRIMARY KEY)",
+        "INSERT INTO t VALUES ('this is b', 'this is a', 1)",
+    )
+    now = find_table(SourceOptions.parse(source.options))
+    assert columns.places(now, stops=False)[:3] == ("id", "a", "b")
+    reader: Any = source.reader(schema)
+    rows = read_all(reader, schema, reader.partitions())
+    assert [(row["id"], row["a"], row["b"]) for row in rows] == [(1, "this is a", "this is b")]
+
+
+def test_some_columns_of_a_schema_that_was_found_can_be_declared(newest_postgres: Database, tmp_path: Path) -> None:
+    make_table(newest_postgres, 3)
+    source = source_of(newest_postgres, tmp_path, "t")
+    for names in (["v"], ["_change_type"], ["_commit_version", "id"]):
+        schema = StructType([source.schema()[name] for name in names])
+        reader: Any = source.reader(schema)
+        rows = read_all(reader, schema, reader.partitions())
+        assert [list(row) for row in rows] == [names] * 3
 
 
 def test_a_table_that_is_not_there_is_named(newest_postgres: Database, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """The columns of a DataFrame: which they are, whether they can be had, and where a task finds each.
 
 A column that was discovered carries the field id of the source in its metadata, so it is found again under another
-name, and what came later is told from what was left out on purpose.
+name, and what came later is told from what was left out on purpose. The ids of one table mean nothing in another, nor
+in one that was made anew under its name: there columns go by their names.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ ON_DEMAND: Final[Mapping[str, st.DataType]] = {POSITION_COLUMN: st.BinaryType()}
 
 _OURS: Final = {**ADDED, **ON_DEMAND}
 _FIELD_ID: Final = "headwater.field_id"
+_TABLE: Final = "headwater.table"
+_SOURCE_ID: Final = "headwater.source_id"
 
 
 def discovered(table: SourceTable, wanted: tuple[str, ...] | None) -> st.StructType:
@@ -56,7 +59,9 @@ def _field(table: SourceTable, name: str) -> st.StructField:
     _require(table, name)
     column = table.column(name)
     try:
-        return st.StructField(name, spark_type(column.type), metadata={_FIELD_ID: column.field_id})
+        kind = spark_type(column.type)
+        told = {_FIELD_ID: column.field_id, _TABLE: table.full_name, _SOURCE_ID: table.source_id or 0}
+        return st.StructField(name, kind, metadata=told)
     except UnsupportedSchema as error:
         message = f"Column {name!r} ({column.source_type}): {error.message}"
         raise UnsupportedSchema(message, next_step=error.next_step) from None
@@ -75,11 +80,13 @@ class Columns:
     """The columns of one DataFrame.
 
     :ivar ids: of each column, the field id; ``None`` for those that we add.
+    :ivar source_id: of the table whose ids they are.
     :ivar follows: all columns of the table were taken as they were found: others that come matter.
     """
 
     schema: st.StructType
     ids: tuple[int | None, ...]
+    source_id: int | None
     follows: bool
 
     @classmethod
@@ -88,9 +95,11 @@ class Columns:
 
         :raises UnsupportedSchema: it names a column that *table* has not, or a type that does not have all its values.
         """
-        is_discovered = all(_FIELD_ID in field.metadata for field in schema if field.name not in _OURS)
+        own = [field for field in schema if field.name not in _OURS]
+        is_discovered = bool(own) and all(field.metadata.get(_TABLE) == table.full_name for field in own)
+        is_whole = ADDED.keys() <= set(schema.names) if wanted is None else ALL_COLUMNS in wanted
         ids = tuple(_checked(field, table) for field in schema)
-        return cls(schema, ids, is_discovered and (wanted is None or ALL_COLUMNS in wanted))
+        return cls(schema, ids, table.source_id, is_discovered and is_whole)
 
     def places(self, table: SourceTable, *, stops: bool) -> tuple[str | None, ...]:
         """For each column, under which name *table* has it; ``None`` where it has not, or we add it.
@@ -100,8 +109,12 @@ class Columns:
         :raises TableChanged: it changed, and *stops*; or a value would not fit.
         """
         known = {column.field_id: column for column in table.columns}
+        ids = self.ids
+        if table.source_id != self.source_id:
+            by_name = {column.name: column.field_id for column in table.columns}
+            ids = tuple(None if field.name in _OURS else by_name.get(field.name) for field in self.schema)
         found: list[str | None] = []
-        for field, number in zip(self.schema, self.ids, strict=True):
+        for field, number in zip(self.schema, ids, strict=True):
             column = None if number is None else known.get(number)
             found.append(None if column is None else column.name)
             if column is None:
@@ -111,7 +124,7 @@ class Columns:
             if not is_exact(spark_type(column.type), field.dataType):
                 raise _changed(table, f"column {field.name!r} has type {column.source_type} now")
         if stops and self.follows:
-            new = [c.name for c in table.columns if c.field_id not in self.ids and not c.dropped]
+            new = [c.name for c in table.columns if c.field_id not in ids and not c.dropped]
             if new:
                 raise _changed(table, f"it has a new column {new[0]!r}")
         return tuple(found)
@@ -123,9 +136,9 @@ def _checked(field: st.StructField, table: SourceTable) -> int | None:
     if wanted is not None:
         _require_exact(field, wanted)
         return None
-    told = field.metadata.get(_FIELD_ID)
-    if told is not None:
-        return int(told)  # found by ourselves: if it has changed since, the first batch says so
+    told = field.metadata
+    if (told.get(_TABLE), told.get(_SOURCE_ID)) == (table.full_name, table.source_id or 0):
+        return int(told[_FIELD_ID])  # found by ourselves: if it has changed since, the first batch says so
     _require(table, field.name)
     column = table.column(field.name)
     _require_exact(field, spark_type(column.type))
