@@ -116,6 +116,20 @@ def test_statements_that_fail_are_told_by_what_to_do(postgres: Database) -> None
         session.execute("SELECT 1/0")
 
 
+def test_values_that_the_server_repeats_are_not_shown(newest_postgres: Database) -> None:
+    newest_postgres.execute("CREATE TYPE mood AS ENUM ('ok')")
+    owner = Dsn(newest_postgres.dsn)
+    for kind, state in (("public.mood", "22P02"), ("int", "22P02"), ("smallint", "22P02"), ("date", "22007")):
+        with (
+            connect(owner) as session,
+            pytest.raises(SourceError, match=rf"{state}.*the types of the table's columns") as raised,
+            server_errors(owner),
+        ):
+            session.execute(f"SELECT 'row \"of\nsomebody'::{kind}".encode())
+        assert "somebody" not in str(raised.value)
+        assert "row" not in str(raised.value)
+
+
 def test_a_cut_connection_and_a_starting_server_are_transient(newest_postgres: Database) -> None:
     server = newest_postgres.server
     with TcpProxy("127.0.0.1", server.port) as proxy:

@@ -8,6 +8,7 @@ the start-up packet, which poolers refuse.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -71,6 +72,7 @@ _MISCONFIGURED: Final = (
     pg.FeatureNotSupported,
     pg.UndefinedFile,
 )
+_QUOTED: Final = re.compile('".*"', re.DOTALL)
 _SWITCHES: Final = ("starting up", "shutting down", "recovery mode", "not yet accepting connections")
 
 
@@ -202,7 +204,12 @@ def translated(error: psycopg.Error, dsn: Dsn) -> SourceError:
         return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again, or end the sessions in the way.")
     if state[:2] in ("08", "57", "58", "53") or isinstance(error, psycopg.OperationalError):
         return _unreachable(said, dsn)
-    return SourceError(f"{dsn} refused a statement: {said} (SQLSTATE {state}).")
+    if state.startswith("22"):  # what is wrong with a value, and the value in quotes
+        said = _QUOTED.sub("…", said)
+    return SourceError(
+        f"{dsn} refused a statement: {said} (SQLSTATE {state}).",
+        next_step="Look whether the types of the table's columns were changed; the server's log has the statement.",
+    )
 
 
 def _refused_login(said: str, dsn: Dsn) -> SourceError:
