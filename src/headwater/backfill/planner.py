@@ -485,6 +485,9 @@ class QueryPlanner:
             plan = self._state.plan
             for name in names:
                 table = self._tables[name]
+                if table.has_moved(snapshot):
+                    table.read_anew()
+                    continue
                 exact = self._committed is not None and table.has_columns_of(
                     snapshot, ranges.changes(name, plan.upto, plan.upto).table
                 )

@@ -35,18 +35,21 @@ from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
 from headwater.pipeline.toml_lines import line_of
-from headwater.sinks.sink import Mode
+from headwater.sinks.errors import SinkInputError
+from headwater.sinks.open import KINDS, SinkOptionError, default_mode, open_sink, option_names
+from headwater.sinks.sink import Mode, Sink
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
 
 DEFAULT_FILE: Final = "pipeline.toml"
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-SinkKind = Literal["delta", "parquet"]
 SpecialValue = Literal["error", "null", "text"]
-_DEFAULT_MODE: Final[dict[str, Literal["mirror", "changes"]]] = {"delta": "mirror", "parquet": "changes"}
 _VARIABLE: Final = re.compile(r"\$(\$\{|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _SECRET_KEYS: Final = frozenset({"dsn"})
+_PLACES: Final = frozenset({"path", "warehouse"})
+"""Options of sinks that are paths, relative to the file."""
+_STAGING: Final = "staging"
 _CAPTURE: Final = CaptureOptions()
 _QUERY: Final[dict[str, Any]] = {field.name: field.default for field in fields(QueryOptions)}
 
@@ -87,22 +90,40 @@ class TableSection(_Section):
 
 
 class SinkSection(_Section):
-    """One place of delivery. ``tables``: those of the source that go there; all by default."""
+    """One place of delivery. ``tables``: those of the source that go there; all by default.
 
-    kind: SinkKind
-    path: str = Field(min_length=1)
+    ``kind`` is one of ours, or ``module:Class``; the other keys are the options of that kind.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    kind: str
     name: Name | None = None
-    mode: Literal["mirror", "changes"] | None = None
+    mode: Literal["mirror", "changes", "history"] | None = None
     tables: list[str] = Field(default_factory=lambda: ["*"], min_length=1)
 
     @property
     def label(self) -> str:
         """Its name; its kind where it has none."""
-        return self.name or self.kind
+        return self.name or self.kind.rpartition(":")[2]
 
     @property
     def delivery(self) -> Mode:
-        return Mode(self.mode or _DEFAULT_MODE[self.kind])
+        return default_mode(self.kind) if self.mode is None else Mode(self.mode)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What its kind has more."""
+        return dict(self.model_extra or {})
+
+    def open(self) -> Sink:
+        """:raises SinkInputError: it cannot be what it says."""
+        return open_sink(self.kind, **self.options, mode=self.delivery)
+
+    @property
+    def place(self) -> str:
+        """Where it delivers to, without secrets."""
+        return self.open().name.partition(":")[2]
 
 
 class BackfillSection(_Section):
@@ -282,14 +303,40 @@ def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineC
             raise told.error(("sink", place, "name"), f"{label!r} names two sinks", "Give each [[sink]] its own name.")
     store = _placed(pipeline.store or f"headwater/{pipeline.name}", folder)
     work = pipeline.work or (store if "://" not in store else f"headwater/{pipeline.name}")
-    sinks = [sink.model_copy(update={"path": _placed(sink.path, folder)}) for sink in config.sink]
+    work = _placed(work, folder)
+    sinks = [_completed_sink(sink, place, folder, Path(work), told) for place, sink in enumerate(config.sink)]
     return config.model_copy(
         update={
             "source": source.model_copy(update={"dsn": dsn}),
-            "pipeline": pipeline.model_copy(update={"store": store, "work": _placed(work, folder)}),
+            "pipeline": pipeline.model_copy(update={"store": store, "work": work}),
             "sink": sinks,
         }
     )
+
+
+def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, told: _Teller) -> SinkSection:
+    """*sink* with whole paths, and a place in *work* where it stages rows if it needs one."""
+    path: tuple[str | int, ...] = ("sink", place)
+    if sink.kind not in KINDS and ":" not in sink.kind:
+        raise told.unknown((*path, "kind"), sink.kind, sorted(KINDS))
+    options = sink.options
+    try:
+        for name in option_names(sink.kind):
+            if name in _PLACES and isinstance(options.get(name), str):
+                options[name] = _placed(options[name], folder)
+        if _STAGING in option_names(sink.kind):
+            options.setdefault(_STAGING, str(work / _STAGING / sink.label))
+        made = SinkSection.model_validate(sink.model_dump(include=set(SinkSection.model_fields)) | options)
+        made.open()
+    except SinkOptionError as error:
+        if error.option in options and error.option not in option_names(sink.kind):
+            raise told.surplus((*path, error.option), [*_keys_at(path), *option_names(sink.kind)]) from None
+        if error.option not in options and error.option != "mode":
+            raise told.error((*path, error.option), "is missing", error.next_step) from None
+        raise told.error((*path, error.option), f"is wrong. {error.message.rstrip('.')}", error.next_step) from None
+    except SinkInputError as error:
+        raise told.error(path, f"cannot be used. {error.message.rstrip('.')}", error.next_step) from None
+    return made
 
 
 def _placed(path: str, folder: Path) -> str:
@@ -330,23 +377,30 @@ class _Teller:
             path, f"names the environment variable {variable}, which is not set", f"Run: export {variable}=…"
         )
 
+    def surplus(self, path: tuple[str | int, ...], known: Sequence[str]) -> ConfigError:
+        """A key that nobody knows."""
+        valid = sorted(set(known))
+        near = difflib.get_close_matches(str(path[-1]), valid, 1)
+        step = f"Did you mean {near[0]}? " if near else ""
+        return self.error(path, "is no key that is known", f"{step}Valid here: {', '.join(valid)}.")
+
+    def unknown(self, path: tuple[str | int, ...], given: str, valid: Sequence[str]) -> ConfigError:
+        """A word that is none of those that are valid."""
+        near = difflib.get_close_matches(given, valid, 1)
+        step = f"Did you mean {near[0]!r}? " if near else ""
+        return self.error(path, f"is {given!r}", f"{step}Valid are {', '.join(map(repr, valid))}.")
+
     def first(self, error: ValidationError) -> ConfigError:
         """One of the errors that pydantic found, in our words; a key too many explains one that is missing."""
         errors = error.errors(include_url=False, include_context=False)
         found = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
         path, kind = tuple(found["loc"]), found["type"]
         if kind == "extra_forbidden":
-            valid = sorted(_keys_at(path[:-1]))
-            near = difflib.get_close_matches(str(path[-1]), valid, 1)
-            step = f"Did you mean {near[0]}? " if near else ""
-            return self.error(path, "is no key that is known", f"{step}Valid here: {', '.join(valid)}.")
+            return self.surplus(path, _keys_at(path[:-1]))
         if kind == "missing":
             return self.error(path, "is missing", _EXAMPLES.get(str(path[-1])))
         if kind == "literal_error":
-            valid = list(_choices_at(path))
-            near = difflib.get_close_matches(str(found["input"]), valid, 1)
-            step = f"Did you mean {near[0]!r}? " if near else ""
-            return self.error(path, f"is {found['input']!r}", f"{step}Valid are {', '.join(map(repr, valid))}.")
+            return self.unknown(path, str(found["input"]), list(_choices_at(path)))
         received = "" if path and path[-1] in _SECRET_KEYS else f"; received {_shape(found['input'])}"
         return self.error(path, f"is wrong: {_lowered(found['msg'])}{received}")
 
@@ -355,7 +409,6 @@ _EXAMPLES: Final = {
     "source": "Add a table [source] with dsn_env and tables.",
     "tables": 'Write tables = ["public.orders"] in [source].',
     "kind": 'Write kind = "delta" in [[sink]].',
-    "path": 'Write path = "lake" in [[sink]].',
 }
 
 

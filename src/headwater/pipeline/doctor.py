@@ -12,7 +12,6 @@ from typing import Final
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.sink_query import sink_of
 from headwater.pipeline.tables import choose_tables
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.open import postgres_driver
@@ -80,7 +79,7 @@ def _sinks(config: PipelineConfig) -> Iterator[Finding]:
         yield Finding("sink", Level.PROBLEM, "The pipeline has no sink.", "-- Add [[sink]] with kind and path.")
     for section in config.sink:
         try:
-            sink_of(section).check()
-            yield Finding("sink", Level.OK, f"{section.label}: {section.path} can be written to.")
+            section.open().check()
+            yield Finding("sink", Level.OK, f"{section.label}: {section.place} can be written to.")
         except HeadwaterError as error:
             yield _problem("sink", error)

@@ -72,12 +72,13 @@ class Pipeline:
         self._thread: threading.Thread | None = None
         self._refusal: BaseException | None = None
 
-    def sink(self, kind: str, *, path: str | Path, **options: Any) -> Self:
+    def sink(self, kind: str, **options: Any) -> Self:
         """Deliver to one more place; the keys of ``[[sink]]``.
 
         :raises ConfigError: a key or value that is not valid.
         """
-        sinks = [*self._settings["sink"], {"kind": kind, "path": str(path), **options}]
+        given = {name: str(value) if isinstance(value, Path) else value for name, value in options.items()}
+        sinks = [*self._settings["sink"], {"kind": kind, **given}]
         config = configure({**self._settings, "sink": sinks})
         self._settings["sink"], self.config = sinks, config
         return self

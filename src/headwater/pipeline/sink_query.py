@@ -39,13 +39,6 @@ class SinkState(Enum):
     STOPPED = "stopped"
 
 
-def sink_of(section: SinkSection) -> Sink:
-    """The sink that *section* describes. :raises SinkError: it cannot be what it says."""
-    from headwater.sinks.open import open_sink
-
-    return open_sink(section.kind, path=section.path, mode=section.delivery)
-
-
 class SinkQuery:
     """One sink of a pipeline; one thread.
 
@@ -92,7 +85,7 @@ class SinkQuery:
     def _start(self) -> None:
         try:
             self._stop_file.unlink(missing_ok=True)
-            sink = sink_of(self._section)
+            sink = self._section.open()
             sink.check()
             self._query = self._begin(sink)
         except Exception as error:

@@ -168,7 +168,7 @@ def _sink(
         name=sink.label,
         kind=sink.kind,
         mode=sink.delivery.value,
-        path=sink.path,
+        path=sink.place,
         state=facts.get("state", "starting") if running else "not running",
         tables=tables,
         batches=int(facts.get("batches", 0)),

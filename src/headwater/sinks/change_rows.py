@@ -39,7 +39,7 @@ def change_rows(batch: pa.RecordBatch, own: pa.Schema) -> pa.Table:
     """Rows of a log as change rows."""
     added = [
         change_types_of(batch.column(OP)).dictionary_decode(),
-        _versions(batch.column(POSITION_COLUMN)),
+        versions_of(batch.column(POSITION_COLUMN)),
         batch.column(COMMIT_TIMESTAMP_COLUMN).cast(_TIME),
         batch.column(UNAVAILABLE_COLUMN),
     ]
@@ -67,7 +67,9 @@ def _with(rows: pa.Table, added: list[Any]) -> pa.Table:
     return rows
 
 
-def _versions(positions: Any) -> Any:
+def versions_of(positions: Any) -> Any:
+    """The number of the commit of each position: its first eight bytes."""
+    positions = positions.combine_chunks() if isinstance(positions, pa.ChunkedArray) else positions
     width = positions.type.byte_width
     data = positions.buffers()[1]
     start = positions.offset * width

@@ -166,9 +166,9 @@ class _OpenFile:
         return DataFile(self._path, size, metadata.num_rows, lows, highs, nulls, int(time.time() * 1000))
 
 
-def write_files(storage: Storage, rows: pa.Table, target_bytes: int) -> list[DataFile]:
+def write_files(storage: Storage, rows: pa.Table, target_bytes: int, prefix: str = "part-") -> list[DataFile]:
     """Files with *rows*."""
-    return FileWriter(storage, rows.schema, target_bytes).write_all([rows])
+    return FileWriter(storage, rows.schema, target_bytes, prefix).write_all([rows])
 
 
 def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:

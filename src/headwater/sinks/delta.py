@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy, SinkInputError
 from headwater.sinks.fold import DELETED, fold, folded_schema
 from headwater.sinks.rewrite import Rewrite
-from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
+from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import PART_BYTES, Part, Staging, stage_rows
 from headwater.sinks.storage import Storage, directory_of
 from headwater.sinks.table_schema import Evolution, evolve
@@ -59,6 +60,8 @@ class DeltaSink:
         table with many of them grow larger.
     :param retention_hours: how long files are kept that newer versions do not have: readers of an older one need them.
     """
+
+    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES))
 
     path: str
     mode: Mode = Mode.MIRROR
@@ -89,7 +92,7 @@ class DeltaSink:
             after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
             rows = (change_rows(rows_after(batch, after), own) for batch in batches)
             files, parts = stage_rows(
-                self._writer(table, changes_schema(own)), self._staging(table, token), token, rows
+                self._writer(table, token, changes_schema(own)), self._staging(table, token), token, rows
             )
             return _staged(table, token, False, files=files, parts=parts, after=after)
         folded = fold(table, batches, truncated)
@@ -104,7 +107,7 @@ class DeltaSink:
         if self.mode is Mode.CHANGES:
             rows = (history_rows(batch, own, part) for batch in batches)
             files, parts = stage_rows(
-                self._writer(table, changes_schema(own)), self._staging(table, token), token, rows
+                self._writer(table, token, changes_schema(own)), self._staging(table, token), token, rows
             )
             return _staged(table, token, True, files=files, parts=parts)
         if part.columns is not None:
@@ -112,7 +115,7 @@ class DeltaSink:
             parts = self._stage_parts(table, token, batches, ",".join(others) or None)
             return _staged(table, token, True, parts=parts, only_existing=True)
         apart = _Apart(table, part.changed)
-        files = self._writer(table, own).write_all(conform(rows, own) for rows in apart.others(batches))
+        files = self._writer(table, token, own).write_all(conform(rows, own) for rows in apart.others(batches))
         parts = self._stage_parts(table, token, apart.taken, None)
         ranges = _replaced(table, part) if part.replaces else None
         return _staged(table, token, True, files=files, parts=parts, ranges=ranges, order=part.order)
@@ -128,6 +131,28 @@ class DeltaSink:
             return False
         with self._log(table) as log:
             return self._deliver(log, table, token, staged)
+
+    def abort(self, table: SourceTable, query: str, generation: int) -> None:
+        """Remove what is staged, and files of the table that were never committed."""
+        Staging(self._root, directory_of(table), query).abort(generation)
+        storage = self._table(table)
+        left = [info.path for info in storage.list() if _is_left(info.path, query, generation)]
+        if left:
+            with self._log(table) as log:
+                known = log.paths() if log.open() else frozenset()
+            for path in left:
+                if path not in known:
+                    storage.remove(path)
+
+    def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of the newest version."""
+        own = sink_schema(table)
+        schema = own if self.mode is Mode.MIRROR else changes_schema(own)
+        wanted = pa.schema([schema.field(name) for name in columns])
+        with self._log(table) as log:
+            files = log.files(()) if log.open() else []
+        for file in files:
+            yield from conform(read_rows(self._table(table), file.path, columns), wanted).to_batches()
 
     def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
         """Remove the files that no version of the last hours has, also those of attempts that failed.
@@ -158,7 +183,7 @@ class DeltaSink:
                 return True
             if self._commit(log, table, token, apps, batch, evolution):
                 self._staging(table, token).clean(token)
-                self._tidy(log, table, since)
+                self._tidy(log, table, token, since)
                 return True
         raise SinkBusy(
             f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
@@ -168,7 +193,7 @@ class DeltaSink:
     def _commit(
         self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
-        rewrite = self._rewrite(log, table, evolution.schema)
+        rewrite = self._rewrite(log, table, token, evolution.schema)
         transactions = apps.of(token, batch)
         overlaps = log.transaction(apps.upsert) == 1
         if batch.history and log.transaction(apps.history) is None and rewrite.files and self.mode is Mode.MIRROR:
@@ -196,9 +221,9 @@ class DeltaSink:
             self._table(table).remove(file.path)
         return True
 
-    def _tidy(self, log: DeltaLog, table: SourceTable, since: int) -> None:
+    def _tidy(self, log: DeltaLog, table: SourceTable, token: Token, since: int) -> None:
         """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
-        rewrite = self._rewrite(log, table, log.schema())
+        rewrite = self._rewrite(log, table, token, log.schema())
         if self.mode is Mode.MIRROR and rewrite.compact():
             if log.commit(rewrite.added, rewrite.removed, {}, is_data_change=False):
                 rewrite.settle()
@@ -206,11 +231,12 @@ class DeltaSink:
                 rewrite.discard()
         log.tidy(since, self.retention_hours)
 
-    def _rewrite(self, log: DeltaLog, table: SourceTable, schema: pa.Schema) -> Rewrite:
+    def _rewrite(self, log: DeltaLog, table: SourceTable, token: Token, schema: pa.Schema) -> Rewrite:
         files = log.files(table.key_columns)
         share = min(sum(file.size for file in files) // MANY_FILES, LARGEST_FILE_BYTES)
         target = max(self._file_bytes, share)
-        return Rewrite(self._table(table), files, schema, table.key_columns, target)
+        prefix = _prefix(token.query, token.generation)
+        return Rewrite(self._table(table), files, schema, table.key_columns, target, prefix)
 
     def _apply(
         self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool
@@ -268,11 +294,23 @@ class DeltaSink:
     def _log(self, table: SourceTable) -> DeltaLog:
         return DeltaLog(self._table(table), table.full_name)
 
-    def _writer(self, table: SourceTable, schema: pa.Schema) -> FileWriter:
-        return FileWriter(self._table(table), schema, self._file_bytes)
+    def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> FileWriter:
+        return FileWriter(self._table(table), schema, self._file_bytes, _prefix(token.query, token.generation))
 
     def _staging(self, table: SourceTable, token: Token) -> Staging:
         return Staging(self._root, directory_of(table), token.query)
+
+
+def _prefix(query: str, generation: int) -> str:
+    """Of the names of files that tasks of *query* write: they tell whose they are."""
+    return f"part-{crc32(query.encode()):08x}-{generation}-"
+
+
+def _is_left(path: str, query: str, generation: int) -> bool:
+    """Whether a task of *query* of an earlier generation wrote it."""
+    start, found, rest = path.partition(f"part-{crc32(query.encode()):08x}-")
+    number = rest.partition("-")[0]
+    return bool(found) and not start and number.isdigit() and int(number) < generation
 
 
 def _configuration(retention_hours: int) -> dict[str, str]:

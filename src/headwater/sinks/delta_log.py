@@ -6,6 +6,7 @@ faster is seen first. Handles are kept per process, since reading on is cheaper 
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
@@ -124,6 +125,11 @@ class DeltaLog:
             return _Known(self._delta.DeltaTable(self._storage.address, storage_options=dict(self._storage.options)))
         except self._delta.exceptions.TableNotFoundError:
             return None
+        except self._delta.exceptions.DeltaError as error:
+            raise SinkUnwritable(
+                f"What is at {self._storage.root} is no Delta table that can be read: {type(error).__name__}.",
+                next_step="Move it away, or deliver to another directory.",
+            ) from error
 
     @property
     def _handle(self) -> Any:
@@ -180,6 +186,17 @@ class DeltaLog:
             path: before.get(path) or _data_file(actions, place, key_columns) for place, path in enumerate(paths)
         }
         return list(self._known.files.values())
+
+    def paths(self) -> frozenset[str]:
+        """The files of the table, and those that it had as far as its log remembers."""
+        found = set(pa.table(self._handle.get_add_actions()).column("path").to_pylist())
+        for info in self._storage.list("_delta_log"):
+            if info.path.endswith(".json"):
+                with self._storage.files.open_input_stream(info.path) as stream:
+                    lines = stream.read().splitlines()
+                removed = (json.loads(line).get("remove") for line in lines if b'"remove"' in line)
+                found.update(one["path"] for one in removed if one)
+        return frozenset(found)
 
     def add_columns(self, fields: Iterable[pa.Field]) -> None:
         """Add columns at the end."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.errors import CapacityError, ConflictError, HeadwaterError, InputError, TransientError
+from headwater.errors import CapacityError, ConflictError, FencedError, HeadwaterError, InputError, TransientError
 
 
 class SinkError(HeadwaterError):
@@ -59,3 +59,7 @@ class OtherAttempt(SinkError, ConflictError):
 
 class SinkBusy(SinkError, TransientError):
     """Others committed to the sink all the time."""
+
+
+class SinkFenced(SinkError, FencedError):
+    """Another process delivers to the sink now: this one must not."""

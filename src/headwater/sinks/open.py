@@ -1,41 +1,142 @@
-"""Open a sink by the name of its kind, as a configuration has it."""
+"""Open a sink by the name of its kind, as a configuration has it.
+
+A kind is one of ours, or ``module:Class`` of a sink of your own. The parameters of its class are its options: checked
+by their types, unknown ones refused with the nearest that is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import difflib
+from collections.abc import Mapping
+from dataclasses import MISSING, fields, is_dataclass
+from functools import lru_cache
+from importlib import import_module
+from typing import Any, Final, cast
 
-from headwater.sinks.delta import DeltaSink
+from pydantic import TypeAdapter, ValidationError
+
 from headwater.sinks.errors import SinkInputError
-from headwater.sinks.parquet import ParquetSink
 from headwater.sinks.sink import Mode, Sink
 
-_KINDS: Mapping[str, Callable[..., Sink]] = {"delta": DeltaSink, "parquet": ParquetSink}
+KINDS: Final[Mapping[str, str]] = {
+    "delta": "headwater.sinks.delta:DeltaSink",
+    "parquet": "headwater.sinks.parquet:ParquetSink",
+}
+"""Our own kinds, and the classes behind them."""
+
+
+class SinkOptionError(SinkInputError):
+    """An option that the kind of sink does not have, lacks, or cannot use.
+
+    :ivar option: its name.
+    """
+
+    def __init__(self, message: str, *, option: str, next_step: str | None = None) -> None:
+        self.option = option
+        super().__init__(message, next_step=next_step)
+
+
+@lru_cache
+def sink_class(kind: str) -> type[Any]:
+    """The class of sinks of *kind*. :raises SinkInputError: there is none."""
+    module, colon, name = KINDS.get(kind, kind).partition(":")
+    if not colon:
+        near = difflib.get_close_matches(kind, KINDS, 1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise SinkInputError(
+            f"Received sink kind {kind!r}; valid values are {', '.join(sorted(KINDS))}, or module:Class.",
+            next_step=f"{hint}A sink of your own is named by its module and class, for example my_sinks:QueueSink.",
+        )
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise SinkInputError(
+            f"The sink kind {kind!r} cannot be imported: {error}.",
+            next_step="Put its module where Python finds it, also on the executors.",
+        ) from error
+    if not is_dataclass(found) or not isinstance(found, type) or not hasattr(found, "capabilities"):
+        raise SinkInputError(
+            f"{kind} is no sink: it has to be a dataclass with capabilities.",
+            next_step="docs/sinks.md shows one.",
+        )
+    return found
+
+
+def option_names(kind: str) -> dict[str, bool]:
+    """The options of *kind*, and whether each must be given."""
+    return {
+        one.name: one.default is MISSING and one.default_factory is MISSING
+        for one in fields(sink_class(kind))
+        if one.init
+    }
+
+
+def secret_options(kind: str) -> frozenset[str]:
+    """Those whose values are never shown."""
+    return frozenset(one.name for one in fields(sink_class(kind)) if not one.repr)
+
+
+def default_mode(kind: str) -> Mode:
+    """The mode that a sink of *kind* has when nobody says."""
+    modes: tuple[Mode, ...] = sink_class(kind).capabilities.modes
+    return modes[0]
 
 
 def open_sink(kind: str, **options: Any) -> Sink:
     """The sink of *kind*; nothing is connected or written yet.
 
-    :param options: ``path``, ``mode`` (``mirror`` or ``changes``) and what the kind has more.
-    :raises SinkInputError: an unknown kind, mode or option, or one that is missing.
+    :param options: the parameters of its class; ``mode`` as text or as :class:`Mode`.
+    :raises SinkOptionError: an option that it does not have, lacks, or cannot use. :raises SinkInputError: an unknown
+        kind, or options that contradict each other.
     """
-    if kind not in _KINDS:
-        raise SinkInputError(f"Received sink kind {kind!r}; valid values are {', '.join(sorted(_KINDS))}.")
-    if "mode" in options and not isinstance(options["mode"], Mode):
-        options["mode"] = _mode(options["mode"])
-    try:
-        return _KINDS[kind](**options)
-    except TypeError as error:
-        raise SinkInputError(
-            f"Received options for sink kind {kind!r} that it does not have, or not all that it needs: "
-            f"{', '.join(sorted(options)) or 'none'}.",
-            next_step="Give at least a path; docs/sinks.md lists the options.",
-        ) from error
+    found = sink_class(kind)
+    names = option_names(kind)
+    for option in options:
+        if option not in names:
+            near = difflib.get_close_matches(option, names, 1)
+            hint = f"Did you mean {near[0]}? " if near else ""
+            raise SinkOptionError(
+                f"Sinks of kind {kind!r} have no option {option!r}.",
+                option=option,
+                next_step=f"{hint}Valid are {', '.join(sorted(names))}.",
+            )
+    missing = [name for name, is_needed in names.items() if is_needed and name not in options]
+    if missing:
+        raise SinkOptionError(
+            f"A sink of kind {kind!r} needs {missing[0]}.",
+            option=missing[0],
+            next_step=f"Give at least {', '.join(name for name, is_needed in names.items() if is_needed)}.",
+        )
+    if "mode" in options:
+        options["mode"] = _mode(kind, found, options["mode"])
+    return _checked(kind, found, options)
 
 
-def _mode(text: object) -> Mode:
+def _checked(kind: str, found: type[Any], options: dict[str, Any]) -> Sink:
     try:
-        return Mode(text)
+        return cast(Sink, TypeAdapter(found).validate_python(options))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        option = str(first["loc"][0]) if first["loc"] else "options"
+        raise SinkOptionError(
+            f"The option {option} of a sink of kind {kind!r} is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}.",
+            option=option,
+            next_step="docs/sinks.md lists the options.",
+        ) from None
+
+
+def _mode(kind: str, found: type[Any], mode: object) -> Mode:
+    modes: tuple[Mode, ...] = found.capabilities.modes
+    try:
+        wanted = Mode(mode)
     except ValueError:
-        valid = ", ".join(mode.value for mode in Mode)
-        raise SinkInputError(f"Received sink mode {text!r}; valid values are {valid}.") from None
+        wanted = None
+    if wanted not in modes:
+        shown = mode.value if isinstance(mode, Mode) else mode
+        raise SinkOptionError(
+            f"Received mode {shown!r} for a sink of kind {kind!r}; valid values are "
+            f"{', '.join(one.value for one in modes)}.",
+            option="mode",
+            next_step="Leave it out, or use one of these.",
+        )
+    return wanted

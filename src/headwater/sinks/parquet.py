@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -22,15 +22,16 @@ from headwater.sinks.change_rows import change_rows, changes_schema, history_row
 from headwater.sinks.data_files import DataFile, FileWriter
 from headwater.sinks.errors import SinkBusy, SinkInputError
 from headwater.sinks.manifests import STAGING, Manifest, ManifestFile, Manifests
-from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
+from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import Part, Staging, stage_rows
 from headwater.sinks.storage import Storage, directory_of
-from headwater.sinks.types import sink_schema
+from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceTable
 
 COMMIT_ATTEMPTS: Final = 20
 FILE_BYTES: Final = 128 << 20
 
+_STAGED = re.compile(r".*/(\d+)/[^/]+\.parquet")
 _NAME = re.compile(r"(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.parquet")
 
 
@@ -40,6 +41,8 @@ class ParquetSink:
 
     :raises SinkInputError: another mode than ``CHANGES``, or an object store.
     """
+
+    capabilities: ClassVar = Capabilities((Mode.CHANGES,))
 
     path: str
     mode: Mode = Mode.CHANGES
@@ -116,11 +119,28 @@ class ParquetSink:
             next_step="Look for another query that delivers the same table there.",
         )
 
+    def abort(self, table: SourceTable, query: str, generation: int) -> None:
+        """Remove the files in staging; what a manifest names is moved before."""
+        self._manifests(table).newest()
+        self._small(table, query).abort(generation)
+        storage = self._root.within(directory_of(table))
+        for info in storage.list(_staging(query)):
+            found = _STAGED.fullmatch(info.path)
+            if found and int(found[1]) < generation:
+                storage.remove(info.path)
+
+    def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of all committed batches."""
+        schema = changes_schema(sink_schema(table))
+        for file in committed_files(self._root.within(directory_of(table)).address):
+            rows = pq.read_table(file, columns=[name for name in columns if name in pq.read_schema(file).names])
+            yield from conform(rows, pa.schema([schema.field(name) for name in columns])).to_batches()
+
     def _stage(
         self, table: SourceTable, token: Token, rows: Iterator[pa.Table], *, is_snapshot: bool, after: int
     ) -> Staged:
         writer = self._writer(table, token)
-        files, parts = stage_rows(writer, self._small(table, token), token, rows)
+        files, parts = stage_rows(writer, self._small(table, token.query), token, rows)
         staged: list[DataFile | Part] = [*files, *parts]
         count, size = sum(one.rows for one in staged), sum(one.size for one in staged)
         detail = {"files": files, "parts": parts, "after": after}
@@ -129,20 +149,20 @@ class ParquetSink:
     def _write_small(self, table: SourceTable, token: Token, batch: Batch) -> list[DataFile]:
         """The rows that came inside the answers of the tasks, as one file."""
         parts = [part for one in batch.all for part in one.detail["parts"]]
-        return self._writer(table, token).write_all(self._small(table, token).gather(parts))
+        return self._writer(table, token).write_all(self._small(table, token.query).gather(parts))
 
     def _writer(self, table: SourceTable, token: Token) -> FileWriter:
-        prefix = f"{_staging(token)}/{token.epoch}-{token.plan}-{token.attempt}-"
+        prefix = f"{_staging(token.query)}/{token.generation}/{token.epoch}-{token.plan}-{token.attempt}-"
         schema = changes_schema(sink_schema(table))
         return FileWriter(self._root.within(directory_of(table)), schema, self.file_bytes, prefix)
 
-    def _small(self, table: SourceTable, token: Token) -> Staging:
-        return Staging(self._root, directory_of(table), token.query)
+    def _small(self, table: SourceTable, query: str) -> Staging:
+        return Staging(self._root, directory_of(table), query)
 
     def _clean(self, table: SourceTable, token: Token) -> None:
         """Remove what this and earlier batches of the query staged and did not commit."""
         storage = self._root.within(directory_of(table))
-        for info in storage.list(_staging(token)):
+        for info in storage.list(_staging(token.query)):
             found = _NAME.fullmatch(info.base_name)
             if found and int(found[1]) <= token.epoch and int(found[2]) <= token.plan:
                 storage.remove(info.path)
@@ -171,8 +191,8 @@ def read(path: str | Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(file) for file in files], promote_options="permissive")
 
 
-def _staging(token: Token) -> str:
-    return f"{STAGING}/{quote(token.query, safe='')}"
+def _staging(query: str) -> str:
+    return f"{STAGING}/{quote(query, safe='')}"
 
 
 def _following(newest: Manifest, token: Token, batch: Batch, files: Sequence[DataFile]) -> Manifest:

@@ -38,7 +38,7 @@ Mask = NDArray[np.bool_]
 class Rewrite:
     """The files of a table on their way to its next version.
 
-    :param files: those that it has. :param schema: its columns.
+    :param files: those that it has. :param schema: its columns. :param prefix: of the names of new files.
     """
 
     def __init__(
@@ -48,8 +48,10 @@ class Rewrite:
         schema: pa.Schema,
         key_columns: Sequence[str],
         target_bytes: int,
+        prefix: str = "part-",
     ) -> None:
         self._storage = storage
+        self._prefix = prefix
         self._before = {file.path: file for file in files}
         self._files = dict(self._before)
         self._schema = schema
@@ -169,7 +171,7 @@ class Rewrite:
         self.append(made)
 
     def _write(self, rows: pa.Table) -> list[DataFile]:
-        made = write_files(self._storage, rows, self._target) if rows.num_rows else []
+        made = write_files(self._storage, rows, self._target, self._prefix) if rows.num_rows else []
         self._written.extend(made)
         return made
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
 
@@ -20,10 +20,39 @@ from headwater.sources.table import SourceTable
 
 
 class Mode(Enum):
-    """``MIRROR``: the table as it is now. ``CHANGES``: every change, appended."""
+    """What a sink's table has.
+
+    ``MIRROR``: the rows as they are now. ``CHANGES``: every change, appended. ``HISTORY``: every version of every row,
+    with the time from which and up to which it was the row (:mod:`headwater.sinks.versions`).
+    """
 
     MIRROR = "mirror"
     CHANGES = "changes"
+    HISTORY = "history"
+
+
+class RowPolicy(Enum):
+    """What happens to a row that a sink does not take: the sink ``STOP``s, or the row is ``PARK``ed with the reason."""
+
+    STOP = "stop"
+    PARK = "park"
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a kind of sink can do.
+
+    :ivar modes: that it has; the first is the one that it has by itself.
+    :ivar adds_columns: a column that the source adds comes to its tables. :ivar widens: … a wider type, too.
+    :ivar readable: :meth:`Sink.shown` gives its rows, so that they can be compared with the source.
+    :ivar refuses_rows: it may refuse single rows that are right at the source: those can be parked.
+    """
+
+    modes: tuple[Mode, ...]
+    adds_columns: bool = True
+    widens: bool = True
+    readable: bool = True
+    refuses_rows: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +62,8 @@ class Token:
     :ivar query: the name of the query. :ivar backfill: names its state: plans of another one are others.
     :ivar after: the batch has the epochs after this one. :ivar epoch: … up to this one.
     :ivar plan: its newest plan. :ivar attempt: of that plan's snapshot.
+    :ivar generation: of the processes that deliver: the next start has the next one. It is no part of what the batch is
+        called; it tells what was staged by processes that are gone.
     """
 
     query: str
@@ -41,6 +72,7 @@ class Token:
     epoch: int
     plan: int
     attempt: int = 0
+    generation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +125,17 @@ class HistoryPart:
 
 
 class Sink(Protocol):
-    """One place with a table for each table of a query. It can be pickled; it holds no connection."""
+    """One place with a table for each table of a query. It can be pickled; it holds no connection.
+
+    Its parameters are the keys of ``[[sink]]`` in a pipeline; those whose values are secret are not in its ``repr``.
+    """
+
+    capabilities: ClassVar[Capabilities]
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Kind and place, without secrets."""
+        ...
 
     @property
     def mode(self) -> Mode: ...
@@ -132,5 +171,20 @@ class Sink(Protocol):
         """Make one batch of *table* visible, changes first and history after them; ``False``: it was there already.
 
         :raises SinkError: nothing of it is visible, or all of it.
+        """
+        ...
+
+    def abort(self, table: SourceTable, query: str, generation: int) -> None:
+        """Remove what *query* staged for *table* before *generation* and did not commit.
+
+        Called when a query starts, after what was pending is committed: nobody commits those any more.
+        """
+        ...
+
+    def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows as readers see them now, with exactly *columns*, in the types of
+        :func:`~headwater.sinks.types.sink_schema`; nothing where nothing was delivered.
+
+        :raises SinkInputError: its rows cannot be read again (:attr:`Capabilities.readable`).
         """
         ...

@@ -1,7 +1,8 @@
 """Staging: rows on their way from the tasks that read them to the process that commits them.
 
 A few rows travel inside the answer of the task; many go into a file in a directory that readers of the sink never
-look at. Its name begins with the batch that it is of: when that batch, or a later one, is committed, it is waste.
+look at. Its name begins with the generation and the batch that it is of: when that batch, or a later one, is committed,
+or a later generation has begun, it is waste.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ BEFORE_PART = failpoints.register("sink.staging.before_part")
 AFTER_PART = failpoints.register("sink.staging.after_part")
 BEFORE_CLEAN = failpoints.register("sink.staging.before_clean")
 
-_NAME = re.compile(r"(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.arrow")
+_NAME = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.arrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,7 @@ class Staging:
             inside = sink.getvalue().to_pybytes()
             return Part(rows.num_rows, len(inside), inside=inside)
         failpoints.hit(BEFORE_PART)
-        name = f"{token.epoch}-{token.plan}-{token.attempt}-{uuid.uuid4()}.arrow"
+        name = f"{token.generation}-{token.epoch}-{token.plan}-{token.attempt}-{uuid.uuid4()}.arrow"
         with self._storage.create(name) as stream:
             _write(stream, rows, "lz4")
             size = stream.tell()
@@ -89,7 +90,14 @@ class Staging:
         failpoints.hit(BEFORE_CLEAN)
         for info in self._storage.list():
             found = _NAME.fullmatch(info.base_name)
-            if found and int(found[1]) <= token.epoch and int(found[2]) <= token.plan:
+            if found and int(found[2]) <= token.epoch and int(found[3]) <= token.plan:
+                self._storage.remove(info.path)
+
+    def abort(self, generation: int) -> None:
+        """Remove what earlier generations have staged."""
+        for info in self._storage.list():
+            found = _NAME.fullmatch(info.base_name)
+            if found and int(found[1]) < generation:
                 self._storage.remove(info.path)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +30,8 @@ from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SplitUnit, Unit
-from headwater.sinks.sink import HistoryPart, Sink, Staged, Token
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
@@ -43,7 +43,9 @@ OPTION: Final = "delivery_secret"
 """The option that carries the delivery; Spark hides the values of options with such a name."""
 _COLUMN: Final = "claim"
 _POLL_SECONDS: Final = 1.0
-_COMMITS: Final = 4
+
+_coordinators: dict[tuple[str, str], Coordinator] = {}
+"""Of this process, by store and query: the processes that commit are used again, and opening one takes a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +110,14 @@ class ClaimReader(DataSourceStreamReader):
         if self._opened is None:
             sink, options = self._delivery.sink, self._delivery.options
 
-            def committed(table: SourceTable, backfill: str) -> Any:
+            def committed(table: SourceTable, backfill: str) -> Committed:
                 return sink.committed(table, options.query, backfill)
 
-            self._opened = QueryPlanner(options, committed=committed, takeover=True)
+            def recover(generation: int, tables: Sequence[SourceTable]) -> None:
+                with Coordinator(options.store, options.query, generation) as coordinator:
+                    coordinator.recover(sink, tables)
+
+            self._opened = QueryPlanner(options, committed=committed, recover=recover, takeover=True)
         return self._opened
 
     @told
@@ -131,7 +137,14 @@ class ClaimReader(DataSourceStreamReader):
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         first, last = QueryOffset.from_json(start), QueryOffset.from_json(end)
         planner = self._planner
-        token = Token(self._delivery.options.query, planner.backfill_id, first.epoch, last.epoch, last.plan)
+        token = Token(
+            self._delivery.options.query,
+            planner.backfill_id,
+            first.epoch,
+            last.epoch,
+            last.plan,
+            generation=planner.generation,
+        )
         claims = (Claim(unit, _token_of(unit, token)) for unit in planner.units(first, last))
         return [InputPartition(pickle.dumps(claim)) for claim in claims]
 
@@ -180,22 +193,22 @@ class ClaimWriter(DataSourceStreamArrowWriter):
     @told
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         hot()
-        by_table: dict[str, list[Staged]] = {}
+        staged: list[Staged] = []
         for message in messages:
             assert isinstance(message, StagedClaims)
-            for staged in message.staged:
-                by_table.setdefault(staged.table.full_name, []).append(staged)
-        if len(by_table) == 1:
-            self._commit(*by_table.values())
-        elif by_table:
-            with ThreadPoolExecutor(min(_COMMITS, len(by_table))) as threads:
-                done = [threads.submit(self._commit, staged) for staged in by_table.values()]
-            for one in done:
-                one.result()
+            staged += message.staged
+        if staged:
+            self._coordinator(max(one.token.generation for one in staged)).deliver(self._delivery.sink, staged)
 
-    def _commit(self, staged: list[Staged]) -> None:
-        token = max((one.token for one in staged), key=lambda token: token.attempt)
-        self._delivery.sink.commit(staged[0].table, token, staged)
+    def _coordinator(self, generation: int) -> Coordinator:
+        options = self._delivery.options
+        place = (options.store, options.query)
+        known = _coordinators.get(place)
+        if known is None or known.generation != generation:
+            if known is not None:
+                _coordinators.pop(place).close()
+            known = _coordinators[place] = Coordinator(options.store, options.query, generation)
+        return known
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         """Nothing: Spark also calls this after a commit that took effect."""

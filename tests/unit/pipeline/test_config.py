@@ -82,7 +82,7 @@ def test_the_smallest_file_has_defaults_for_all_else(tmp_path: Path) -> None:
     assert config.work == tmp_path / "headwater/pipeline"
     assert config.capture_options == CaptureOptions()
     (sink,) = config.sink
-    assert (sink.label, sink.delivery, sink.path) == ("delta", Mode.MIRROR, str(tmp_path / "lake"))
+    assert (sink.label, sink.delivery, sink.place) == ("delta", Mode.MIRROR, str(tmp_path / "lake"))
     options = config.query_options(sink, ["public.orders"], parallelism=3)
     assert (options.query, options.tables, options.keyed, options.parallelism) == (
         "pipeline-delta",
@@ -102,7 +102,7 @@ def test_every_setting_reaches_its_place(tmp_path: Path, monkeypatch: pytest.Mon
     assert config.capture_options.epoch_seconds == 1.0
     assert config.special_values == {"public.orders.price": SpecialValues.TEXT}
     mirror, changes = config.sink
-    assert (changes.label, changes.delivery, changes.path) == ("history", Mode.CHANGES, "/srv/changes")
+    assert (changes.label, changes.delivery, changes.place) == ("history", Mode.CHANGES, "/srv/changes")
     options = config.query_options(changes, ["public.orders", "sales.lines"], 2)
     assert options.tables == ("sales.lines",)
     assert (options.split_rows, options.split_kind, options.rows_per_second) == (5000, SplitKind.KEY, 1000)

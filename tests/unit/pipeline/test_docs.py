@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from headwater.pipeline.config import PipelineConfig, configure
+from headwater.sinks.open import KINDS, option_names
 
 PAGE = (Path(__file__).parents[3] / "docs/pipeline.md").read_text()
 
@@ -21,6 +22,13 @@ def test_every_key_is_in_the_table_and_every_one_in_the_table_is_a_key() -> None
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
         keys |= {f"{section}.{key}" for kind in kinds for key in getattr(kind, "model_fields", ())}
     assert told == keys
+
+
+def test_every_option_of_a_sink_is_in_the_table_of_sinks() -> None:
+    page = (Path(__file__).parents[3] / "docs/sinks.md").read_text()
+    told = set(re.findall(r"^\| `([a-z]+)` \| `([a-z_]+)` \|", page, re.MULTILINE))
+    known = {(kind, option) for kind in KINDS for option in option_names(kind) if option not in ("mode", "staging")}
+    assert {pair for pair in told if pair[0] in KINDS and pair[1] not in ("mirror", "changes", "history")} == known
 
 
 def test_the_example_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:

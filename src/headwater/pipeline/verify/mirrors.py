@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,18 +18,19 @@ from headwater.errors import InputError
 from headwater.log_store.columns import OP
 from headwater.pipeline.verify.check import Mirror
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION
-from headwater.sinks.delta import DeltaSink
 from headwater.sinks.fold import DELETED, fold
-from headwater.sinks.parquet import ParquetSink, committed_files, read
 from headwater.sinks.sink import Mode, Sink
-from headwater.sinks.storage import Storage, directory_of
 from headwater.sinks.types import cast, conform, sink_schema
+from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 from headwater.stream.op import ops_of
 
 
-class _FileMirror:
-    """What all sinks of files share: their types."""
+@dataclass(frozen=True)
+class SinkMirror:
+    """The tables of a sink, whatever its kind."""
+
+    sink: Sink
 
     def sent(self, table: SourceTable, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Rows of the source in the types in which the sink writes them."""
@@ -41,52 +40,23 @@ class _FileMirror:
         """Rows of the sink in the types of the source."""
         return _cast(_with_times(rows, table.schema), table.schema)
 
-
-@dataclass(frozen=True)
-class DeltaMirror(_FileMirror):
-    """The tables of a Delta sink in mode mirror."""
-
-    storage: Storage
-
     def read(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows of the newest version; none where nothing was delivered yet."""
-        for batch in _delta_rows(self.storage, table, columns):
-            yield _in_columns(batch, columns, table)
-
-
-@dataclass(frozen=True)
-class DeltaChanges(_FileMirror):
-    """The tables of a Delta sink in mode changes."""
-
-    storage: Storage
-
-    def read(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows that the changes come to."""
-        names = [*table.schema.names, CHANGE_TYPE, COMMIT_VERSION, UNAVAILABLE_COLUMN]
-        yield from replayed(table, list(_delta_rows(self.storage, table, names)), columns)
-
-
-@dataclass(frozen=True)
-class ParquetChanges(_FileMirror):
-    """The tables of a Parquet sink."""
-
-    storage: Storage
-
-    def read(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """The rows that the changes of committed batches come to."""
-        path = Path(self.storage.within(directory_of(table)).address)
-        if committed_files(path):
-            yield from replayed(table, read(path).to_batches(), columns)
+        """The rows as they are now: those of a mirror, the current versions, or what the changes come to."""
+        if self.sink.mode is Mode.MIRROR:
+            yield from self.sink.shown(table, columns)
+        elif self.sink.mode is Mode.HISTORY:
+            for batch in self.sink.shown(table, [*columns, IS_CURRENT]):
+                yield batch.filter(batch.column(IS_CURRENT)).select(list(columns))
+        else:
+            names = [*table.schema.names, CHANGE_TYPE, COMMIT_VERSION, UNAVAILABLE_COLUMN]
+            yield from replayed(table, list(self.sink.shown(table, names)), columns)
 
 
 def mirror_of(sink: Sink) -> Mirror:
     """How the tables of *sink* are read. :raises InputError: they cannot be."""
-    if isinstance(sink, ParquetSink):
-        return ParquetChanges(Storage(sink.path))
-    if isinstance(sink, DeltaSink):
-        storage = Storage(sink.path, sink.storage_options)
-        return DeltaMirror(storage) if sink.mode is Mode.MIRROR else DeltaChanges(storage)
-    raise InputError(f"The tables of {sink.name} cannot be compared with their source.")
+    if not sink.capabilities.readable:
+        raise InputError(f"The tables of {sink.name} cannot be compared with their source.")
+    return SinkMirror(sink)
 
 
 def replayed(table: SourceTable, changes: Sequence[pa.RecordBatch], columns: Sequence[str]) -> list[pa.RecordBatch]:
@@ -105,19 +75,6 @@ def replayed(table: SourceTable, changes: Sequence[pa.RecordBatch], columns: Seq
     return shown
 
 
-def _delta_rows(storage: Storage, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
-
-    place = storage.within(directory_of(table))
-    try:
-        found = DeltaTable(place.address, storage_options=dict(place.options))
-    except TableNotFoundError:
-        return
-    dataset = found.to_pyarrow_dataset()
-    yield from dataset.to_batches(columns=[name for name in columns if name in dataset.schema.names])
-
-
 def _cast(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     names = rows.schema.names
     arrays = [cast(column, schema.field(name).type) for name, column in zip(names, rows.columns, strict=True)]
@@ -133,12 +90,3 @@ def _with_times(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
             times = moments.cast(pa.timestamp(wanted.unit)).cast(wanted)
             rows = rows.set_column(place, field.with_type(wanted), times)
     return rows
-
-
-def _in_columns(batch: pa.RecordBatch, columns: Sequence[str], table: SourceTable) -> pa.RecordBatch:
-    """*batch* with exactly *columns*; null where it does not have one."""
-    arrays: list[Any] = []
-    for name in columns:
-        place = batch.schema.get_field_index(name)
-        arrays.append(pa.nulls(batch.num_rows, table.column(name).type) if place < 0 else batch.column(place))
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))

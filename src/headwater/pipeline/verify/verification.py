@@ -15,7 +15,6 @@ from headwater.pipeline.config import PipelineConfig, SinkSection, matching
 from headwater.pipeline.verify.check import Findings, Mirror, Options, check_table
 from headwater.pipeline.verify.delivery import QueryDelivery
 from headwater.pipeline.verify.mirrors import mirror_of
-from headwater.sinks.open import open_sink
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
@@ -84,7 +83,7 @@ def _targets(config: PipelineConfig, tables: Sequence[str], sinks: Sequence[str]
     for section in config.sink:
         if sinks and section.label not in sinks:
             continue
-        opened = open_sink(section.kind, path=section.path, mode=section.delivery)
+        opened = section.open()
         for name in matching(tables or ["*"], matching(section.tables, captured)):
             _check_history(config, section, name)
             query = config.query(section)

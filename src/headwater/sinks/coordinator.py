@@ -1,0 +1,322 @@
+"""Coordinator: one batch of a query after the other, from staged to committed, with a row that survives every crash.
+
+=========  ==============================================================  ===============================
+state      meaning                                                         goes to
+=========  ==============================================================  ===============================
+PENDING    everything is staged; some tables may be committed              COMMITTED, ABORTED
+COMMITTED  the sink has all tables of the batch                            (the next COMMITTED replaces it)
+ABORTED    what was staged cannot be used: the batch is staged anew        (removed with what was staged)
+=========  ==============================================================  ===============================
+
+The token of a batch is made once, when it is planned, and is kept in the sink by the same transaction as its rows; a
+row here only tells what to do next. A query that starts commits what is pending, from what was staged, before it plans:
+so a process of before that wakes up in the middle of a commit finds the token in the sink and changes nothing. One that
+comes with a new batch is refused here, by its generation.
+
+The rows are in a store of their own beside the capture's (``deliveries/<query>``).
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final, Self
+
+from headwater import failpoints
+from headwater.errors import FencedError, NotFoundError
+from headwater.sinks.errors import OtherAttempt, SinkFenced
+from headwater.sinks.sink import Sink, Staged, Token
+from headwater.sources.table import SourceTable
+from headwater.state import Catalog, Field, FieldType, StateStore, TableSchema, WriteBatch
+from headwater.state.beside import open_beside_reader, open_beside_writer
+from headwater.state.errors import StoreNotFound
+from headwater.stream import EpochClock
+
+BEFORE_PENDING = failpoints.register("delivery.before_pending")
+AFTER_PENDING = failpoints.register("delivery.after_pending")
+BEFORE_COMMITTED = failpoints.register("delivery.before_committed")
+AFTER_COMMITTED = failpoints.register("delivery.after_committed")
+
+FOLDER: Final = "deliveries"
+DELIVERIES = TableSchema(
+    "deliveries",
+    1,
+    key=(Field("number", FieldType.INT),),
+    value=(Field("record", FieldType.JSON), Field("staged", FieldType.BYTES)),
+)
+DELIVERY_STATE = TableSchema(
+    "delivery_state", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
+)
+_GENERATION: Final = "generation"
+_COMMITS: Final = 4
+_LARGEST_STAGED: Final = 16 << 20
+_STAGED_VERSION: Final = 1
+
+
+class DeliveryState(Enum):
+    PENDING = "pending"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRecord:
+    """One batch.
+
+    :ivar generation: of the processes that staged it. :ivar epoch: up to which it has changes. :ivar plan: its newest.
+    :ivar tables: rows by table; a table of which nothing was left has 0.
+    :ivar since_ms: when it came to its state.
+    """
+
+    number: int
+    state: DeliveryState
+    generation: int
+    epoch: int
+    plan: int
+    tables: Mapping[str, int] = field(default_factory=dict)
+    since_ms: int = 0
+    reason: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "state": self.state.value,
+            "generation": self.generation,
+            "epoch": self.epoch,
+            "plan": self.plan,
+            "tables": dict(self.tables),
+            "since_ms": self.since_ms,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, number: int, value: dict[str, Any]) -> Self:
+        return cls(number=number, **(value | {"state": DeliveryState(value["state"])}))
+
+
+class Coordinator:
+    """The deliveries of one query to one sink.
+
+    :param generation: of the query's planner: a higher one was started later.
+    :raises SinkFenced: a later generation delivers.
+    """
+
+    def __init__(self, location: str, query: str, generation: int) -> None:
+        self._location, self._query, self.generation = location, query, generation
+        self._lock = threading.Lock()
+        self._store: StateStore
+        self._open()
+
+    @property
+    def records(self) -> tuple[DeliveryRecord, ...]:
+        """In order: at most one that is committed, then those that are pending or aborted."""
+        with self._store.snapshot() as view:
+            found = [DeliveryRecord.from_json(key[0], values[0]) for key, values in self._rows.scan(view, 0)]
+        return tuple(sorted(found, key=lambda record: record.number))
+
+    def deliver(self, sink: Sink, staged: Sequence[Staged]) -> None:
+        """Commit one batch, each of its tables once.
+
+        :raises SinkFenced: a later generation delivers; nothing of the batch was committed here.
+        :raises SinkError: the others are committed; the batch stays pending, and is committed when it comes again.
+        """
+        by_table = _by_table(staged)
+        token = max((one.token for one in staged), key=lambda one: (one.epoch, one.plan), default=None)
+        if token is None:
+            return
+        record = self._pending(token, by_table, staged)
+        _commit(sink, by_table)
+        self._finish(record)
+
+    def recover(self, sink: Sink, tables: Iterable[SourceTable]) -> None:
+        """Take over from the generations of before: commit what is pending, remove what nobody commits any more.
+
+        :raises SinkError: the sink does not take it; what is pending stays so.
+        """
+        for record in self.records:
+            if record.state is DeliveryState.PENDING:
+                self._settle(sink, record)
+        for table in tables:
+            sink.abort(table, self._query, self.generation)
+        if any(record.state is DeliveryState.ABORTED for record in self.records):
+            self._seal(self._without_aborted)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _settle(self, sink: Sink, record: DeliveryRecord) -> None:
+        with self._store.snapshot() as view:
+            found = self._rows.get(view, 0, (record.number,))
+        assert found is not None
+        staged = _unpacked(found[1])
+        if staged is None:
+            self._abort(record, "What was staged is not kept: the batch is staged anew.")
+            return
+        try:
+            _commit(sink, _by_table(staged))
+        except (OtherAttempt, NotFoundError, FileNotFoundError) as error:
+            self._abort(record, str(error))
+        else:
+            self._finish(record)
+
+    def _pending(
+        self, token: Token, by_table: Mapping[str, Sequence[Staged]], staged: Sequence[Staged]
+    ) -> DeliveryRecord:
+        record = DeliveryRecord(
+            number=0,
+            state=DeliveryState.PENDING,
+            generation=self.generation,
+            epoch=token.epoch,
+            plan=token.plan,
+            tables={name: sum(one.rows for one in parts) for name, parts in by_table.items()},
+            since_ms=_now_ms(),
+        )
+        packed = _packed(staged)
+
+        def change(batch: WriteBatch) -> None:
+            nonlocal record
+            known = self.records
+            record = replace(record, number=known[-1].number + 1 if known else 1)
+            for old in known:
+                if old.state is DeliveryState.PENDING:  # the same batch, staged before
+                    self._rows.delete(batch, 0, (old.number,))
+            self._rows.put(batch, 0, (record.number,), (record.to_json(), packed))
+
+        failpoints.hit(BEFORE_PENDING)
+        self._seal(change)
+        failpoints.hit(AFTER_PENDING)
+        return record
+
+    def _finish(self, record: DeliveryRecord) -> None:
+        def change(batch: WriteBatch) -> None:
+            for old in self.records:
+                if old.number < record.number and old.state is DeliveryState.COMMITTED:
+                    self._rows.delete(batch, 0, (old.number,))
+            self._put(batch, record, DeliveryState.COMMITTED, None)
+
+        failpoints.hit(BEFORE_COMMITTED)
+        self._seal(change)
+        failpoints.hit(AFTER_COMMITTED)
+
+    def _abort(self, record: DeliveryRecord, reason: str) -> None:
+        self._seal(lambda batch: self._put(batch, record, DeliveryState.ABORTED, reason))
+
+    def _without_aborted(self, batch: WriteBatch) -> None:
+        for record in self.records:
+            if record.state is DeliveryState.ABORTED:
+                self._rows.delete(batch, 0, (record.number,))
+
+    def _put(self, batch: WriteBatch, record: DeliveryRecord, state: DeliveryState, reason: str | None) -> None:
+        value = record.to_json() | {"state": state.value, "since_ms": _now_ms(), "reason": reason}
+        self._rows.put(batch, 0, (record.number,), (value, b""))
+
+    def _open(self) -> None:
+        """Take the store over, unless a later generation has it."""
+        self._store = open_beside_writer(self._location, FOLDER, self._query, takeover=True)
+        try:
+            self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, self._store.committed_epoch())
+            batch = WriteBatch()
+            with self._store.snapshot() as view:
+                catalog = Catalog.load(view)
+                self._rows = catalog.open_or_create(DELIVERIES, batch)
+                state = catalog.open_or_create(DELIVERY_STATE, batch)
+                found = state.get(view, 0, (_GENERATION,))
+            newest = 0 if found is None else int(found[0])
+            if newest > self.generation:
+                raise SinkFenced(
+                    f"Query {self._query!r} was started again elsewhere: this is generation {self.generation} of it, "
+                    f"generation {newest} delivers.",
+                    next_step="Nothing: this process has nothing more to do.",
+                )
+            if newest < self.generation:
+                state.put(batch, 0, (_GENERATION,), (self.generation,))
+            if batch:
+                self._store.seal(self._clock.next(), batch)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _seal(self, change: Callable[[WriteBatch], None]) -> None:
+        """Seal what *change* writes; a process of the same generation may have had the store in between."""
+        with self._lock:
+            try:
+                self._try_seal(change)
+            except FencedError:
+                self._store.close()
+                self._open()
+                self._try_seal(change)
+
+    def _try_seal(self, change: Callable[[WriteBatch], None]) -> None:
+        batch = WriteBatch()
+        change(batch)
+        self._store.seal(self._clock.next(), batch)
+
+
+def read_deliveries(location: str, query: str) -> tuple[DeliveryRecord, ...]:
+    """What is known of the deliveries of *query*, from any process; nothing where there were none."""
+    try:
+        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+            catalog = Catalog.load(view)
+            if DELIVERIES.name not in catalog.names():
+                return ()
+            rows = catalog.open(DELIVERIES).scan(view, 0)
+            found = [DeliveryRecord.from_json(key[0], values[0]) for key, values in rows]
+    except StoreNotFound:
+        return ()
+    return tuple(sorted(found, key=lambda record: record.number))
+
+
+def _commit(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> None:
+    """Commit each table; one that fails does not keep the others."""
+    if len(by_table) == 1:
+        _commit_table(sink, *by_table.values())
+        return
+    with ThreadPoolExecutor(min(_COMMITS, max(len(by_table), 1))) as threads:
+        done = [threads.submit(_commit_table, sink, parts) for parts in by_table.values()]
+    for one in done:
+        one.result()
+
+
+def _commit_table(sink: Sink, staged: Sequence[Staged]) -> None:
+    token = max((one.token for one in staged), key=lambda one: one.attempt)
+    sink.commit(staged[0].table, token, staged)
+
+
+def _by_table(staged: Sequence[Staged]) -> dict[str, list[Staged]]:
+    found: dict[str, list[Staged]] = {}
+    for one in staged:
+        found.setdefault(one.table.full_name, []).append(one)
+    return found
+
+
+def _packed(staged: Sequence[Staged]) -> bytes:
+    """What a later process needs to commit it; nothing where that would be too large, or tell secrets."""
+    if any(one.detail.get("order") is not None for one in staged):  # it knows the address of the source
+        return b""
+    data = pickle.dumps((_STAGED_VERSION, list(staged)))
+    return data if len(data) <= _LARGEST_STAGED else b""
+
+
+def _unpacked(data: bytes) -> list[Staged] | None:
+    """``None``: nothing was kept, or another release wrote it."""
+    if not data:
+        return None
+    try:
+        version, staged = pickle.loads(data)
+    except Exception:
+        return None
+    return staged if version == _STAGED_VERSION else None
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
