@@ -67,6 +67,7 @@ class TableRecord:
     :ivar last_position: of its newest change that was planned to be delivered.
     :ivar unseen: positions of changes that were dropped, and that no snapshot has shown yet.
     :ivar heap_since: with heap splits: the epoch of the first hand-out.
+    :ivar heap_files: … and the files that its blocks were in.
     :ivar whole: it has no key at the source: its history is read in one snapshot.
     :ivar left: the query had no such table for a while: changes of that time are missing.
     :ivar unread: the query delivered changes of it without its history.
@@ -76,6 +77,7 @@ class TableRecord:
     last_position: str | None = None
     unseen: list[str] = field(default_factory=list)
     heap_since: int | None = None
+    heap_files: str | None = None
     whole: bool = False
     left: bool = False
     unread: bool = False

@@ -56,7 +56,8 @@ class QueryTable:
         elif record.left or record.unread:
             self.executor.restart(Renewal(uuid.uuid4().hex, KeyRange() if record.whole else None))
             record.left = record.unread = False
-            record.heap_since, record.last_position, record.unseen = None, None, []
+            record.last_position, record.unseen = None, []
+            self._forget_heap()
         else:
             return
         self._state.put_table(self.name)
@@ -175,7 +176,7 @@ class QueryTable:
 
     def _begin_anew(self, since: str, renewed: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
-        self.record.heap_since = None
+        self._forget_heap()
         if self.executor is not None:
             self.executor.restart(None if renewed else Renewal(since, KeyRange() if self.record.whole else None))
 
@@ -220,6 +221,8 @@ class QueryTable:
         if not self.has_columns_of(snapshot, self.table):
             self.waiting = "its columns have changed, and the capture has not come to that yet"
             return None
+        if self.has_moved(snapshot):
+            self.read_anew()
         before = self.executor.phase
         if before is Phase.WAITING and self.record.whole != (not snapshot.has_key(self.table)):
             self.record.whole = not self.record.whole
@@ -227,8 +230,10 @@ class QueryTable:
             self.executor = self._backfill()
             self.wants()
         handed = self.executor.hand_out(plan, snapshot, budget)
-        if self.kind is SplitKind.HEAP and handed and self.record.heap_since is None:
-            self.record.heap_since = upto
+        if self.kind is SplitKind.HEAP and handed and self.record.heap_files is None:
+            if self.record.heap_since is None:
+                self.record.heap_since = upto
+            self.record.heap_files = snapshot.files(self.table)
             self._state.put_table(self.name)
         if not handed and self.executor.phase is before:
             return None
@@ -242,26 +247,40 @@ class QueryTable:
         if self.executor is not None:
             self.executor.retake(plan, mark, exact=exact)
 
+    def has_moved(self, snapshot: ExportedSnapshot) -> bool:
+        """Whether it is read by blocks and was rewritten since: the ranges that are left have other rows now."""
+        known = self.record.heap_files
+        if known is None or self.record.whole:
+            return False
+        return not set(known.split()) <= set(snapshot.files(self.table).split())  # a new partition moves no row
+
+    def read_anew(self) -> None:
+        """Begin once more, with rows at the sink: by key, which no rewrite moves."""
+        assert self.executor is not None
+        self.executor.restart(Renewal(uuid.uuid4().hex))
+        self._forget_heap()
+
+    def _forget_heap(self) -> None:
+        self.record.heap_since = self.record.heap_files = None
+        self._state.put_table(self.name)
+
     def roll_back(self, plan: int, epoch: int) -> None:
         if self.executor is not None:
             self.executor.roll_back(plan, epoch)
             if self.kind is SplitKind.HEAP and self.executor.phase is Phase.WAITING:
-                self.record.heap_since = None
-                self._state.put_table(self.name)
+                self._forget_heap()
 
     def settle(self, position: CdcOffset, epoch: int) -> None:
         if self.executor is not None:
             self.executor.settle(position, epoch)
         if self.record.heap_since is not None and self.is_done:
-            self.record.heap_since = None
-            self._state.put_table(self.name)
+            self._forget_heap()
 
     def restart(self) -> None:
         """The sink has no row of the table: its history begins anew."""
         if self.executor is not None:
             self.executor.restart()
-            self.record.heap_since = None
-            self._state.put_table(self.name)
+            self._forget_heap()
 
     def renew(self, renewal: Renewal) -> None:
         """Read the history, or a part of it, once more."""

@@ -76,6 +76,10 @@ class ExportedSnapshot(Protocol):
         """Whether the source has a key that names each row of *table*, never null, and finds rows by it."""
         ...
 
+    def files(self, table: SourceTable) -> str:
+        """Names the files that its blocks are in, with blanks between: when one of them goes its rows are elsewhere."""
+        ...
+
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         """Splits of about *split_rows* rows.
 

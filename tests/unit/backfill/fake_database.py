@@ -147,6 +147,9 @@ class FakeSnapshot:
     def has_key(self, table: SourceTable) -> bool:
         return True
 
+    def files(self, table: SourceTable) -> str:
+        return ""
+
     def is_open(self) -> bool:
         return self.is_held
 

@@ -34,6 +34,9 @@ class Wide:
     def has_key(self, table: SourceTable) -> bool:
         return True
 
+    def files(self, table: SourceTable) -> str:
+        return ""
+
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         cuts = [None, *(Cut((str(100 * n),)) for n in range(1, SPLITS)), None]
         ranges = [KeyRange(start, end) for start, end in pairwise(cuts)]

@@ -39,6 +39,10 @@ _IS_STANDBY: Final = "SELECT pg_catalog.pg_is_in_recovery() AS standby"
 _INSERTED: Final = "SELECT (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
 _REPLAYED: Final = "SELECT (pg_catalog.pg_last_wal_replay_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
 _EXPORT: Final = "SELECT pg_catalog.pg_export_snapshot() AS name, pg_catalog.pg_current_snapshot()::text AS running"
+_FILES: Final = """
+SELECT pg_catalog.string_agg(c.oid || '/' || c.relfilenode, ' ' ORDER BY c.oid) AS files
+FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s)
+"""
 _PUBLISHED: Final = """
 SELECT DISTINCT a.name::text FROM pg_catalog.pg_publication_tables p CROSS JOIN unnest(p.attnames) a (name)
 WHERE p.schemaname = %s AND p.tablename = %s
@@ -129,6 +133,13 @@ class PostgresSnapshot:
         with self._asked() as session:
             catalog = read_table(session, TableName(table.namespace, table.name))
         return bool(catalog.primary_key) or catalog.identity is ReplicaIdentity.INDEX
+
+    def files(self, table: SourceTable) -> str:
+        """Names the files of its blocks; VACUUM FULL, CLUSTER and an ALTER TABLE that rewrites it make others."""
+        with self._asked() as session:
+            catalog = self._catalog(table)
+            oids = [leaf.oid for leaf in catalog.leaves] if catalog.is_partitioned else [catalog.oid]
+            return ask(session, _FILES, [oids])[0].files or ""
 
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         """Splits of about *split_rows* rows; see :func:`~headwater.sources.postgres.splitting.plan_splits`.
