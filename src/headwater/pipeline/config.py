@@ -259,7 +259,7 @@ def load(path: str | Path = DEFAULT_FILE) -> PipelineConfig:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigNotFound(
-            f"There is no {path}.", next_step=f"Go to the directory that has it, or name it: headwater run {path}"
+            f"There is no {path}.", next_step="Go to the directory that has it, or name it; docs/pipeline.md shows one."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
@@ -398,11 +398,17 @@ class _Teller:
         if kind == "extra_forbidden":
             return self.surplus(path, _keys_at(path[:-1]))
         if kind == "missing":
-            return self.error(path, "is missing", _EXAMPLES.get(str(path[-1])))
+            return self.error(path, "is missing", _EXAMPLES.get(str(path[-1]), "Write it."))
         if kind == "literal_error":
             return self.unknown(path, str(found["input"]), list(_choices_at(path)))
         received = "" if path and path[-1] in _SECRET_KEYS else f"; received {_shape(found['input'])}"
-        return self.error(path, f"is wrong: {_lowered(found['msg'])}{received}")
+        if kind == "string_pattern_mismatch":
+            return self.error(path, f"is no name{received}", "Write letters, digits, _ and -, a letter or digit first.")
+        if path == ("sink",) and kind == "list_type":
+            return self.error(path, "is one table, and a pipeline may have several sinks", "Write [[sink]].")
+        example = _EXAMPLES.get(str(path[-1])) if path else None
+        step = example or "docs/pipeline.md has what each setting may be."
+        return self.error(path, f"is wrong: {_lowered(found['msg'])}{received}", step)
 
 
 _EXAMPLES: Final = {

@@ -27,18 +27,21 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
         from headwater.sources.postgres.connection import Dsn
         from headwater.sources.postgres.doctor import examine
 
-    findings: list[Finding] = [*_machine(), *_store(config)]
+    findings: list[Finding] = []
     names: tuple[str, ...] = ()
     try:
         chosen = choose_tables(config)
         names = chosen.names
         findings += [
-            Finding("tables", Level.NOTE, f"It is left out: {why}", None, name) for name, why in chosen.left_out.items()
+            Finding("tables", Level.NOTE, f"It is left out: {why}", statement_of(step), name)
+            for name, (why, step) in chosen.left_out.items()
         ]
     except HeadwaterError as error:
         findings.append(_problem("tables", error))
     source = examine(Dsn(config.dsn), names, slot=config.source.slot, publication=config.source.publication)
-    return replace(source, findings=[*source.findings, *findings, *_sinks(config)])
+    told = {finding.text for finding in source.findings}
+    findings = [finding for finding in findings if finding.text not in told]
+    return replace(source, findings=[*source.findings, *findings, *_machine(), *_store(config), *_sinks(config)])
 
 
 def _problem(check: str, error: HeadwaterError) -> Finding:

@@ -171,8 +171,8 @@ class Supervisor:
         chosen = self._choose()
         if chosen is None:
             return
-        self._left_out = chosen.left_out
-        for name, reason in chosen.left_out.items():
+        self._left_out = {name: " ".join(filter(None, why)) for name, why in chosen.left_out.items()}
+        for name, reason in self._left_out.items():
             self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
         self._capture = CaptureKeeper(self._config, chosen.names, self._journal.note)
         self._capture.step()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from headwater.capture import CapturedTable, SourceState
 from headwater.errors import TransientError
@@ -13,16 +16,18 @@ from headwater.sources.open import open_source, postgres_driver
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
+_NAMES: Final = 10
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenTables:
     """The full names of the tables of a pipeline.
 
-    :ivar left_out: tables that a pattern stands for and that cannot be captured, with the reason.
+    :ivar left_out: tables that a pattern stands for and that cannot be captured, with the reason and what mends it.
     """
 
     names: tuple[str, ...]
-    left_out: dict[str, str]
+    left_out: dict[str, tuple[str, str | None]]
 
 
 def choose_tables(config: PipelineConfig) -> ChosenTables:
@@ -38,11 +43,12 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
     wanted = config.source.tables
     plain = [str(TableName.parse(name)) for name in wanted if not is_pattern(name)]
     patterns = [name for name in wanted if is_pattern(name)]
-    left_out: dict[str, str] = {}
+    left_out: dict[str, tuple[str, str | None]] = {}
     found: list[str] = []
+    there: list[str] = []
     if patterns:
         try:
-            found, left_out = _at_the_source(config, patterns, plain)
+            found, left_out, there = _at_the_source(config, patterns, plain)
         except TransientError:
             found = matching(patterns, list(captured_tables(config.store)))
             if not found:
@@ -50,9 +56,10 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
     names = tuple(dict.fromkeys([*plain, *found]))
     if not names:
         raise ConfigError(
-            f"[source] tables: nothing in the database is called {', '.join(patterns)}.",
+            f"[source] tables: nothing in the database is called {', '.join(patterns)}"
+            f"{' and can be captured' if left_out else ''}.",
             key="source.tables",
-            next_step="Run: headwater doctor",
+            next_step=_instead(patterns, left_out, there),
         )
     return ChosenTables(names, left_out)
 
@@ -66,7 +73,21 @@ def captured_tables(store: str) -> dict[str, CapturedTable]:
         return {}
 
 
-def _at_the_source(config: PipelineConfig, patterns: list[str], plain: list[str]) -> tuple[list[str], dict[str, str]]:
+def _instead(patterns: list[str], left_out: Mapping[str, tuple[str, str | None]], there: list[str]) -> str:
+    """What to do where the patterns stand for nothing."""
+    for name, (reason, step) in left_out.items():
+        return f"{name}: {reason}{'' if step is None else f' {step}'}"
+    if not there:
+        return "The database has no tables: look whether it is the right one."
+    everything = [f"{schema}.*" for schema in dict.fromkeys(name.rpartition(".")[0] for name in there)]
+    near = difflib.get_close_matches(patterns[0], [*everything, *there], 1)
+    return f"Did you mean {near[0]}?" if near else f"Its tables are in {', '.join(everything[:_NAMES])}."
+
+
+def _at_the_source(
+    config: PipelineConfig, patterns: list[str], plain: list[str]
+) -> tuple[list[str], dict[str, tuple[str, str | None]], list[str]]:
+    """The tables that *patterns* stand for, those of them that are left out, and all that there are."""
     with postgres_driver():
         from headwater.sources.postgres.catalog import all_table_names
         from headwater.sources.postgres.connection import Dsn, connect, server_errors
@@ -75,7 +96,7 @@ def _at_the_source(config: PipelineConfig, patterns: list[str], plain: list[str]
     with connect(dsn) as session, server_errors(dsn):
         names = [str(name) for name in all_table_names(session)]
     found: list[str] = []
-    left_out: dict[str, str] = {}
+    left_out: dict[str, tuple[str, str | None]] = {}
     source = open_source(config.dsn, spill=config.work / "spill", special_values=config.special_values)
     try:
         for name in matching(patterns, names):
@@ -83,8 +104,10 @@ def _at_the_source(config: PipelineConfig, patterns: list[str], plain: list[str]
                 if name not in plain:
                     source.tables([name])
                 found.append(name)
-            except (UnsupportedTable, SourceNotFound) as error:
-                left_out[name] = str(error)
+            except UnsupportedTable as error:
+                left_out[name] = (error.reason, error.next_step)
+            except SourceNotFound as error:
+                left_out[name] = (error.message, None)
     finally:
         source.close()
-    return found, left_out
+    return found, left_out, names

@@ -36,6 +36,8 @@ def test_c26_quoted_and_mixed_case_names_are_found_and_near_misses_are_named(pos
     assert table(postgres, "Public.ORDERS").name == TableName("public", "orders")
     with pytest.raises(SourceNotFound, match=r'"Sales"\."Order Lines"'):
         table(postgres, '"order lines"')
+    with pytest.raises(SourceNotFound, match=r"Did you mean public\.orders\?"):
+        table(postgres, "public.order")
     with pytest.raises(SourceNotFound, match="Name a table"):
         table(postgres, "nothing_like_it")
     with connect(Dsn(postgres.dsn)) as session:

@@ -54,6 +54,7 @@ def test_refusals_name_what_to_do_and_never_the_password(postgres: Database) -> 
     cases: list[tuple[str, type[SourceError], str]] = [
         (wrong, AccessDenied, "password"),
         (server.dsn(postgres.name, user="nobody_here", password=SECRET), AccessDenied, "password"),
+        (f"postgresql://postgres@127.0.0.1:{server.port}/x", AccessDenied, "PGPASSWORD"),
         (server.dsn("no_such_db"), SourceNotFound, "exists"),
         (f"postgresql://u:{SECRET}@127.0.0.1:1/x", SourceUnreachable, "server runs"),
         (f"postgresql://u:{SECRET}@no-such-host.invalid/x", SourceUnreachable, "server runs"),

@@ -167,7 +167,9 @@ def test_what_nobody_knows_is_refused_with_the_nearest_that_is_known(
         ('["public.orders"]', '"public.orders"', "source.tables", "received a text"),
         ("[[sink]]", '[backfill]\nsplit_rows = "5"\n[[sink]]', "backfill.split_rows", "received a text"),
         ("[[sink]]", "[backfill]\nsplit_rows = 0\n[[sink]]", "backfill.split_rows", "received 0"),
-        ("[[sink]]", '[pipeline]\nname = "a b"\n[[sink]]', "pipeline.name", "pattern"),
+        ("[[sink]]", '[pipeline]\nname = "a b"\n[[sink]]', "pipeline.name", "is no name"),
+        ("[[sink]]", "[sink]", "sink", "several sinks"),
+        ('path = "lake"', "path = 3", "sink.0.path", "received 3"),
         ('dsn = "postgresql://app@db/shop"\n', "", "source", "either dsn or dsn_env"),
         ("[source]", "[src]", "src", "no key that is known"),
     ],
@@ -176,6 +178,7 @@ def test_a_wrong_value_is_told_with_its_key(tmp_path: Path, before: str, after: 
     error = refused(tmp_path, SMALLEST.replace(before, after, 1))
     assert error.key == key
     assert says in error.message
+    assert error.next_step
 
 
 def test_two_sinks_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ def test_no_message_shows_the_connection_string(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_or_no_toml_says_so(tmp_path: Path) -> None:
-    with pytest.raises(ConfigNotFound, match="headwater run"):
+    with pytest.raises(ConfigNotFound, match=r"docs/pipeline\.md"):
         load(tmp_path / "pipeline.toml")
     assert "line 2" in refused(tmp_path, "[source]\ndsn = \n").message
 

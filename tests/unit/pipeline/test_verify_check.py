@@ -81,6 +81,9 @@ class World:
     def order(self, _table: SourceTable) -> Any:
         return Order()
 
+    def key_range(self, _table: SourceTable, part: KeyRange) -> KeyRange:
+        return part
+
     def read(
         self,
         _table: SourceTable,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -233,4 +234,8 @@ def _not_found(session: Connection, name: TableName) -> SourceNotFound:
     step = "Name a table that exists."
     if similar:
         step = f"Did you mean {TableName(*similar)}? Names with capitals or blanks are written in double quotes."
+    else:
+        there = {one.name: one for one in all_table_names(session)}
+        for near in difflib.get_close_matches(name.name, there, 1):
+            step = f"Did you mean {there[near]}?"
     return SourceNotFound(f"The database has no table {name}.", next_step=step)

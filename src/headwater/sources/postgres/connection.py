@@ -235,6 +235,8 @@ def _refused_login(said: str, dsn: Dsn) -> SourceError:
 
 def _denied(said: str, dsn: Dsn) -> AccessDenied:
     step = "Check the user name and its password."
+    if "no password supplied" in said:
+        step = "Set PGPASSWORD, or write the password into ~/.pgpass or the connection string."
     if "pg_hba.conf" in said:
         step = "Allow the address, user and database in pg_hba.conf and reload the server's settings."
     elif "superuser or replication role" in said or "start WAL sender" in said:
@@ -247,4 +249,6 @@ def _no_database(dsn: Dsn) -> SourceNotFound:
 
 
 def _unreachable(said: str, dsn: Dsn) -> SourceUnreachable:
-    return SourceUnreachable(f"{dsn} cannot be reached: {said}.", next_step="Check that the server runs and answers.")
+    return SourceUnreachable(
+        f"{dsn} cannot be reached: {said.rstrip('.?')}.", next_step="Check that the server runs and answers."
+    )

@@ -1,0 +1,47 @@
+"""The doctor of a pipeline over a real database: what keeps tables out, and what was meant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.servers.postgres import Database
+
+from headwater.pipeline.config import PipelineConfig, configure
+from headwater.pipeline.doctor import examine_pipeline
+from headwater.pipeline.errors import ConfigError
+from headwater.pipeline.tables import choose_tables
+from headwater.sources.diagnosis import Level
+
+pytestmark = pytest.mark.db
+
+
+def config_of(database: Database, folder: Path, *tables: str) -> PipelineConfig:
+    sink = {"kind": "delta", "path": "lake"}
+    return configure({"source": {"dsn": database.dsn, "tables": list(tables)}, "sink": [sink]}, folder=folder)
+
+
+def test_a_table_that_is_left_out_is_told_with_the_statement_that_lets_it_in(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE audit (what text)")
+    config = config_of(newest_postgres, tmp_path, "public.*")
+    (finding,) = [one for one in examine_pipeline(config).findings if one.check == "tables"]
+    assert (finding.level, finding.table) == (Level.NOTE, "public.audit")
+    assert "cannot be captured" not in finding.text
+    assert finding.fix
+    newest_postgres.execute(finding.fix)
+    assert choose_tables(config).names == ("public.audit", "public.orders")
+
+
+def test_a_pattern_that_stands_for_nothing_names_the_nearest(newest_postgres: Database, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="right one"):
+        choose_tables(config_of(newest_postgres, tmp_path, "public.*"))
+    newest_postgres.execute("CREATE TABLE audit (what text)")
+    with pytest.raises(ConfigError, match="REPLICA IDENTITY"):
+        choose_tables(config_of(newest_postgres, tmp_path, "public.*"))
+    newest_postgres.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+    for pattern, step in (("publik.*", "Did you mean public.*?"), ("zzz*", "public.*")):
+        with pytest.raises(ConfigError) as refused:
+            choose_tables(config_of(newest_postgres, tmp_path, pattern))
+        assert step in str(refused.value.next_step)
