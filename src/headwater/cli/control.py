@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,7 +28,7 @@ TableArgument = Annotated[str | None, typer.Argument(help="Only this table; all 
 def pause(table: TableArgument = None, pipeline: FileOption = Path(DEFAULT_FILE), sink: SinkOption = None) -> None:
     """Read no more history, until resume; changes flow on. It stays so over restarts."""
     for name in _ask(pipeline, sink, table, PAUSE, {}):
-        err.print(f"{name}: history is paused; changes flow on. Go on: headwater resume")
+        err.print(f"{name}: no more history is read; changes flow on. Go on: headwater resume", soft_wrap=True)
 
 
 def resume(table: TableArgument = None, pipeline: FileOption = Path(DEFAULT_FILE), sink: SinkOption = None) -> None:
@@ -45,7 +46,8 @@ def throttle(
     """Read history no faster than so many rows per second, for each table."""
     limit = _limit(rows)
     for name in _ask(pipeline, sink, table, THROTTLE, {"rows_per_second": limit}):
-        err.print(f"{name}: {'no limit' if limit is None else f'at most {limit:,} rows of history per second'}")
+        told = "no limit" if limit is None else f"at most {limit:,} rows of history per second and table"
+        err.print(f"{name}: {told}", soft_wrap=True)
 
 
 def resnapshot(
@@ -72,7 +74,7 @@ def resnapshot(
         return
     detail = {"start": start or None, "end": end or None, "columns": column or None}
     for name in _ask(pipeline, sink, table, RESNAPSHOT, detail):
-        err.print(f"{name}: {table or 'every table'} is read once more. Look: headwater status --watch")
+        err.print(f"{name}: read once more. Look: headwater status --watch", soft_wrap=True)
 
 
 def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
@@ -107,11 +109,13 @@ def _limit(text: str) -> int | None:
 
 
 def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail: dict[str, Any]) -> Iterator[str]:
-    """Ask each sink that it is about; the names of those that did it."""
+    """Ask each sink that it is about; the names of those that did it, with the table."""
     config = load(pipeline)
     found = read_status(config)
     if not found.running:
-        raise NotStarted("The pipeline is not running.", next_step=f"Start it: headwater run {pipeline}")
+        raise NotStarted(
+            "The pipeline is not running.", next_step=f"Start it: headwater run {shlex.quote(str(pipeline))}"
+        )
     chosen = [one for one in found.sinks if sink in (None, one.name)]
     if not chosen:
         raise ConfigError(
@@ -133,7 +137,7 @@ def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail:
     for one, name in wanted:
         query = _query(config, one)
         ask_query(config.store, query, kind, {"table": name, **detail}, _ANSWER_SECONDS)
-        yield one.name
+        yield f"{one.name}, {name or 'all tables'}"
 
 
 def _named(sink: SinkStatus, table: str | None) -> list[str | None]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.measure import Measurement
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -20,7 +22,10 @@ from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.pipeline.status import LIVE, PipelineStatus, SinkStatus, TableStatus, read_status
 
 _WATCH_SECONDS = 1.0
+_RATE_SECONDS = 5.0
 _BAR_WIDTH = 20
+_NAME_WIDTH = 16
+_UNLIMITED = 1000
 _HISTORY = ("waiting", "reading")
 _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red", "stopped": "dim", "not running": "dim"}
 PipelineFile = Annotated[Path, typer.Argument(help="The pipeline.", show_default=True)]
@@ -49,32 +54,43 @@ def status(
                 time.sleep(_WATCH_SECONDS)
                 live.update(view(read_status(config), rates), refresh=True)
     else:
-        out.print(view(found, Rates()))
+        for part in parts(found, Rates()):
+            out.print(part, soft_wrap=isinstance(part, Text))  # statements are there to be copied: in one line each
     if found.error is not None or any(sink.state == "failed" for sink in found.sinks):
         raise typer.Exit(1)
 
 
 class Rates:
-    """Changes per second, from two looks at a capture."""
+    """Changes per second, from looks at a capture: over seconds, as it tells its rows less often than one looks."""
 
-    def __init__(self) -> None:
-        self._before: tuple[float, int] | None = None
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._looks: deque[tuple[float, int]] = deque()
 
     def changes(self, found: PipelineStatus) -> float | None:
-        rows, now = found.capture.get("rows"), time.monotonic()
-        before, self._before = self._before, None if rows is None else (now, int(rows))
-        if before is None or rows is None or rows < before[1]:
+        rows, now, looks = found.capture.get("rows"), self._clock(), self._looks
+        if rows is None or (looks and rows < looks[-1][1]):  # it has begun anew
+            looks.clear()
+        if rows is None:
             return None
-        return float((rows - before[1]) / max(now - before[0], 0.001))
+        looks.append((now, int(rows)))
+        while len(looks) > 2 and now - looks[1][0] >= _RATE_SECONDS:
+            looks.popleft()
+        then, before = looks[0]
+        return (rows - before) / (now - then) if now > then else None
 
 
 def view(found: PipelineStatus, rates: Rates) -> RenderableType:
-    """A pipeline for a person."""
-    parts: list[RenderableType] = [_headline(found, rates.changes(found))]
+    """A pipeline for a person, as one that can be drawn again."""
+    return Group(*parts(found, rates))
+
+
+def parts(found: PipelineStatus, rates: Rates) -> Iterator[RenderableType]:
+    """A pipeline for a person: a line, a table, and lines for what is wrong."""
+    yield _headline(found, rates.changes(found))
     if any(sink.tables for sink in found.sinks):
-        parts.append(_tables(found))
-    parts += problems(found)
-    return Group(*parts)
+        yield _Tables(found)
+    yield from problems(found)
 
 
 def _headline(found: PipelineStatus, rate: float | None) -> Text:
@@ -92,17 +108,36 @@ def _headline(found: PipelineStatus, rate: float | None) -> Text:
     return text
 
 
-def _tables(found: PipelineStatus) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for name in ("sink", "table", "phase"):
-        table.add_column(name, no_wrap=name != "table")
-    table.add_column("history")
-    for name in ("rows", "rows/s", "left", "lag"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for sink in found.sinks:
-        for one in sink.tables:
-            table.add_row(sink.name, one.name, phase_of(one), _bar(one), _rows(one), _rate(one), _left(one), _lag(one))
-    return table
+class _Tables:
+    """A row for each table; where the names would not fit, the bars go first."""
+
+    def __init__(self, found: PipelineStatus) -> None:
+        self._found = found
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        whole = self._made(bars=True)
+        fits = Measurement.get(console, options.update(width=_UNLIMITED), whole).maximum <= options.max_width
+        yield whole if fits else self._made(bars=False)
+
+    def _made(self, *, bars: bool) -> Table:
+        table = Table(box=None, pad_edge=False)
+        table.add_column("sink", no_wrap=True)
+        table.add_column("table", overflow="fold", min_width=_NAME_WIDTH)
+        table.add_column("phase", no_wrap=True)
+        if bars:
+            table.add_column("history", no_wrap=True, min_width=_BAR_WIDTH if self._is_reading else None)
+        for name in ("rows", "rows/s", "left", "lag"):
+            table.add_column(name, justify="right", no_wrap=name == "left")
+        for sink in self._found.sinks:
+            for one in sink.tables:
+                bar = [_bar(one)] if bars else []
+                numbers = (_rows(one), _rate(one), _left(one), _lag(one))
+                table.add_row(sink.name, one.name, phase_of(one), *bar, *numbers)
+        return table
+
+    @property
+    def _is_reading(self) -> bool:
+        return any(table.phase != LIVE and table.total for sink in self._found.sinks for table in sink.tables)
 
 
 def phase_of(table: TableStatus) -> str:

@@ -81,11 +81,11 @@ def _texts(one: Findings) -> list[dict[str, str]]:
 
 
 def _show(found: Sequence[Findings], pipeline: Path) -> None:
-    table = Table(title="Source and sinks", title_justify="left")
-    table.add_column("table")
-    table.add_column("sink")
-    for name in ("rows", "rows there", "changed", "missing", "extra", "doubled", "moving", "seconds"):
-        table.add_column(name, justify="right")
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    table.add_column("table", overflow="fold")
+    table.add_column("sink", overflow="fold")
+    for name in ("rows", "at sink", "changed", "missing", "extra", "doubled", "moving", "s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         wrong = (one.mismatches, one.missing, one.extra, one.doubled)
         table.add_row(

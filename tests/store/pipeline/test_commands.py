@@ -70,6 +70,23 @@ def test_nobody_can_be_asked_while_nothing_runs(folder: Path, command: list[str]
     assert asked.exception.next_step == "Start it: headwater run pipeline.toml"
 
 
+def test_there_is_nothing_to_compare_before_the_first_run(folder: Path) -> None:
+    asked = runner.invoke(app, ["verify"])
+    assert isinstance(asked.exception, NotStarted)
+    assert asked.exception.next_step == "Run: headwater run"
+
+
+def test_a_statement_that_mends_something_is_one_line_to_copy(folder: Path) -> None:
+    statement = f"Run: {' '.join(['ALTER TABLE'] * 30)}"
+    run = folder / "headwater/shop" / RUN_FOLDER
+    run.mkdir(parents=True)
+    failure = {"kind": "X", "remedy": "person", "message": "It failed.", "next_step": statement}
+    (run / FACTS_FILE).write_text(json.dumps({"state": "failed", "failure": failure, "capture": {}, "sinks": {}}))
+    told = runner.invoke(app, ["status"], env={"COLUMNS": "80"})
+    assert told.exit_code == 1
+    assert statement in told.output
+
+
 def test_throttle_takes_a_number_or_none(folder: Path) -> None:
     assert isinstance(runner.invoke(app, ["throttle", "fast"]).exception, InputError)
 
@@ -109,7 +126,9 @@ def test_a_pipeline_from_python_is_checked_at_once(tmp_path: Path) -> None:
 def test_doctor_looks_at_the_machine_and_the_sinks_also_when_the_database_is_gone(folder: Path) -> None:
     told = runner.invoke(app, ["doctor", "--json"])
     assert told.exit_code == 1
-    levels = {(one["check"], one["level"]) for one in json.loads(told.stdout)["findings"]}
+    findings = json.loads(told.stdout)["findings"]
+    assert sum(one["level"] == "problem" for one in findings) == 1
+    levels = {(one["check"], one["level"]) for one in findings}
     assert {("java", "ok"), ("spark", "ok"), ("store", "ok"), ("sink", "ok"), ("connection", "problem")} <= levels
     assert not (folder / "headwater").exists()
 

@@ -35,7 +35,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
     """Runs the command over findings that are given."""
     monkeypatch.setattr(command, "load", lambda path: path)
 
-    def run(found: list[Findings], *arguments: str) -> Any:
+    def run(found: list[Findings], *arguments: str, columns: int = 200) -> Any:
         class Told:
             def __init__(self, _config: object, tables: object, sinks: object) -> None:
                 self.asked = (tables, sinks)
@@ -46,7 +46,7 @@ def answer(monkeypatch: pytest.MonkeyPatch) -> Answer:
                     yield one if options.keys else Findings(**{**_fields(one), "keys": ()})
 
         monkeypatch.setattr(command, "Verification", Told)
-        return CliRunner().invoke(app, ["verify", *arguments], env={"COLUMNS": "200"})
+        return CliRunner().invoke(app, ["verify", *arguments], env={"COLUMNS": str(columns)})
 
     return run
 
@@ -60,6 +60,14 @@ def test_equal_sides_end_with_0_also_while_keys_move(answer: Answer) -> None:
     assert done.exit_code == 0
     assert "public.orders" in done.output
     assert "next:" not in done.output
+
+
+def test_a_narrow_terminal_shows_every_number(answer: Answer) -> None:
+    found = [Findings("public.customers", 302_118, 302_099, missing=1, sink="delta", seconds=14.25)]
+    done = answer(found, columns=80)
+    for words in ("public.customers", "302,118", "302,099", "doubled", "moving"):
+        assert words in done.output
+    assert "…" not in done.output
 
 
 def test_differences_end_with_1_and_the_commands_that_mend_them(answer: Answer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -22,8 +23,8 @@ def status(*tables: TableStatus, **fields: object) -> PipelineStatus:
     return PipelineStatus("shop", "/store", True, "process 1", "running", **(told | fields))  # type: ignore[arg-type]
 
 
-def shown(found: PipelineStatus) -> str:
-    console = Console(file=io.StringIO(), width=140)
+def shown(found: PipelineStatus, width: int = 140) -> str:
+    console = Console(file=io.StringIO(), width=width)
     console.print(view(found, Rates()))
     file = console.file
     assert isinstance(file, io.StringIO)
@@ -34,6 +35,16 @@ def test_history_shows_its_rows_rate_and_rest_and_a_live_table_its_lag() -> None
     text = shown(status(READING, LIVE))
     for words in ("shop · running", "lag 0.2 s", "1,000 of 4,000", "500", "6.0 s", "3 rows, 1.0 s", "live"):
         assert words in text, text
+
+
+def test_a_narrow_terminal_shows_names_and_numbers_and_leaves_the_bars_out() -> None:
+    limited = replace(READING, limit=20_000, rows=161_053, total=300_000)
+    assert "━" in shown(status(limited, LIVE))
+    text = shown(status(limited, LIVE), width=80)
+    for words in ("public.orders", "public.lines", "161,053", "300,000", "20,000", "6.0 s"):
+        assert words in text, text
+    assert "…" not in text
+    assert "━" not in text
 
 
 def test_a_paused_a_stopped_and_a_waiting_table_say_so() -> None:
@@ -79,8 +90,14 @@ def test_durations_are_for_people() -> None:
     ]
 
 
-def test_changes_per_second_come_from_two_looks() -> None:
-    rates = Rates()
-    assert rates.changes(status(LIVE)) is None
-    assert rates.changes(status(LIVE)) == 0.0
-    assert rates.changes(status(LIVE, capture={"state": "running", "rows": 1})) is None
+def test_changes_per_second_are_those_of_the_last_seconds() -> None:
+    clock = iter([0.0, 0.5, 1.0, 1.5, 9.0, 9.5])
+    rates = Rates(lambda: next(clock))
+
+    def after(rows: int) -> float | None:
+        return rates.changes(status(LIVE, capture={"state": "running", "rows": rows}))
+
+    assert after(0) is None
+    assert [after(100), after(100), after(300)] == [200.0, 100.0, 200.0]
+    assert after(300) == 0.0
+    assert after(1) is None, "the capture has begun anew"

@@ -12,12 +12,14 @@ from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.progress import Phase
 from headwater.errors import ConflictError, InputError
 from headwater.pipeline.config import PipelineConfig, SinkSection, matching
+from headwater.pipeline.errors import NotStarted
 from headwater.pipeline.verify.check import Findings, Mirror, Options, check_table
 from headwater.pipeline.verify.delivery import QueryDelivery
 from headwater.pipeline.verify.mirrors import mirror_of
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
+from headwater.state.errors import StoreNotFound
 
 Progress = Callable[[str, str, int, int], None]
 """Sink, table, rows that were read, rows in all."""
@@ -73,10 +75,13 @@ def _targets(config: PipelineConfig, tables: Sequence[str], sinks: Sequence[str]
     for label in sinks:
         if label not in labels:
             raise InputError(f"The pipeline has no sink {label!r}.", next_step=f"Valid are {', '.join(labels)}.")
-    with open_reader(config.store) as reader, reader.snapshot() as view:
-        captured = list(LogRanges(view, []).captured)
-        ranges = LogRanges(view, captured)
-        described = {name: ranges.changes(name, ranges.newest, ranges.newest).table for name in captured}
+    try:
+        with open_reader(config.store) as reader, reader.snapshot() as view:
+            captured = list(LogRanges(view, []).captured)
+            ranges = LogRanges(view, captured)
+            described = {name: ranges.changes(name, ranges.newest, ranges.newest).table for name in captured}
+    except StoreNotFound:
+        raise NotStarted("The pipeline has never run: nothing to compare.", next_step="Run: headwater run") from None
     for pattern in tables:
         if not matching([pattern], captured):
             raise InputError(f"The pipeline has no table {pattern}.", next_step=f"Valid are {', '.join(captured)}.")
@@ -97,5 +102,5 @@ def _check_history(config: PipelineConfig, sink: SinkSection, table: str) -> Non
     if phase != Phase.DONE:
         raise ConflictError(
             f"The history of {table} is not in sink {sink.label!r} yet (it is {phase or 'waiting'}).",
-            next_step="Wait until headwater status shows it as done; other tables can be chosen with --table.",
+            next_step="Wait until headwater status shows it as live; other tables can be chosen with --table.",
         )
