@@ -144,3 +144,41 @@ def test_m25_a_type_that_becomes_another_stops_the_history_until_the_table_is_re
         query.finish()
         query.assert_equal()
         query.close()
+
+
+@pytest.mark.parametrize("kind", [SplitKind.KEY, SplitKind.HEAP])
+def test_m28_large_values_that_updates_left_alone_of_rows_that_were_not_read_yet(
+    newest_postgres: Database, tmp_path: Path, kind: SplitKind
+) -> None:
+    """Before the rows are read, in the batch that reads them, after it; and of rows that are gone once that is told."""
+    newest_postgres.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, state text, note text)",
+        "ALTER TABLE orders ALTER COLUMN note SET STORAGE EXTERNAL",
+        "INSERT INTO orders SELECT n, rpad('new', 100), n || repeat('x', 3000) FROM generate_series(1, 400) n",
+    )
+    with running(newest_postgres, tmp_path, TABLE) as capture:
+        query = IntoDelta(capture, TABLE, split_kind=kind, **SMALL)
+        for number in range(2):
+            newest_postgres.execute(f"UPDATE orders SET state = 'before {number}' WHERE id % 3 = {number}")
+            capture.catch_up()
+            start = query.checkpoint or query.planner.initial()
+            planned = query.planner.advance(start, timeout=5)
+            assert planned.plan > start.plan
+            newest_postgres.execute(f"UPDATE orders SET state = 'within {number}' WHERE id % 7 = {number}")
+            query.deliver(start, planned)
+        assert query.planner.has_history
+        capture.stop()
+        newest_postgres.execute(
+            "UPDATE orders SET state = 'last' WHERE id % 5 = 0",
+            "DELETE FROM orders WHERE id % 20 = 0",
+            "UPDATE orders SET id = id + 1000 WHERE id % 20 = 5",
+            "INSERT INTO orders SELECT n * 20, 'again', repeat('y', 3000) FROM generate_series(1, 10) n",
+        )
+        capture.start()
+        capture.catch_up()
+        told = capture.rows(TABLE)
+        assert any(row["_unavailable"] == "note" for row in told)
+        assert any(row["state"].startswith("before") and row["note"] for row in told if row["state"])
+        query.finish()
+        _assert_equal(query)
+        query.planner.close()
