@@ -169,7 +169,7 @@ def test_what_nobody_knows_is_refused_with_the_nearest_that_is_known(
         ("[[sink]]", "[backfill]\nsplit_rows = 0\n[[sink]]", "backfill.split_rows", "received 0"),
         ("[[sink]]", '[pipeline]\nname = "a b"\n[[sink]]', "pipeline.name", "is no name"),
         ("[[sink]]", "[sink]", "sink", "several sinks"),
-        ('path = "lake"', "path = 3", "sink.0.path", "received 3"),
+        ('path = "lake"', "path = 3", "sink.0.path", "valid string"),
         ('dsn = "postgresql://app@db/shop"\n', "", "source", "either dsn or dsn_env"),
         ("[source]", "[src]", "src", "no key that is known"),
     ],
