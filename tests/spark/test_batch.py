@@ -64,7 +64,7 @@ def test_a_snapshot_that_nobody_reads_in_ends(newest_postgres: Database, tmp_pat
         assert time.monotonic() < end
         time.sleep(0.1)
     assert keepers(newest_postgres) == 0
-    with pytest.raises(SnapshotExpired):
+    with pytest.raises(SnapshotExpired, match=r"gone .* Load the table again.* cache"):
         read_all(reader, schema, partitions)
 
 

@@ -17,6 +17,7 @@ from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.reader import read_changes
 from headwater.backfill.units import LogUnit
 from headwater.log_store import LogView
+from headwater.sources.errors import SnapshotExpired
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceTable
@@ -32,6 +33,10 @@ from headwater.spark.tables import logged_table, source_table
 from headwater.spark.types import rebatched
 from headwater.state import open_reader
 
+_LOAD_AGAIN: Final = (
+    "Load the table again: a DataFrame may read a second time in the snapshot of its first action. To use the rows of"
+    " one read more than once, cache them; if the read itself took too long, raise option snapshotSeconds."
+)
 _SMALL_ROWS: Final = 20_000
 """Changes up to this many are read by one task."""
 
@@ -77,8 +82,11 @@ class TableReader(DataSourceReader):
         kept, rows = partition.kept, Rows(self._schema, partition.places)
         needed = rows.needed or list(kept.table.key_columns)
         source = open_snapshots(self._options.source)
-        for batch in source.read(kept.table, kept.kind, partition.part, kept.name, columns=needed):
-            yield rows.of_history(batch, kept.position, kept.time_us)
+        try:
+            for batch in source.read(kept.table, kept.kind, partition.part, kept.name, columns=needed):
+                yield rows.of_history(batch, kept.position, kept.time_us)
+        except SnapshotExpired as error:
+            raise SnapshotExpired(error.message, next_step=_LOAD_AGAIN) from None
 
 
 class FilteredTableReader(TableReader):
