@@ -25,5 +25,9 @@ class LogBehind(BackfillError, TransientError):
     """The log has not come to a snapshot yet that a task reads in."""
 
 
+class SourceBehind(BackfillError, TransientError):
+    """The server that history is read from, a standby, does not show yet what the log has."""
+
+
 class InvalidQuery(BackfillError, InputError):
     """An option of a query that makes no sense."""

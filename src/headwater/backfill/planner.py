@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from headwater.backfill.cdc.executor import HandedOut
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import QueryStateLost
+from headwater.backfill.errors import QueryStateLost, SourceBehind
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, PlanRecord, QueryState, history_position
@@ -327,6 +327,10 @@ class QueryPlanner:
         try:
             for name in unread:
                 self._tables[name].unseen(fresh.get(name), snapshot.mark)
+            if _is_behind(snapshot, ranges):
+                for name in unread:
+                    self._tables[name].waiting = "the server that history is read from is behind the log (a standby)"
+                ready = []
             handed = self._hand_out(snapshot, [name for name in ready if not self._tables[name].waits_for_commit], end)
         except BaseException:
             snapshot.close()
@@ -409,6 +413,7 @@ class QueryPlanner:
         is gone, or not at all if the sink has it.
 
         :raises QueryStateLost: *end* is not of this state. :raises SourceUnreachable: no new snapshot can be had.
+        :raises SourceBehind: one can be had that is older than the changes of the batch.
         """
         if end.plan != self._state.plan.number:
             raise QueryStateLost(
@@ -482,6 +487,11 @@ class QueryPlanner:
         self._let_go()
         snapshot = self._source.export()
         try:
+            if _is_behind(snapshot, ranges):
+                raise SourceBehind(
+                    "The server that history is read from is behind the log: its snapshots lack what was delivered.",
+                    next_step="Wait until the standby has caught up, or read from the primary.",
+                )
             plan = self._state.plan
             for name in names:
                 table = self._tables[name]
@@ -558,6 +568,11 @@ class QueryPlanner:
         """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
         self._let_go()
         self._stack.close()
+
+
+def _is_behind(snapshot: ExportedSnapshot, ranges: LogRanges) -> bool:
+    """Whether the log knows more than *snapshot*, though it was taken later: that of a standby may."""
+    return ranges.record is not None and snapshot.mark.high < ranges.record.offset
 
 
 def _size(unit: Unit) -> int:
