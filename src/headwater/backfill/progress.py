@@ -14,6 +14,7 @@ from typing import Any, Final
 
 _WINDOW_SECONDS: Final = 60.0
 _SAMPLE_SECONDS: Final = 0.5
+_LEAST_SECONDS: Final = 1.0
 
 
 class Phase(StrEnum):
@@ -137,4 +138,5 @@ class RecentRate:
         if len(self._samples) < 2:
             return None
         (then, before), (now, after) = self._samples[0], self._samples[-1]
-        return max(0, after - before) / (now - then) if now > then else None
+        # The first rows are handed out at once, before any was read: that is no rate.
+        return max(0, after - before) / (now - then) if now - then >= _LEAST_SECONDS else None

@@ -47,6 +47,15 @@ def test_the_recent_rate_forgets_what_is_older_than_a_minute() -> None:
     assert rate.per_second() == pytest.approx(100.0, rel=0.05)
 
 
+def test_rows_that_were_just_handed_out_are_no_rate_yet() -> None:
+    rate = RecentRate()
+    rate.note(0, 10.0)
+    rate.note(150_000, 10.03)
+    assert rate.per_second() is None
+    rate.note(150_000, 14.0)
+    assert rate.per_second() == pytest.approx(37_500.0)
+
+
 def test_progress_is_the_same_after_json() -> None:
     told = TableProgress("public.t", Phase.READING, rows=5, total_rows=10, eta_seconds=2.5, paused=True, limit=0)
     assert TableProgress.from_json(json.loads(json.dumps(told.to_json()))) == told
