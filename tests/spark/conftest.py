@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.db.conftest import newest_postgres, postgres_servers
+from tests.db.conftest import newest_postgres, postgres_servers, start_postgres
 
 from headwater.spark.session import session
 
-__all__ = ["newest_postgres", "postgres_servers"]
+__all__ = ["newest_postgres", "postgres_servers", "start_postgres"]
 
 Stop = Callable[[], None]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, GreaterThanOrEqual, In, IsNotNull, LessThan
 from pyspark.sql.types import StructType
+from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database
 from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
@@ -53,6 +54,21 @@ def test_all_tasks_see_one_snapshot_whenever_they_read(newest_postgres: Database
     assert {row["_change_type"] for row in rows} == {"insert"}
     assert len({row["_commit_version"] for row in rows}) == 1
     assert read_all(reader, schema, partitions[:1]), "a task that is tried again finds its snapshot"
+
+
+def test_m29_a_standby_is_read_while_it_replays(start_postgres: StartPostgres, tmp_path: Path) -> None:
+    primary = start_postgres()
+    with primary.database() as database:
+        make_table(database, 500)
+        standby = start_postgres(primary=primary, settings={"max_standby_streaming_delay": "-1"})
+        source = standby.dsn(database.name)
+        reader, schema, partitions = batch(database, tmp_path, source=source, splitRows="100")
+        assert len(partitions) == 5
+        rows = read_all(reader, schema, partitions[:2])
+        database.execute("DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'later'", "VACUUM t")
+        rows += read_all(reader, schema, partitions[2:])
+        assert sorted((row["id"], row["v"]) for row in rows) == [(n, f"row {n}") for n in range(1, 501)]
+        standby.close()
 
 
 def test_a_snapshot_that_nobody_reads_in_ends(newest_postgres: Database, tmp_path: Path) -> None:

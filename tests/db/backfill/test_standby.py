@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -9,11 +10,12 @@ from typing import Any
 
 import pytest
 from tests.db.backfill.delivering import Delivering
-from tests.db.capture.running import running
+from tests.db.capture.running import RunningCapture, running
 from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
 
 from headwater.backfill.errors import SourceBehind
+from headwater.sources.errors import SourceMisconfigured
 
 pytestmark = pytest.mark.db
 
@@ -98,3 +100,42 @@ def test_m29_a_snapshot_that_a_standby_lost_is_not_replaced_by_an_older_one(
         query.finish()
         query.assert_equal()
         query.close()
+
+
+def test_m29_capture_and_history_run_from_a_standby_alone(
+    replicated: tuple[Database, PostgresServer], tmp_path: Path
+) -> None:
+    database, standby = replicated
+    dsn = standby.dsn(database.name)
+    capture = RunningCapture(database, tmp_path, [TABLE], dsn)
+    refused = capture.fails_to_start()
+    assert isinstance(refused, SourceMisconfigured)
+    assert refused.next_step is not None
+    database.execute(refused.next_step.removeprefix("On the primary, run: "))
+    stop = threading.Event()
+    # A new slot of a standby needs a record of the primary that comes every 15 s, or when somebody asks for it.
+    helper = threading.Thread(target=_log_snapshots, args=(database, stop))
+    helper.start()
+    try:
+        with standby.connect(database.name) as session:
+            capture.wait_for(lambda: session.execute("SELECT FROM pg_publication").rowcount == 1)
+        capture.start()
+    finally:
+        stop.set()
+        helper.join()
+    assert capture.failure is None, capture.failure
+    query = Delivering(capture, TABLE, source=dsn, split_rows=100, interval_seconds=0.001, parallelism=1)
+    for number in range(3):
+        database.execute(
+            f"UPDATE orders SET state = 'paid' WHERE id % 10 = {number}", f"DELETE FROM orders WHERE id % 90 = {number}"
+        )
+        query.batch()
+    query.finish()
+    query.assert_equal()
+    query.close()
+    capture.stop()
+
+
+def _log_snapshots(database: Database, stop: threading.Event) -> None:
+    while not stop.wait(0.1):
+        database.execute("SELECT pg_log_standby_snapshot()")

@@ -226,6 +226,11 @@ def _run(session: Connection, statement: str) -> None:
             f"The user {session.info.user!r} may not change the publication: {error.diag.message_primary}.",
             next_step=f"As the tables' owner or a superuser, run: {statement}",
         ) from None
+    except pg.ReadOnlySqlTransaction:
+        raise SourceMisconfigured(
+            "The server takes no changes (a standby): the publication is made on its primary.",
+            next_step=f"On the primary, run: {statement}",
+        ) from None
     except pg.LockNotAvailable:
         raise SourceBusy(
             "A table stayed locked while it was to be published.",
