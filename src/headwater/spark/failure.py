@@ -6,8 +6,10 @@ lost on that way, so :func:`told` wraps our own errors in one whose text is mach
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -34,6 +36,9 @@ _PASSING: Final = (
     "Answer from Java side is empty",
     "An error occurred while trying to connect to the Java server",
 )
+
+_FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
+_MAKE_ROOM: Final = "Make room on the disk; it goes on by itself."
 
 
 class Remedy(Enum):
@@ -65,6 +70,8 @@ class Failure:
         """What *error* says, and what is to be done about it."""
         if not isinstance(error, HeadwaterError):
             return cls.of_text(type(error).__name__, str(error))
+        if _has_no_room(error):
+            return cls(type(error).__name__, Remedy.RETRY, error.message, _MAKE_ROOM)
         if isinstance(error, TransientError | CapacityError):
             remedy = Remedy.RETRY
         elif isinstance(error, FencedError):
@@ -87,6 +94,8 @@ class Failure:
                 return cls.from_json(found)
             except (ValueError, KeyError):
                 pass
+        if any(words in whole for words in _FULL):
+            return cls(kind, Remedy.RETRY, f"{kind}: {_telling(text)}", _MAKE_ROOM)
         passing = next((words for words in _PASSING if words in whole), None)
         if passing is not None:
             return cls(kind, Remedy.RETRY, f"A process of Spark ended, or lost its connection ({passing}).")
@@ -122,6 +131,12 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
             raise ToldError(Failure.of(error)) from error
 
     return wrapped
+
+
+def _has_no_room(error: BaseException) -> bool:
+    """Whether a full disk is why it could not be written, whatever the error that says so."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _telling(text: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import pytest
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, InputError, TransientError
 from headwater.pipeline.restarts import LONGEST_PAUSE, UNSURE_ATTEMPTS, RestartPolicy
+from headwater.sinks.errors import SinkUnwritable
 from headwater.sources.errors import SnapshotExpired, SourceUnreachable
 from headwater.spark.failure import Failure, Remedy, ToldError, told
 
@@ -55,6 +59,18 @@ def test_what_nobody_knows_is_tried_a_few_times() -> None:
 )
 def test_an_error_says_what_is_to_be_done(error: Exception, remedy: Remedy) -> None:
     assert Failure.of(error).remedy is remedy
+
+
+def test_a_full_disk_is_tried_again_whoever_says_it() -> None:
+    full = SinkUnwritable("Nothing can be written to /lake: No space left on device.", next_step="Create it.")
+    full.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    denied = SinkUnwritable("Nothing can be written to /lake: Permission denied.", next_step="Create it.")
+    denied.__cause__ = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    text = "Job aborted\nTraceback:\nOSError: [Errno 28] No space left on device\n\tat org.apache.Spark"
+    for failure in (Failure.of(full), Failure.of_text("QueryError", text)):
+        assert failure.remedy is Remedy.RETRY
+        assert "Make room" in str(failure.next_step)
+    assert Failure.of(denied).remedy is Remedy.PERSON
 
 
 def test_an_error_of_ours_survives_the_text_of_spark() -> None:
