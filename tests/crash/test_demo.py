@@ -90,21 +90,25 @@ def test_a_demo_whose_mirror_was_spoiled_says_so(temporary: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "sign"),
+    ("number", "sign", "times"),
     [
-        (signal.SIGINT, "store/run/facts.json"),
-        pytest.param(signal.SIGTERM, "lake/public.orders/_delta_log", marks=pytest.mark.soak),
+        (signal.SIGINT, "store/run/facts.json", 3),
+        pytest.param(signal.SIGTERM, "lake/public.orders/_delta_log", 1, marks=pytest.mark.soak),
     ],
 )
-def test_a_demo_that_is_interrupted_leaves_nothing_behind(temporary: Path, number: signal.Signals, sign: str) -> None:
-    """At the very beginning, and while Spark is at work."""
+def test_a_demo_that_is_interrupted_leaves_nothing_behind(
+    temporary: Path, number: signal.Signals, sign: str, times: int
+) -> None:
+    """At the very beginning, by somebody who cannot wait, and while Spark is at work."""
     process = start(temporary, *SMALL)
     deadline = time.monotonic() + 400
     while not list(temporary.glob(f"headwater-demo-*/{sign}")):
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(number)
+    for _ in range(times):
+        process.send_signal(number)
+        time.sleep(0.5)
     ended(process, 130)
     assert left_in(temporary) == []
     assert list(temporary.iterdir()) == []

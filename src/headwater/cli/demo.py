@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import signal
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -35,7 +36,9 @@ def demo(
     rows: Annotated[int, typer.Option(help="Rows of history, in all tables.", min=100)] = 1_000_000,
     seconds: Annotated[float, typer.Option(help="How long live changes flow after the history.", min=1.0)] = 20.0,
     rate: Annotated[float, typer.Option(help="Changes a second, about.", min=1.0)] = 800.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object as the last line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print a JSON object as the last line, alone on stdout.")
+    ] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep database, logs and tables in this directory.")] = None,
 ) -> None:
     """Run the main job on this machine: a real database, its history and live changes, a crash, and the proof.
@@ -45,8 +48,8 @@ def demo(
     with postgres_driver():
         from headwater.demo.run import DemoOptions, run_demo
 
-    with _ends_like_ctrl_c(signal.SIGTERM), _folder(keep) as folder, _Screen(quiet=as_json) as screen:
-        summary = run_demo(folder, DemoOptions(rows, seconds, rate), screen)
+    with _Interrupts() as interrupts, _folder(keep) as folder, _Screen() as screen:
+        summary = run_demo(folder, DemoOptions(rows, seconds, rate), screen, interrupts.hurry)
     if as_json:
         typer.echo(json.dumps(asdict(summary)))
     else:
@@ -55,16 +58,33 @@ def demo(
         raise typer.Exit(1)
 
 
-@contextmanager
-def _ends_like_ctrl_c(number: signal.Signals) -> Iterator[None]:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
+class _Interrupts:
+    """Ctrl-C and SIGTERM: the first ends the demo, which then takes away what it has made; more make it hurry.
 
-    before = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
+    An exception in the middle of that would leave a server running, so only the first one is raised.
+    """
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.hurry = threading.Event()
+        self._asked = False
+
+    def __enter__(self) -> _Interrupts:
+        self._before = [signal.signal(number, self._on) for number in self._SIGNALS]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in zip(self._SIGNALS, self._before, strict=True):
+            signal.signal(number, before)
+
+    def _on(self, _number: int, _frame: FrameType | None) -> None:
+        if self._asked:
+            self.hurry.set()
+            return
+        self._asked = True
+        err.print("stopping …")
+        raise KeyboardInterrupt
 
 
 @contextmanager
@@ -83,15 +103,14 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 class _Screen:
     """Lines for what happens, bars for what goes on."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
         )
-        self._quiet = quiet
-        self._bars = Progress(*columns, console=err, disable=quiet or not err.is_terminal, transient=True)
+        self._bars = Progress(*columns, console=err, disable=not err.is_terminal, transient=True)
         self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> _Screen:
@@ -103,9 +122,8 @@ class _Screen:
 
     def say(self, text: str) -> None:
         """A line that stays."""
-        if not self._quiet:
-            self._clear()
-            err.print(text)
+        self._clear()
+        err.print(text)
 
     def progress(self, tables: Sequence[TableProgress]) -> None:
         """A bar for each table."""

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Event
 
 from headwater.process import status_fields
 
@@ -16,10 +17,16 @@ _PARENT_FIELD = 1
 
 
 class Child:
-    """A Python process and all that it starts."""
+    """A Python process and all that it starts.
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str], folder: Path, output: Path) -> None:
+    :param hurry: when it is set, nobody waits for the end of the process any longer.
+    """
+
+    def __init__(
+        self, arguments: list[str], environment: Mapping[str, str], folder: Path, output: Path, hurry: Event
+    ) -> None:
         self.output = output
+        self._hurry = hurry
         with output.open("wb") as file:
             self._process = subprocess.Popen(
                 [sys.executable, *arguments],
@@ -49,10 +56,10 @@ class Child:
             return
         pids = [self._process.pid, *descendants(self._process.pid)]
         self._process.send_signal(signal.SIGTERM)
-        try:
-            self._process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            pids += descendants(self._process.pid)
+        end = time.monotonic() + seconds
+        while self.is_running and time.monotonic() < end and not self._hurry.is_set():
+            time.sleep(0.02)
+        pids += descendants(self._process.pid)
         for pid in pids:
             _end(pid)
         self._process.wait()

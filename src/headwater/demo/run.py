@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import Final, Protocol
 
 import numpy as np
@@ -103,9 +104,10 @@ class _Times:
     recovery: float = 0.0
 
 
-def run_demo(folder: Path, options: DemoOptions, show: Show) -> Summary:
+def run_demo(folder: Path, options: DemoOptions, show: Show, hurry: Event | None = None) -> Summary:
     """The whole course, in *folder*; nothing is left running.
 
+    :param hurry: when it is set, the processes are ended without waiting for them.
     :raises HeadwaterError: the pipeline ended, or did not come to its end in time.
     """
     began = time.monotonic()
@@ -114,14 +116,14 @@ def run_demo(folder: Path, options: DemoOptions, show: Show) -> Summary:
         dsn = stack.enter_context(embedded_postgres(folder))
         show.say(f"filling a shop with {options.rows:,} rows …")
         shop.create(dsn, options.rows)
-        return _Course(folder, dsn, options, show, stack, began).run()
+        return _Course(folder, dsn, options, show, stack, began, hurry or Event()).run()
 
 
 class _Course:
     def __init__(
-        self, folder: Path, dsn: str, options: DemoOptions, show: Show, stack: ExitStack, began: float
+        self, folder: Path, dsn: str, options: DemoOptions, show: Show, stack: ExitStack, began: float, hurry: Event
     ) -> None:
-        self._began = began
+        self._began, self._hurry = began, hurry
         self._folder, self._options, self._show, self._stack = folder, options, show, stack
         self._environment = _environment(folder, dsn)
         self._session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
@@ -168,7 +170,7 @@ class _Course:
         return self._summary(found, transactions)
 
     def _child(self, name: str, arguments: list[str]) -> Child:
-        child = Child(arguments, self._environment, self._folder, self._folder / f"{name}.log")
+        child = Child(arguments, self._environment, self._folder, self._folder / f"{name}.log", self._hurry)
         self._stack.callback(child.stop, _INTERRUPT_SECONDS)
         return child
 
