@@ -48,15 +48,15 @@ _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
 CommittedOf = Callable[[SourceTable, str], Committed]
-Recover = Callable[[int, Sequence[SourceTable]], None]
+Recover = Callable[[int, str, Sequence[SourceTable]], None]
 
 
 class QueryPlanner:
     """Plans the batches of one query.
 
     :param committed: what the sink has of a table, where the sink can tell: then a lost snapshot costs nothing.
-    :param recover: called before anything is planned, with the generation of this planner and the tables: what
-        earlier ones left pending at the sink is settled.
+    :param recover: called before anything is planned, with the generation of this planner, what names its state, and
+        the tables: what earlier ones left pending at the sink is settled.
     :param takeover: another process that plans this query is fenced.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
     """
@@ -105,7 +105,7 @@ class QueryPlanner:
             assert owner is not None
             self.generation = owner.generation
             if recover is not None:
-                recover(self.generation, [table.table for table in self._tables.values()])
+                recover(self.generation, self.backfill_id, [table.table for table in self._tables.values()])
             self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
             for table in self._tables.values():
                 table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
@@ -155,6 +155,8 @@ class QueryPlanner:
 
         :raises SourceUnreachable: no answer.
         """
+        if not self._options.source:
+            return self.newest()
         snapshot = self._source.export()
         wanted = snapshot.mark.high
         snapshot.close()
@@ -207,6 +209,14 @@ class QueryPlanner:
                 f"The checkpoint of query {self._options.query!r} is at plan {start.plan}, its state at {plan.number}: "
                 "the state beside the store was lost or replaced.",
                 next_step="Restore it, or begin anew with an empty checkpoint and an empty sink.",
+            )
+        known = self._state.delivered
+        if known is not None and (start.plan < known.plan or start.epoch < known.epoch):
+            raise QueryStateLost(
+                f"The checkpoint of query {self._options.query!r} is older than what was delivered: it is at plan "
+                f"{start.plan} and epoch {start.epoch}, its state at plan {known.plan} and epoch {known.epoch}.",
+                next_step="Use the newest checkpoint; or begin anew with another query name, an empty checkpoint and"
+                " an empty sink: what lies between would be missing.",
             )
         self._roll_back(start)
         if self._retaken:

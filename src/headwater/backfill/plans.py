@@ -146,6 +146,14 @@ class QueryState:
         status: dict[str, Any] | None = None if found is None else found[0]
         return status
 
+    @staticmethod
+    def read_tables(view: Snapshot) -> list[str]:
+        """For other processes: the tables that the query has or had."""
+        catalog = Catalog.load(view)
+        if QUERY_TABLES.name not in catalog.names():
+            return []
+        return [key[0] for key, _ in catalog.open(QUERY_TABLES).scan(view, 0)]
+
 
 def history_position(since: CdcOffset, last: str | None) -> bytes:
     """The ``_position`` of rows of history that have every change up to *last*."""

@@ -18,6 +18,8 @@ from headwater.cli.control import pause, resnapshot, resume, throttle
 from headwater.cli.demo import demo
 from headwater.cli.doctor import doctor
 from headwater.cli.run import run as run_pipeline
+from headwater.cli.sink import add_sink
+from headwater.cli.sink import app as sink_app
 from headwater.cli.status import status
 from headwater.cli.terminal import fail
 from headwater.cli.verify import verify
@@ -43,6 +45,8 @@ app.command(rich_help_panel="Run")(resnapshot)
 app.command(rich_help_panel="Run")(verify)
 app.command(rich_help_panel="Run")(capture)
 app.command("add-table", rich_help_panel="Run")(add_table)
+app.command("add-sink", rich_help_panel="Run")(add_sink)
+app.add_typer(sink_app, name="sink", rich_help_panel="Run")
 app.add_typer(state.app, name="state", rich_help_panel="Look inside")
 app.add_typer(log.app, name="log", rich_help_panel="Look inside")
 app.add_typer(journal.app, name="journal", rich_help_panel="Look inside")

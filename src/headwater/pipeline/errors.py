@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from headwater.errors import ClosedError, FencedError, HeadwaterError, InputError, NotFoundError
+from headwater.errors import (
+    ClosedError,
+    ConflictError,
+    FencedError,
+    HeadwaterError,
+    InputError,
+    NotFoundError,
+    TransientError,
+)
 
 
 class PipelineError(HeadwaterError):
@@ -44,3 +52,15 @@ class PipelineFailed(PipelineError):
 
 class NotStarted(PipelineError, ClosedError):
     """It does not run."""
+
+
+class NoAnswer(PipelineError, TransientError):
+    """The process that runs the pipeline did not answer."""
+
+
+class SinkRequestFailed(PipelineError, ConflictError):
+    """What was asked of a sink could not be done."""
+
+
+class CannotRewind(PipelineError, ConflictError):
+    """A sink cannot be set back to where it was asked to."""

@@ -56,7 +56,9 @@ class Pipeline:
 
         :raises ConfigNotFound: there is no such file. :raises ConfigError: it cannot be used.
         """
-        return cls.of(load(path))
+        made = cls.of(load(path))
+        made._file = Path(path)
+        return made
 
     @classmethod
     def of(cls, config: PipelineConfig) -> Self:
@@ -71,6 +73,7 @@ class Pipeline:
         self._supervisor: Supervisor | None = None
         self._thread: threading.Thread | None = None
         self._refusal: BaseException | None = None
+        self._file: Path | None = None
 
     def sink(self, kind: str, **options: Any) -> Self:
         """Deliver to one more place; the keys of ``[[sink]]``.
@@ -91,7 +94,7 @@ class Pipeline:
         """
         if self._thread is not None and self._thread.is_alive():
             raise AlreadyRunning(str(self.config.work), "this process", 0)
-        supervisor = self._supervisor = Supervisor(self.config, spark)
+        supervisor = self._supervisor = Supervisor(self.config, spark, self._file)
         self._refusal = None
         begun = threading.Event()
 

@@ -3,10 +3,12 @@
 ========  =================================================  ====================================
 state     meaning                                            goes to
 ========  =================================================  ====================================
-starting  it was not started yet                             running, waiting, failed
-running   Spark runs it                                      waiting, failed, stopped
-waiting   it failed, and is started again after a pause      running, waiting, failed, stopped
-failed    a person must act first                            stopped
+starting  it was not started yet                             running, waiting, failed, paused
+running   Spark runs it                                      waiting, failed, paused, stopped
+waiting   it failed, and is started again after a pause      running, waiting, failed, paused, stopped
+failed    a person must act first                            starting (retry), paused, stopped
+paused    a person paused it                                 starting (resume), dropped, stopped
+dropped   nothing is known of it, its logs do not wait       starting (resume), stopped
 stopped   it was told to                                     (the end)
 ========  =================================================  ====================================
 """
@@ -24,6 +26,8 @@ from headwater.backfill.query import QueryOptions
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.restarts import RestartPolicy
+from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
+from headwater.pipeline.sink_state import forget_sink, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
 from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
@@ -36,6 +40,8 @@ class SinkState(Enum):
     RUNNING = "running"
     WAITING = "waiting"
     FAILED = "failed"
+    PAUSED = "paused"
+    DROPPED = "dropped"
     STOPPED = "stopped"
 
 
@@ -59,7 +65,11 @@ class SinkQuery:
         self._query: Any = None
         self._retry_at = 0.0
         self._batch: int | None = None
+        self._requests = SinkRequests(config.work)
         self.state = SinkState.STARTING
+        wish = self._requests.wish(section.label)
+        if wish.paused or wish.dropped:
+            self.state = SinkState.DROPPED if wish.dropped else SinkState.PAUSED
         self.failure: Failure | None = None
         self.restarts = self.batches = self.epoch = 0
 
@@ -156,6 +166,51 @@ class SinkQuery:
         self.state, self._retry_at = SinkState.WAITING, time.monotonic() + pause
         self._note("notice", fields | {"event": "sink_restarts", "pause_seconds": round(pause, 1)})
 
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def serve(self, request: SinkRequest) -> dict[str, Any]:
+        """Do what is asked. :raises HeadwaterError: it cannot be done; nothing has changed."""
+        match request.kind:
+            case SinkRequestKind.PAUSE:
+                self._rest(SinkState.PAUSED, SinkWish(paused=True))
+            case SinkRequestKind.RESUME:
+                if self.state in (SinkState.PAUSED, SinkState.DROPPED):
+                    self._requests.put_wish(self.label, SinkWish())
+                    self._begin_anew()
+            case SinkRequestKind.RETRY:
+                if self.state in (SinkState.FAILED, SinkState.WAITING):
+                    self._begin_anew()
+            case SinkRequestKind.REWIND:
+                before = self.state
+                self._end(before)
+                result = rewind_sink(self._config, self._section, request.epoch)
+                if before is not SinkState.PAUSED:
+                    self._begin_anew()
+                return result
+            case SinkRequestKind.DROP:
+                self._rest(SinkState.DROPPED, SinkWish(dropped=True))
+                return {"tables": forget_sink(self._config, self._section)}
+        return {"state": self.state.value}
+
+    def _rest(self, state: SinkState, wish: SinkWish) -> None:
+        self._requests.put_wish(self.label, wish)
+        self._end(state)
+        self.failure = None
+        self._note("notice", {"sink": self.label, "event": f"sink_{state.value}"})
+
+    def _begin_anew(self) -> None:
+        self._policy.progressed()
+        self.failure, self.state = None, SinkState.STARTING
+        self._note("notice", {"sink": self.label, "event": "sink_starts"})
+
+    def _end(self, state: SinkState) -> None:
+        """End the query, if there is one, and be in *state*."""
+        self.ask_to_stop()
+        self.stop()
+        self.state = state
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
     def ask_to_stop(self) -> None:
         """No batch begins from now on."""
         self._stop_file.touch()
@@ -174,7 +229,7 @@ class SinkQuery:
                 self.failure = _failure_of(error)
         self._query = None
         self._stop_file.unlink(missing_ok=True)
-        if self.state is not SinkState.FAILED:
+        if self.state not in (SinkState.FAILED, SinkState.PAUSED, SinkState.DROPPED):
             self.state = SinkState.STOPPED
 
     def _is_idle(self) -> bool:

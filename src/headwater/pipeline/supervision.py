@@ -21,11 +21,12 @@ from headwater.errors import HeadwaterError
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock
 from headwater.pipeline.capture_process import CaptureProcess
-from headwater.pipeline.config import PipelineConfig, SinkSection, matching
+from headwater.pipeline.config import PipelineConfig, SinkSection, load, matching
 from headwater.pipeline.errors import AlreadyRunning, ConfigError
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
 from headwater.pipeline.sink_query import SinkQuery, SinkState
+from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables
 from headwater.spark.failure import Failure
@@ -111,16 +112,18 @@ class CaptureKeeper:
 class Supervisor:
     """Runs one pipeline in the thread that calls :meth:`run`; other threads may look and stop it.
 
-    :param spark: a session of the caller's own.
+    :param spark: a session of the caller's own. :param file: that the settings are from: sinks can be added there.
     """
 
-    def __init__(self, config: PipelineConfig, spark: SparkSession | None = None) -> None:
+    def __init__(self, config: PipelineConfig, spark: SparkSession | None = None, file: Path | None = None) -> None:
         if not config.sink:
             raise ConfigError(
                 "The pipeline has no sink.", key="sink", next_step='Add [[sink]] with kind = "delta" and path = "lake".'
             )
-        self._config = config
+        self._config, self._file = config, file
+        self._tables: tuple[str, ...] = ()
         self._host = SparkHost(config, spark)
+        self._requests = SinkRequests(config.work)
         self._stop = threading.Event()
         self._capture: CaptureKeeper | None = None
         self._sinks: list[SinkQuery] = []
@@ -171,6 +174,7 @@ class Supervisor:
         chosen = self._choose()
         if chosen is None:
             return
+        self._tables = chosen.names
         self._left_out = {name: " ".join(filter(None, why)) for name, why in chosen.left_out.items()}
         for name, reason in self._left_out.items():
             self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
@@ -191,10 +195,42 @@ class Supervisor:
                 for sink in self._sinks:
                     sink.step()
                 self.state = "running"
+            self._serve()
             self._tell()
             if self._is_over():
                 return
             self._stop.wait(_STEP_SECONDS)
+
+    def _serve(self) -> None:
+        """Do what was asked of the sinks."""
+        for request in self._requests.unanswered():
+            try:
+                result = self._serve_one(request)
+            except HeadwaterError as error:
+                self._requests.answer(request, error)
+            else:
+                self._requests.answer(request, None, result)
+
+    def _serve_one(self, request: SinkRequest) -> dict[str, Any]:
+        sink = next((one for one in self._sinks if one.label == request.sink), None)
+        if request.kind is SinkRequestKind.ADD and sink is None:
+            self._add(request.sink)
+            return {"state": SinkState.STARTING.value}
+        if sink is None:
+            raise ConfigError(f"The pipeline has no sink {request.sink!r}.", key="sink")
+        return sink.serve(request)
+
+    def _add(self, label: str) -> None:
+        if self._file is None:
+            raise ConfigError("The pipeline was not started from a file.", key="sink", next_step="Start it again.")
+        config = load(self._file)
+        section = next((one for one in config.sink if one.label == label), None)
+        if section is None:
+            raise ConfigError(f"{self._file} has no sink {label!r}.", key="sink")
+        made = self._query_of(section, self._tables)
+        self._config = self._config.model_copy(update={"sink": [*self._config.sink, section]})
+        self._sinks.append(made)
+        self._journal.note("notice", {"event": "sink_added", "sink": label})
 
     def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
         found = matching(section.tables, names)

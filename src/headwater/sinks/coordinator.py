@@ -21,7 +21,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -29,10 +29,10 @@ from typing import Any, Final, Self
 
 from headwater import failpoints
 from headwater.errors import FencedError, NotFoundError
-from headwater.sinks.errors import OtherAttempt, SinkFenced
-from headwater.sinks.sink import Sink, Staged, Token
+from headwater.sinks.errors import OtherAttempt, SinkBehind, SinkFenced
+from headwater.sinks.sink import Committed, Sink, Staged, Token
 from headwater.sources.table import SourceTable
-from headwater.state import Catalog, Field, FieldType, StateStore, TableSchema, WriteBatch
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
 from headwater.state.beside import open_beside_reader, open_beside_writer
 from headwater.state.errors import StoreNotFound
 from headwater.stream import EpochClock
@@ -53,6 +53,8 @@ DELIVERY_STATE = TableSchema(
     "delivery_state", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
 )
 _GENERATION: Final = "generation"
+_TABLE: Final = "table/"
+"""Before the name of a table: the newest epoch with changes of it that was committed."""
 _COMMITS: Final = 4
 _LARGEST_STAGED: Final = 16 << 20
 _STAGED_VERSION: Final = 1
@@ -69,7 +71,7 @@ class DeliveryRecord:
     """One batch.
 
     :ivar generation: of the processes that staged it. :ivar epoch: up to which it has changes. :ivar plan: its newest.
-    :ivar tables: rows by table; a table of which nothing was left has 0.
+    :ivar tables: rows by table; a table of which nothing was left has 0. :ivar changed: those with changes.
     :ivar since_ms: when it came to its state.
     """
 
@@ -79,6 +81,7 @@ class DeliveryRecord:
     epoch: int
     plan: int
     tables: Mapping[str, int] = field(default_factory=dict)
+    changed: Sequence[str] = ()
     since_ms: int = 0
     reason: str | None = None
 
@@ -89,6 +92,7 @@ class DeliveryRecord:
             "epoch": self.epoch,
             "plan": self.plan,
             "tables": dict(self.tables),
+            "changed": list(self.changed),
             "since_ms": self.since_ms,
             "reason": self.reason,
         }
@@ -132,14 +136,19 @@ class Coordinator:
         _commit(sink, by_table)
         self._finish(record)
 
-    def recover(self, sink: Sink, tables: Iterable[SourceTable]) -> None:
+    def recover(self, sink: Sink, backfill: str, tables: Sequence[SourceTable]) -> None:
         """Take over from the generations of before: commit what is pending, remove what nobody commits any more.
 
         :raises SinkError: the sink does not take it; what is pending stays so.
+        :raises SinkBehind: the sink lacks what was committed to it.
         """
         for record in self.records:
             if record.state is DeliveryState.PENDING:
                 self._settle(sink, record)
+        with self._store.snapshot() as view:
+            epochs = _epochs(self._state, view)
+        for table, has in _behind(sink, self._query, backfill, tables, epochs):
+            raise SinkBehind(table.full_name, sink.name, has.epoch, epochs[table.full_name])
         for table in tables:
             sink.abort(table, self._query, self.generation)
         if any(record.state is DeliveryState.ABORTED for record in self.records):
@@ -179,6 +188,7 @@ class Coordinator:
             epoch=token.epoch,
             plan=token.plan,
             tables={name: sum(one.rows for one in parts) for name, parts in by_table.items()},
+            changed=[name for name, parts in by_table.items() if any(_has_changes(one) for one in parts)],
             since_ms=_now_ms(),
         )
         packed = _packed(staged)
@@ -203,6 +213,8 @@ class Coordinator:
                 if old.number < record.number and old.state is DeliveryState.COMMITTED:
                     self._rows.delete(batch, 0, (old.number,))
             self._put(batch, record, DeliveryState.COMMITTED, None)
+            for name in record.changed:
+                self._state.put(batch, 0, (f"{_TABLE}{name}",), (record.epoch,))
 
         failpoints.hit(BEFORE_COMMITTED)
         self._seal(change)
@@ -229,8 +241,8 @@ class Coordinator:
             with self._store.snapshot() as view:
                 catalog = Catalog.load(view)
                 self._rows = catalog.open_or_create(DELIVERIES, batch)
-                state = catalog.open_or_create(DELIVERY_STATE, batch)
-                found = state.get(view, 0, (_GENERATION,))
+                self._state = catalog.open_or_create(DELIVERY_STATE, batch)
+                found = self._state.get(view, 0, (_GENERATION,))
             newest = 0 if found is None else int(found[0])
             if newest > self.generation:
                 raise SinkFenced(
@@ -239,7 +251,7 @@ class Coordinator:
                     next_step="Nothing: this process has nothing more to do.",
                 )
             if newest < self.generation:
-                state.put(batch, 0, (_GENERATION,), (self.generation,))
+                self._state.put(batch, 0, (_GENERATION,), (self.generation,))
             if batch:
                 self._store.seal(self._clock.next(), batch)
         except BaseException:
@@ -274,6 +286,40 @@ def read_deliveries(location: str, query: str) -> tuple[DeliveryRecord, ...]:
     except StoreNotFound:
         return ()
     return tuple(sorted(found, key=lambda record: record.number))
+
+
+def behind_of(
+    location: str, query: str, backfill: str, sink: Sink, tables: Sequence[SourceTable]
+) -> list[tuple[SourceTable, Committed]]:
+    """The tables of which *sink* has less than what *query* committed to it, and what it has; from any process."""
+    try:
+        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+            catalog = Catalog.load(view)
+            known = DELIVERY_STATE.name in catalog.names()
+            epochs = _epochs(catalog.open(DELIVERY_STATE), view) if known else {}
+    except StoreNotFound:
+        return []
+    return list(_behind(sink, query, backfill, tables, epochs))
+
+
+def _epochs(state: StateTable, view: Snapshot) -> dict[str, int]:
+    rows = state.scan(view, 0)
+    return {key[0].removeprefix(_TABLE): int(value[0]) for key, value in rows if key[0].startswith(_TABLE)}
+
+
+def _behind(
+    sink: Sink, query: str, backfill: str, tables: Sequence[SourceTable], epochs: Mapping[str, int]
+) -> Iterator[tuple[SourceTable, Committed]]:
+    for table in tables:
+        wanted = epochs.get(table.full_name, 0)
+        if wanted:
+            has = sink.committed(table, query, backfill)
+            if has != Committed() and has.epoch < wanted:  # one that has nothing at all begins anew
+                yield table, has
+
+
+def _has_changes(staged: Staged) -> bool:
+    return not staged.is_snapshot and (staged.rows > 0 or staged.truncated)
 
 
 def _commit(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> None:

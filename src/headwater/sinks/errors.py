@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from headwater.errors import CapacityError, ConflictError, FencedError, HeadwaterError, InputError, TransientError
+from headwater.errors import (
+    CapacityError,
+    ConflictError,
+    FencedError,
+    HeadwaterError,
+    InputError,
+    NotFoundError,
+    TransientError,
+)
 
 
 class SinkError(HeadwaterError):
@@ -63,3 +71,41 @@ class SinkBusy(SinkError, TransientError):
 
 class SinkFenced(SinkError, FencedError):
     """Another process delivers to the sink now: this one must not."""
+
+
+class SinkBehind(SinkError, ConflictError):
+    """The sink has less than what was committed to it: it was restored from a backup, or somebody changed it.
+
+    :ivar table: of which it has less.
+    """
+
+    def __init__(self, table: str, sink: str, has: int, committed: int) -> None:
+        self.table = table
+        super().__init__(
+            f"{sink} has {table} up to epoch {has}, and epoch {committed} was committed to it: it was restored from a "
+            "backup, or changed by others.",
+            next_step="Deliver again what it lacks: headwater sink rewind NAME",
+        )
+
+
+class SinkUnreachable(SinkError, TransientError):
+    """The server of a sink did not answer, is starting or stopping, or ended the connection: try again."""
+
+
+class StagedLost(SinkError, NotFoundError):
+    """What was staged for a batch is gone: the batch must be staged anew."""
+
+
+class SinkRowError(SinkError, InputError):
+    """The sink does not take a row that is right at the source. Nothing of the batch was committed.
+
+    :ivar table: its full name at the source. :ivar column: where it is known. :ivar reason: without the value.
+    """
+
+    def __init__(self, table: str, reason: str, *, column: str | None = None) -> None:
+        self.table, self.column, self.reason = table, column, reason
+        place = f"a row of {table}" if column is None else f"a row of {table} for its column {column!r}"
+        super().__init__(
+            f"The sink does not take {place}: {reason}.",
+            next_step="Change the column or the constraint there, or let such rows be parked.",
+        )

@@ -113,9 +113,9 @@ class ClaimReader(DataSourceStreamReader):
             def committed(table: SourceTable, backfill: str) -> Committed:
                 return sink.committed(table, options.query, backfill)
 
-            def recover(generation: int, tables: Sequence[SourceTable]) -> None:
+            def recover(generation: int, backfill: str, tables: Sequence[SourceTable]) -> None:
                 with Coordinator(options.store, options.query, generation) as coordinator:
-                    coordinator.recover(sink, tables)
+                    coordinator.recover(sink, backfill, tables)
 
             self._opened = QueryPlanner(options, committed=committed, recover=recover, takeover=True)
         return self._opened

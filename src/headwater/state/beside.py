@@ -8,13 +8,17 @@ prefix of an object store, a longer name in memory. Each is a whole store with a
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Hashable, Iterator
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from headwater.state.batch import WriteBatch
+from headwater.state.errors import StoreNotFound
 from headwater.state.location import open_reader, open_writer, split_location
 from headwater.state.store import StateReader, StateStore
+from headwater.stream import EpochClock
 
 MAX_BYTES = 1 << 30
 """The most that a store beside another can hold, in the embedded engine. Addresses, not disk."""
@@ -57,6 +61,26 @@ def open_beside_reader(location: str, *parts: str) -> StateReader:
     from headwater.state.engines.embedded import open_embedded_reader
 
     return open_embedded_reader(Path(rest), max_bytes=MAX_BYTES)
+
+
+def remove_beside(location: str, *parts: str) -> None:
+    """Remove the store *parts* beside the one at *location*, if it is there; nobody may have it open.
+
+    One in an object store is emptied: its objects go with the garbage of the bucket.
+    """
+    place = beside(location, *parts)
+    engine, rest = split_location(place)
+    if engine == "embedded":
+        shutil.rmtree(rest, ignore_errors=True)
+        return
+    try:
+        open_beside_reader(location, *parts).close()
+    except StoreNotFound:
+        return
+    with open_beside_writer(location, *parts, takeover=True) as store:
+        batch = WriteBatch()
+        batch.delete_range()
+        store.seal(EpochClock(lambda: time.time_ns() // 1_000_000, store.committed_epoch()).next(), batch)
 
 
 def stores_beside(location: str, first: str, depth: int) -> list[Names]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,9 @@ import pytest
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks import SinkError
-from headwater.sinks.coordinator import Coordinator, DeliveryState, read_deliveries
+from headwater.sinks.coordinator import Coordinator, DeliveryState, behind_of, read_deliveries
 from headwater.sinks.delta import DeltaSink
-from headwater.sinks.errors import SinkFenced
+from headwater.sinks.errors import SinkBehind, SinkFenced
 from headwater.sinks.sink import Staged, Token
 from headwater.state import open_writer
 
@@ -81,8 +82,8 @@ def test_what_is_pending_is_committed_by_the_next_generation(store: str, sink: D
         arm("")
     assert states(store)[-1] == (2, DeliveryState.PENDING)
     with Coordinator(store, QUERY, 2) as coordinator:
-        coordinator.recover(sink, [ORDERS])
-        coordinator.recover(sink, [ORDERS])
+        coordinator.recover(sink, "b1", [ORDERS])
+        coordinator.recover(sink, "b1", [ORDERS])
     assert states(store) == [(2, DeliveryState.COMMITTED)]
     assert rows(sink) == {1: "epoch 1", 2: "epoch 2"}
     assert sink.committed(ORDERS, QUERY, "b1").epoch == 2
@@ -99,7 +100,7 @@ def test_before_it_is_pending_nothing_is_known_and_what_was_staged_is_removed(
         arm("")
     files = set((tmp_path / "lake/public.orders").glob("*.parquet"))
     with Coordinator(store, QUERY, 2) as coordinator:
-        coordinator.recover(sink, [ORDERS])
+        coordinator.recover(sink, "b1", [ORDERS])
     left = set((tmp_path / "lake/public.orders").glob("*.parquet"))
     assert len(files - left) == 1
     assert rows(sink) == {1: "epoch 1", 900: "new"}
@@ -109,7 +110,7 @@ def test_a_stale_generation_is_refused_before_it_is_pending(store: str, sink: De
     old = Coordinator(store, QUERY, 1)
     old.deliver(sink, batch(sink, 1))
     with Coordinator(store, QUERY, 2) as new:
-        new.recover(sink, [ORDERS])
+        new.recover(sink, "b1", [ORDERS])
         with pytest.raises(SinkFenced, match="generation 2 delivers"):
             old.deliver(sink, batch(sink, 2, key=7))
     assert rows(sink) == {1: "epoch 1"}
@@ -125,7 +126,7 @@ def test_a_stale_generation_that_was_pending_already_finds_its_token(store: str,
         old.deliver(sink, staged)
     arm("")
     with Coordinator(store, QUERY, 2) as new:
-        new.recover(sink, [ORDERS])
+        new.recover(sink, "b1", [ORDERS])
         version = sink.committed(ORDERS, QUERY, "b1")
         assert not sink.commit(ORDERS, staged[0].token, staged)  # what the old process does when it wakes up
         assert sink.committed(ORDERS, QUERY, "b1") == version
@@ -151,7 +152,7 @@ def test_what_was_staged_and_is_gone_is_aborted_and_staged_anew(store: str, sink
     (part,) = (tmp_path / "lake/_headwater_staging").rglob("*.arrow")
     part.unlink()
     with Coordinator(store, QUERY, 2) as coordinator:
-        coordinator.recover(sink, [ORDERS])
+        coordinator.recover(sink, "b1", [ORDERS])
         assert states(store) == []
         coordinator.deliver(sink, [feed.stage_changes(token, many)])
     assert len(rows(sink)) == 3000
@@ -168,7 +169,7 @@ def test_what_knows_the_address_of_the_source_is_not_kept(store: str, sink: Delt
         arm("")
     assert states(store) == [(1, DeliveryState.PENDING)]
     with Coordinator(store, QUERY, 2) as coordinator:
-        coordinator.recover(sink, [ORDERS])
+        coordinator.recover(sink, "b1", [ORDERS])
     assert states(store) == []
     assert rows(sink) == {}
 
@@ -188,3 +189,19 @@ def test_a_table_that_fails_does_not_keep_the_others(store: str, sink: DeltaSink
         coordinator.deliver(sink, staged)
     assert rows(sink) == {1: "new"}
     assert states(store) == [(1, DeliveryState.PENDING)]
+
+
+def test_a_sink_that_was_restored_from_a_backup_is_noticed(store: str, sink: DeltaSink, tmp_path: Path) -> None:
+    with Coordinator(store, QUERY, 1) as coordinator:
+        coordinator.deliver(sink, batch(sink, 1))
+        shutil.copytree(tmp_path / "lake", tmp_path / "backup")
+        coordinator.deliver(sink, batch(sink, 2, key=2))
+    shutil.rmtree(tmp_path / "lake")
+    shutil.copytree(tmp_path / "backup", tmp_path / "lake")
+    assert [has.epoch for _, has in behind_of(store, QUERY, "b1", sink, [ORDERS])] == [1]
+    with Coordinator(store, QUERY, 2) as coordinator, pytest.raises(SinkBehind, match="up to epoch 1, and epoch 2"):
+        coordinator.recover(sink, "b1", [ORDERS])
+    with Coordinator(store, QUERY, 3) as coordinator:
+        coordinator.deliver(sink, batch(sink, 2, key=2))
+        coordinator.recover(sink, "b1", [ORDERS])
+    assert rows(sink) == {1: "epoch 1", 2: "epoch 2"}

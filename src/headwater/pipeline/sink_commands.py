@@ -1,0 +1,86 @@
+"""What a person asks of the sinks of a pipeline: done by the process that runs it, or here when none does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from headwater.journal.errors import OwnedElsewhereError
+from headwater.journal.owner import OwnerLock, current_owner
+from headwater.pipeline.config import PipelineConfig, SinkSection, load
+from headwater.pipeline.errors import ConfigError, NotStarted
+from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
+from headwater.pipeline.sink_state import forget_sink, rewind_sink
+from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
+
+ANSWER_SECONDS = 180.0
+
+
+def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: int | None = None) -> dict[str, Any]:
+    """Ask it of the sink *label*, and wait until it is done.
+
+    :raises ConfigError: there is no such sink. :raises SinkRequestFailed: it cannot be done.
+    """
+    section = next((one for one in config.sink if one.label == label), None)
+    if section is None:
+        known = ", ".join(one.label for one in config.sink)
+        raise ConfigError(f"The pipeline has no sink {label!r}.", key="sink", next_step=f"It has {known}.")
+    request = SinkRequest(label, kind, epoch)
+    lock = config.work / RUN_FOLDER / LOCK_FILE
+    if current_owner(lock) is None:
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with OwnerLock(lock, str(config.work)):
+                return _do(config, section, request)
+        except OwnedElsewhereError:
+            pass  # it was started just now
+    return SinkRequests(config.work).ask(request, ANSWER_SECONDS)
+
+
+def _do(config: PipelineConfig, section: SinkSection, request: SinkRequest) -> dict[str, Any]:
+    requests = SinkRequests(config.work)
+    match request.kind:
+        case SinkRequestKind.PAUSE:
+            requests.put_wish(section.label, SinkWish(paused=True))
+            return {"state": "paused"}
+        case SinkRequestKind.RESUME:
+            requests.put_wish(section.label, SinkWish())
+            return {"state": "not running"}
+        case SinkRequestKind.REWIND:
+            return rewind_sink(config, section, request.epoch)
+        case SinkRequestKind.DROP:
+            requests.put_wish(section.label, SinkWish(dropped=True))
+            return {"tables": forget_sink(config, section)}
+    raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
+
+
+def add_sink(path: Path, kind: str, options: Mapping[str, Any]) -> SinkSection:
+    """Write one more ``[[sink]]`` to the pipeline at *path*; a process that runs it begins to deliver there.
+
+    :raises ConfigError: it cannot be used, or there is one of that name; the file stays as it was.
+    """
+    load(path)
+    before = path.read_text(encoding="utf-8")
+    lines = [f"{name} = {_toml(value)}" for name, value in {"kind": kind, **options}.items()]
+    text = before.rstrip() + "\n\n[[sink]]\n" + "\n".join(lines) + "\n"
+    fresh = path.with_name(f".{path.name}.new")
+    fresh.write_text(text, encoding="utf-8")
+    try:
+        config = load(fresh)
+    except BaseException:
+        fresh.unlink()
+        raise
+    fresh.replace(path)
+    section = config.sink[-1]
+    if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:
+        SinkRequests(config.work).ask(SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)
+    return section
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it; texts, numbers, booleans and arrays of them are the same in JSON."""
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(item)}" for name, item in value.items()) + " }"
+    return json.dumps(value, ensure_ascii=False)

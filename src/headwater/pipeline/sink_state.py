@@ -1,0 +1,121 @@
+"""What is kept of the query of one sink, while it does not run: forget it, or set it back.
+
+Setting back never doubles anything: the sink has its tokens, and leaves out what it has. It mends a sink that was
+restored from a backup, whose tokens are older than where its query stands.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from headwater.backfill.cdc.executor import Phase
+from headwater.backfill.log_ranges import LogRanges
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.plans import FOLDER as QUERIES
+from headwater.backfill.plans import QueryState
+from headwater.log_store import LogConsumer, LogNotFound
+from headwater.log_store.errors import EpochGone, InvalidOffset
+from headwater.pipeline.config import PipelineConfig, SinkSection
+from headwater.pipeline.errors import CannotRewind
+from headwater.sinks.coordinator import FOLDER as DELIVERIES
+from headwater.sinks.coordinator import behind_of
+from headwater.state import open_reader
+from headwater.state.beside import open_beside_reader, open_beside_writer, remove_beside
+from headwater.state.errors import StoreNotFound
+from headwater.stream import Epoch
+
+
+def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
+    """Let the logs wait for the sink no longer, and forget all that is known of its query; its tables."""
+    query = config.query(section)
+    tables = _tables(config, query)
+    for name in tables:
+        with (
+            suppress(LogNotFound, StoreNotFound),
+            LogConsumer.open(config.store, name, query, takeover=True) as consumer,
+        ):
+            consumer.drop()
+    for folder in (QUERIES, DELIVERIES):
+        remove_beside(config.store, folder, query)
+    shutil.rmtree(config.checkpoint(section), ignore_errors=True)
+    return tables
+
+
+def rewind_sink(config: PipelineConfig, section: SinkSection, epoch: int | None) -> dict[str, Any]:
+    """Deliver again what came after *epoch*; ``None``: what the sink does not have.
+
+    :raises CannotRewind: history is being read, the log no longer has it, or the sink was never delivered to.
+    """
+    query = config.query(section)
+    try:
+        store = open_beside_writer(config.store, QUERIES, query, takeover=True)
+    except StoreNotFound:
+        raise CannotRewind(
+            f"Nothing was delivered to sink {section.label!r} yet.", next_step="Run: headwater run"
+        ) from None
+    with store:
+        state = QueryState(store)
+        tables = [name for name, record in state.tables.items() if not record.left]
+        _check_history(state, section, tables)
+        if epoch is None:
+            epoch = _what_it_has(config, section, query, state.id, tables)
+        before = None if state.delivered is None else state.delivered.epoch
+        try:
+            for name in tables:
+                with LogConsumer.open(config.store, name, query, takeover=True) as consumer:
+                    if consumer.delivered() > epoch:
+                        consumer.rewind(Epoch(epoch))
+        except EpochGone:
+            raise CannotRewind(
+                f"The log no longer has what came after epoch {epoch}: it was delivered and forgotten.",
+                next_step=f"Read what is missing once more: headwater resnapshot --sink {section.label}",
+            ) from None
+        except InvalidOffset:
+            raise CannotRewind(
+                f"Epoch {epoch} is not sealed yet.", next_step="Name an earlier one: headwater log status"
+            ) from None
+        state.put_delivered(QueryOffset(epoch, state.plan.number))
+        state.save()
+    remove_beside(config.store, DELIVERIES, query)  # what was committed counts no more: the sink itself tells
+    shutil.rmtree(config.checkpoint(section), ignore_errors=True)
+    return {"epoch": epoch, "was": before, "tables": tables}
+
+
+def _check_history(state: QueryState, section: SinkSection, tables: Sequence[str]) -> None:
+    with state.store.snapshot() as view:
+        status = QueryState.read_status(view) or {"tables": {}}
+    reading = [name for name in tables if status["tables"].get(name, {}).get("phase") != Phase.DONE.value]
+    if reading:
+        raise CannotRewind(
+            f"The history of {reading[0]} is not delivered to sink {section.label!r} yet.",
+            next_step="Wait until headwater status shows it as live.",
+        )
+
+
+def _what_it_has(config: PipelineConfig, section: SinkSection, query: str, backfill: str, tables: Sequence[str]) -> int:
+    """The epoch up to which the sink has every change that was delivered to it.
+
+    :raises CannotRewind: it has all of them.
+    """
+    sink = section.open()
+    with open_reader(config.store) as reader, reader.snapshot() as view:
+        ranges = LogRanges(view, tables)
+        known = [ranges.changes(name, ranges.newest, ranges.newest).table for name in tables]
+    behind = list(behind_of(config.store, query, backfill, sink, known))
+    if not behind:
+        raise CannotRewind(
+            f"Sink {section.label!r} has everything that was delivered to it.",
+            next_step="Name an epoch with --to-epoch to deliver from there all the same.",
+        )
+    return min(has.epoch for _, has in behind)
+
+
+def _tables(config: PipelineConfig, query: str) -> list[str]:
+    try:
+        with open_beside_reader(config.store, QUERIES, query) as reader, reader.snapshot() as view:
+            return QueryState.read_tables(view)
+    except StoreNotFound:
+        return []
