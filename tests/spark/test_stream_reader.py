@@ -19,6 +19,7 @@ from tests.servers.postgres import Database
 from tests.spark.collecting import mirrored
 from tests.spark.driven import DrivenStream, source_of, wait_for_changes
 
+from headwater.backfill.errors import QueryStateLost
 from headwater.spark.capture_process import is_written
 from headwater.spark.errors import HistoryWaits, NoCapture, StreamRuns, TableChanged, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
@@ -261,6 +262,24 @@ def test_a_truncate_stops_the_stream_or_is_ignored(start: Start, newest_postgres
     with pytest.raises(TableChanged, match=r"truncated.*onTruncate=ignore"):
         stopping.until(1)
     assert [row["id"] for row in going.until(1)] == [9]
+
+
+def test_a_checkpoint_from_before_what_was_delivered_is_refused(start: Start, newest_postgres: Database) -> None:
+    make_table(newest_postgres, rows=30)
+    options = {"backfill": "single", "splitRows": "10", "parallelism": "1"}
+    first = start(**options)
+    assert len(first.until(1)) == 10
+    old = first.offset
+    assert len(first.until(20)) == 20
+    first.plan()
+    newest = first.offset
+    first.stop()
+    older = start(old, **options)
+    with pytest.raises(QueryStateLost, match=r"older than what was delivered.*newest checkpoint"):
+        older.plan()
+    older.stop()
+    newest_postgres.execute("INSERT INTO t VALUES (31, 'later')")
+    assert [row["id"] for row in start(newest, **options).until(1)] == [31]
 
 
 def test_a_second_stream_of_the_same_name_is_refused(
