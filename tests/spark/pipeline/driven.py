@@ -82,6 +82,12 @@ class RunningPipeline:
         found = DeltaTable(str(path)).to_pyarrow_table(columns=["id", "name"])
         return sorted(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True))
 
+    def column(self, table: str, name: str) -> list[Any]:
+        """The values of a column; none before the mirror has it."""
+        found = DeltaTable(str(self.folder / "lake" / table))
+        has_it = name in found.schema().to_arrow().names
+        return found.to_pyarrow_table(columns=[name])[name].to_pylist() if has_it else []
+
     def complaints(self) -> str:
         log = self.folder / "headwater/shop/logs/spark.log"
         return (self.folder / "err").read_text() + (log.read_text()[-2000:] if log.exists() else "")
