@@ -36,9 +36,7 @@ def demo(
     rows: Annotated[int, typer.Option(help="Rows of history, in all tables.", min=100)] = 1_000_000,
     seconds: Annotated[float, typer.Option(help="How long live changes flow after the history.", min=1.0)] = 20.0,
     rate: Annotated[float, typer.Option(help="Changes a second, about.", min=1.0)] = 800.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print a JSON object as the last line, alone on stdout.")
-    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, alone on stdout.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep database, logs and tables in this directory.")] = None,
 ) -> None:
     """Run the main job on this machine: a real database, its history and live changes, a crash, and the proof.

@@ -57,7 +57,7 @@ class Child:
         pids = [self._process.pid, *descendants(self._process.pid)]
         self._process.send_signal(signal.SIGTERM)
         end = time.monotonic() + seconds
-        while self.is_running and time.monotonic() < end and not self._hurry.is_set():
+        while self._process.poll() is None and time.monotonic() < end and not self._hurry.is_set():
             time.sleep(0.02)
         pids += descendants(self._process.pid)
         for pid in pids:
