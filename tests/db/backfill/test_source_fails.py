@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.db.backfill.delivering import Delivering
@@ -40,7 +41,7 @@ def _write(database: Database, number: int) -> None:
     )
 
 
-def _query(capture: RunningCapture, **options: object) -> Delivering:
+def _query(capture: RunningCapture, **options: Any) -> Delivering:
     return Delivering(capture, TABLE, split_rows=100, interval_seconds=0.001, parallelism=1, **options)
 
 
