@@ -128,13 +128,17 @@ class CaptureSession:
         tables = self._source.tables(names)
         resumed = self._state.has_begun
         if not resumed:  # what is made at the source after this is ours, also if we do not come to hold its position
-            self._state.note_begin(self._sealer.batch)
+            here = self._source.claim([])  # first: what is refused now must not be taken for ours at the next start
+            self._state.note_begin(self._sealer.batch, here)
             self._seal_alone()
+        elif self._state.preparing:
+            self._source.claim([self._state.preparing])
         failpoints.hit(BEFORE_BEGIN)
         offset, identity = self._source.begin(tables, resumed=resumed)
         failpoints.hit(AFTER_BEGIN)
         record = SourceRecord(identity, offset)
         self._capture(tables, offset)
+        self._state.note_prepared(self._sealer.batch)
         self._answer(renewals)
         self._end_epoch(record)
         self._sealer.seal(self._epochs.prev)

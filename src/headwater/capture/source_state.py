@@ -113,7 +113,7 @@ class SourceState:
         return state.record, state.tables
 
     def note_begin(self, batch: WriteBatch, source: Mapping[str, Any] | None = None) -> None:
-        """The source is about to be prepared for this store; *source*: this one is about to be prepared anew."""
+        """The source is about to be prepared for this store, or prepared anew: *source*."""
         self.has_begun, self.preparing = True, source or {}
         self._sources.put(batch, 0, (_BEGUN,), (dict(self.preparing), "", 0))
 

@@ -671,6 +671,25 @@ def test_another_slot_name_is_another_slot(newest_postgres: Database, tmp_path: 
     assert [name for (name,) in names] == [SLOT, "ours", "theirs"]
 
 
+def test_a_new_store_leaves_the_slot_of_another_alone_however_often_it_is_started(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    """Whoever starts it again after the refusal must not get what the refusal kept from it."""
+    made(newest_postgres)
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    first = RunningCapture(newest_postgres, tmp_path / "first", ["t"])
+    first.start()
+    first.stop()
+    second = RunningCapture(newest_postgres, tmp_path / "second", ["t"])
+    for _ in range(2):
+        assert "this store does not know it" in str(second.fails_to_start())
+    fill(newest_postgres, 1, 10)
+    first.start()
+    first.assert_equal("t")
+    first.stop()
+
+
 def test_a_new_store_begins_as_ever_when_it_is_asked_to_renew(newest_postgres: Database, tmp_path: Path) -> None:
     made(newest_postgres)
     capture = RunningCapture(newest_postgres, tmp_path, ["t"])
