@@ -31,7 +31,7 @@ from headwater.backfill.query_table import QueryTable
 from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
 from headwater.capture.source_state import SourceState
 from headwater.errors import HeadwaterError, TransientError
-from headwater.log_store import LogConsumer, LogNotFound
+from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_snapshots
@@ -94,10 +94,16 @@ class QueryPlanner:
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables)
                 newest = view.epoch
+                self._consumers = stack.enter_context(
+                    ConsumerGroup.open(options.store, options.query, takeover=takeover)
+                )
                 self._leave(set(self._state.tables) - set(options.tables))
                 self._tables = {
-                    name: stack.enter_context(
-                        QueryTable.open(options, self._state, ranges.changes(name, newest, newest).table, takeover)
+                    name: QueryTable(
+                        options,
+                        self._state,
+                        ranges.changes(name, newest, newest).table,
+                        self._consumers.consumer(name),
                     )
                     for name in options.tables
                 }
@@ -266,11 +272,8 @@ class QueryPlanner:
         for name in names:
             record = self._state.table(name)
             if not record.left:
-                with (
-                    suppress(LogNotFound),
-                    LogConsumer.open(self._options.store, name, self._options.query, takeover=True) as consumer,
-                ):
-                    consumer.drop()
+                with suppress(LogNotFound):
+                    self._consumers.drop(name)
                 record.left = True
                 self._state.put_table(name)
 
@@ -289,8 +292,8 @@ class QueryPlanner:
             self._truncated, self._forgotten = now, start
             self._state.put_delivered(start)
             self._save()  # a query without a checkpoint never begins before what the logs hold
-            for table in self._tables.values():
-                table.commit(start.epoch)
+            found = {name: table.unneeded(start.epoch) for name, table in self._tables.items()}
+            self._consumers.commit({name: Epoch(keep) for name, keep in found.items() if keep is not None})
 
     # -- planning --------------------------------------------------------------------------------------------------
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +21,7 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
-from headwater.stream import Barrier, Epoch
+from headwater.stream import Barrier
 
 
 class QueryTable:
@@ -37,16 +36,6 @@ class QueryTable:
         self.is_stopped = False
         self.executor = self._backfill() if options.history else None
         self._come_back()
-
-    @classmethod
-    def open(cls, options: QueryOptions, state: QueryState, table: SourceTable, takeover: bool) -> QueryTable:
-        """:raises StoreOwned: another process is this consumer."""
-        consumer = LogConsumer.open(options.store, table.full_name, options.query, takeover=takeover)
-        try:
-            return cls(options, state, table, consumer)
-        except BaseException:
-            consumer.close()
-            raise
 
     def _come_back(self) -> None:
         """What the sink has of a table that was away, or whose history nobody read, is replaced."""
@@ -81,14 +70,6 @@ class QueryTable:
                     whole=whole,
                 ),
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.consumer.close()
 
     @property
     def name(self) -> str:
@@ -198,13 +179,12 @@ class QueryTable:
         if found:
             self.waiting = "the log has a commit that the source does not show yet (synchronous replication)"
 
-    def commit(self, epoch: int) -> None:
-        """The log may forget what was delivered and is needed no more."""
+    def unneeded(self, epoch: int) -> int | None:
+        """Up to where the log may forget, once *epoch* is delivered; ``None``: no further than before."""
         keep = epoch
         if self.record.heap_since is not None and self.is_reading:
             keep = min(keep, self.record.heap_since)
-        if keep > self.consumer.delivered():
-            self.consumer.commit(Epoch(keep))
+        return keep if keep > self.consumer.delivered() else None
 
     # -- the backfill ----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,7 @@ from headwater.log_store.errors import (
     WrongCall,
 )
 from headwater.log_store.factory import KvLogStoreFactory
+from headwater.log_store.group import ConsumerGroup
 from headwater.log_store.historical_reads import HistoricalReads
 from headwater.log_store.in_mem import InMemLogStoreFactory, InMemLogStoreReader, InMemLogStoreWriter
 from headwater.log_store.item import BarrierItem, ChunkItem, LogItem
@@ -67,6 +68,7 @@ __all__ = [
     "BufferStatistics",
     "ChunkItem",
     "Compression",
+    "ConsumerGroup",
     "DrainTimeout",
     "EpochEnd",
     "EpochGone",

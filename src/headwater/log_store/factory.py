@@ -17,7 +17,7 @@ from headwater.log_store.historical_reads import HistoricalReads
 from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import DEFAULT_FORMAT, Log, LogRegistry
 from headwater.log_store.reader import KvLogStoreReader
-from headwater.log_store.remote import RemoteConsumers
+from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.retention import RetentionPolicies
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer

@@ -1,8 +1,9 @@
 """A consumer in another process than the writer: a Spark driver, a sink of its own.
 
 The writer alone writes the store, so a remote consumer keeps its progress in a small store of its own, beside it
-(``<store>/consumers/<log>/<consumer>``), of which it is the one fenced writer. The log's writer finds these stores at
-each seal, and forgets only what all consumers have delivered.
+(:mod:`headwater.log_store.progress_book`), of which it is the one fenced writer. The log's writer finds these stores at
+each seal, and forgets only what all consumers have delivered. Who consumes many logs is a
+:class:`~headwater.log_store.group.ConsumerGroup`, whose progress in all of them is one store and one seal.
 
     consumer = LogConsumer.open(location, "public.orders", "mirror")
     while True:
@@ -26,57 +27,28 @@ A process that dies in between leaves the second step to the next one that is th
 
 from __future__ import annotations
 
-import resource
-import time
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import pyarrow as pa
 
 from headwater import failpoints
 from headwater.log_store.bounds import announced
 from headwater.log_store.consumers import CONSUMERS, SYNCED, Consumer, synced_refused
-from headwater.log_store.errors import EpochGone, InvalidOffset, LogCorrupt
+from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.log_view import LogView
 from headwater.log_store.offset import StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.state import (
-    Catalog,
-    Field,
-    FieldType,
-    Snapshot,
-    StateReader,
-    StateStore,
-    StateTable,
-    TableSchema,
-    WriteBatch,
-    open_reader,
-    stores_beside,
-)
-from headwater.state.beside import marks_beside, open_beside_reader, open_beside_writer
-from headwater.state.errors import StateError, StoreNotFound, StoreUnavailable
-from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, EpochClock, VnodeBitmap
+from headwater.log_store.progress_book import ProgressBook, ProgressRow, is_known
+from headwater.state import Catalog, Snapshot, StateReader, open_reader
+from headwater.state.errors import StoreUnavailable
+from headwater.stream import Epoch, VnodeBitmap
 
-BEFORE_COMMIT = failpoints.register("log_store.consumer_before_commit")
-AFTER_COMMIT = failpoints.register("log_store.consumer_after_commit")
 COMING = failpoints.register("log_store.consumer_coming")
 GOING_BACK = failpoints.register("log_store.consumer_going_back")
 
-PROGRESS = TableSchema(
-    "consumer_progress",
-    2,
-    key=(Field("consumer", FieldType.TEXT),),
-    value=(
-        Field("progress", FieldType.JSON),
-        Field("started", FieldType.UINT),
-        Field("before", FieldType.JSON, nullable=True),
-    ),
-)
-_MIGRATIONS = {1: lambda values: (*values, None)}
-_FOLDER = "consumers"
 _TRIES = 5
 _T = TypeVar("_T")
 
@@ -84,29 +56,29 @@ _T = TypeVar("_T")
 class LogConsumer:
     """One named consumer of one log. Only one process can be it at a time."""
 
-    def __init__(self, log: str, name: str, source: StateReader, own: StateStore, start: Epoch | None) -> None:
+    def __init__(
+        self, log: str, name: str, source: StateReader, book: ProgressBook, start: Epoch | None, *, shared: bool = False
+    ) -> None:
         self.log = log
         self.name = name
         self._source = source
-        self._own = own
-        self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, own.committed_epoch())
+        self._book = book
+        self._shared = shared
         self.vnode_count = self._look(lambda view: LogView.open(view, log).log.vnode_count)
-        with own.snapshot() as view:
-            self._table: StateTable = Catalog.load(view).open_or_create(PROGRESS, WriteBatch(), _MIGRATIONS)
-            row: Any = self._table.get(view, 0, (name,))
+        row = book.get(log)
         if row is None:
             self._started = Epoch(0)
             self._write(LogStoreVnodeProgress(self.vnode_count))
             failpoints.hit(COMING)
             self._start(start)
             return
-        self._progress = LogStoreVnodeProgress.from_json(row[0])
-        self._started = Epoch(row[1])
+        self._progress = LogStoreVnodeProgress.from_json(row.progress)
+        self._started = Epoch(row.started)
         if self._progress.kind == "none":
             self._start(start)
-        elif row[2] is not None:
+        elif row.before is not None:
             with suppress(EpochGone):  # who asked for it is dead: it was too late, and nothing has changed
-                self._go_back(LogStoreVnodeProgress.from_json(row[2]))
+                self._go_back(LogStoreVnodeProgress.from_json(row.before))
 
     @classmethod
     def open(
@@ -117,18 +89,20 @@ class LogConsumer:
         :raises StoreOwned: another process is this consumer. :raises LogNotFound: no such log.
         :raises EpochGone: *start* is before what the log holds. :raises InvalidOffset: *start* is not sealed yet.
         :raises WrongCall: it is a synced log, which holds only what was not emitted.
+
+        One that is of a group is opened in the group's store.
         """
         source = open_reader(location)
         try:
             # Before anything is made: what is refused leaves no trace, and holds no epoch back.
-            _looked(source, lambda view: _check_not_synced(view, LogView.open(view, log).log.name))
-            if start is not None and (log, name) not in stores_beside(location, _FOLDER, 2):
-                _check(log, name, start, *_looked(source, lambda view: (announced(view, log), view.epoch)))
-            own = open_beside_writer(location, _FOLDER, log, name, takeover=takeover)
+            _looked(source, lambda view: check_not_synced(view, LogView.open(view, log).log.name))
+            if start is not None and not is_known(location, log, name):
+                check_start(log, name, start, *_looked(source, lambda view: (announced(view, log), view.epoch)))
+            book = ProgressBook.open(location, name, log, takeover=takeover)
             try:
-                return cls(log, name, source, own, start)
+                return cls(log, name, source, book, start)
             except BaseException:
-                own.close()
+                book.close()
                 raise
         except BaseException:
             source.close()
@@ -188,11 +162,18 @@ class LogConsumer:
 
         :raises InvalidOffset: *upto* is not sealed.
         """
+        self._write(self.committing(upto, vnodes))
+
+    def committing(self, upto: Epoch, vnodes: VnodeBitmap | None = None) -> LogStoreVnodeProgress:
+        """The progress that :meth:`commit` makes durable.
+
+        :raises InvalidOffset: *upto* is not sealed.
+        """
         if upto > self._source.committed_epoch():
             raise InvalidOffset(f"Epoch {upto} is not sealed; it cannot be delivered.")
         made = LogStoreVnodeProgress(self.vnode_count, dict(self._progress.places()))
         made.apply_ended(VnodeBitmap.full(self.vnode_count) if vnodes is None else vnodes, upto)
-        self._write(made)
+        return made
 
     def rewind(self, epoch: Epoch) -> None:
         """Deliver again what came after *epoch*. Durable on return.
@@ -200,7 +181,7 @@ class LogConsumer:
         :raises EpochGone: the log no longer holds it, or is about to forget it; nothing has changed.
         :raises InvalidOffset: *epoch* is not sealed yet.
         """
-        _check(self.log, self.name, epoch, *self._look(lambda view: (announced(view, self.log), view.epoch)))
+        check_start(self.log, self.name, epoch, *self._look(lambda view: (announced(view, self.log), view.epoch)))
         before = self._progress
         self._write(self._all_at(epoch), before)
         failpoints.hit(GOING_BACK)
@@ -208,9 +189,7 @@ class LogConsumer:
 
     def drop(self) -> None:
         """Forget this consumer: the log waits for it no longer. Close it then."""
-        batch = WriteBatch()
-        self._table.delete(batch, 0, (self.name,))
-        self._own.seal(self._clock.next(), batch)
+        self._book.delete(self.log)
 
     def _start(self, start: Epoch | None) -> None:
         """Begin after what a writer that does not know of this consumer may still forget."""
@@ -218,7 +197,7 @@ class LogConsumer:
         oldest = max(found, self._started)
         begin = oldest if start is None else start
         try:
-            _check(self.log, self.name, begin, oldest, max(oldest, sealed))
+            check_start(self.log, self.name, begin, oldest, max(oldest, sealed))
         except BaseException:
             self.drop()
             raise
@@ -241,17 +220,21 @@ class LogConsumer:
 
     def _write(self, progress: LogStoreVnodeProgress, before: LogStoreVnodeProgress | None = None) -> None:
         """Make *progress* durable; it counts only then."""
-        batch = WriteBatch()
-        values = (progress.to_json(), int(self._started), None if before is None else before.to_json())
-        self._table.put(batch, 0, (self.name,), values)
-        failpoints.hit(BEFORE_COMMIT)
-        self._own.seal(self._clock.next(), batch)
+        self._book.put({self.log: self.row(progress, before)})
+        self.moved(progress)
+
+    def row(self, progress: LogStoreVnodeProgress, before: LogStoreVnodeProgress | None = None) -> ProgressRow:
+        """What is stored of *progress*."""
+        return ProgressRow(progress.to_json(), int(self._started), None if before is None else before.to_json())
+
+    def moved(self, progress: LogStoreVnodeProgress) -> None:
+        """*progress* is durable."""
         self._progress = progress
-        failpoints.hit(AFTER_COMMIT)
 
     def close(self) -> None:
-        self._own.close()
-        self._source.close()
+        if not self._shared:
+            self._book.close()
+            self._source.close()
 
     def __enter__(self) -> Self:
         return self
@@ -262,7 +245,8 @@ class LogConsumer:
         self.close()
 
 
-def _check_not_synced(view: Snapshot, log: str) -> None:
+def check_not_synced(view: Snapshot, log: str) -> None:
+    """:raises WrongCall: *log* is a synced one."""
     catalog = Catalog.load(view)
     if CONSUMERS.name in catalog.names() and catalog.open(CONSUMERS).get(view, 0, (log, SYNCED)) is not None:
         raise synced_refused(log)
@@ -277,7 +261,8 @@ def _looked(source: StateReader, look: Callable[[Snapshot], _T]) -> _T:
         return look(view)
 
 
-def _check(log: str, name: str, epoch: Epoch, oldest: Epoch, sealed: Epoch) -> None:
+def check_start(log: str, name: str, epoch: Epoch, oldest: Epoch, sealed: Epoch) -> None:
+    """:raises EpochGone: *epoch* is before *oldest*. :raises InvalidOffset: it is after *sealed*."""
     if epoch < oldest:
         raise _gone(log, name, epoch, oldest)
     if epoch > sealed:
@@ -290,93 +275,3 @@ def _gone(log: str, name: str, epoch: Epoch, oldest: Epoch) -> EpochGone:
         oldest,
         next_step=f"Start it at epoch {oldest}.",
     )
-
-
-@dataclass(slots=True)
-class _Known:
-    """A consumer as it was read last, its mark of just before, and its store if that is kept open."""
-
-    mark: Hashable = None
-    consumer: Consumer | None = None
-    reader: StateReader | None = None
-    table: StateTable | None = None
-
-
-class RemoteConsumers:
-    """The remote consumers of a store, as others see them. One that has not changed costs a look at its mark."""
-
-    def __init__(self, location: str) -> None:
-        self._location = location
-        self._known: dict[tuple[str, ...], _Known] = {}
-        self._may_open = _stores_kept_open(location)
-
-    def all(self) -> list[Consumer]:
-        """Every remote consumer, with its progress of this moment."""
-        marks = marks_beside(self._location, _FOLDER, 2)
-        for names in self._known.keys() - marks.keys():
-            self._close(self._known.pop(names))
-        found = (self._look(names, mark) for names, mark in sorted(marks.items(), key=lambda item: item[0]))
-        return [consumer for consumer in found if consumer is not None]
-
-    def of(self, log: str) -> list[Consumer]:
-        """Those of *log*."""
-        return [consumer for consumer in self.all() if consumer.log == log]
-
-    def _look(self, names: tuple[str, ...], mark: Hashable) -> Consumer | None:
-        known = self._known.setdefault(names, _Known())
-        if mark is not None and mark == known.mark:
-            return known.consumer
-        log, name = names
-        try:
-            row = self._row(known, log, name)
-        except StoreNotFound:
-            return None  # being made this instant: it starts after what is announced then
-        except StateError:
-            # It is there, but cannot be looked at now, and may have gone back: the whole log must stay.
-            known.mark = None
-            self._close(known)
-            return _unreadable(log, name)
-        known.mark = mark
-        try:
-            known.consumer = row and Consumer(log, name, LogStoreVnodeProgress.from_json(row[0]), Epoch(row[1]))
-        except LogCorrupt:
-            known.consumer = _unreadable(log, name)
-        return known.consumer
-
-    def _row(self, known: _Known, log: str, name: str) -> Any:
-        reader = known.reader or open_beside_reader(self._location, _FOLDER, log, name)
-        try:
-            with reader.snapshot() as view:
-                if known.table is None:
-                    catalog = Catalog.load(view)
-                    if PROGRESS.name not in catalog.names():
-                        return None
-                    known.table = catalog.open(PROGRESS, _MIGRATIONS)
-                return known.table.get(view, 0, (name,))
-        finally:
-            if known.reader is None and self._may_open:
-                known.reader = reader
-                self._may_open -= 1
-            elif known.reader is None:
-                reader.close()
-                known.table = None
-
-    def _close(self, known: _Known) -> None:
-        if known.reader is not None:
-            known.reader.close()
-            self._may_open += 1
-        known.reader = known.table = None
-
-    def close(self) -> None:
-        for known in self._known.values():
-            self._close(known)
-        self._known.clear()
-
-
-def _unreadable(log: str, name: str) -> Consumer:
-    return Consumer(log, name, LogStoreVnodeProgress(DEFAULT_VNODE_COUNT), Epoch(0), unreadable=True)
-
-
-def _stores_kept_open(location: str) -> int:
-    """An eighth of the file descriptors, two for each; a reader of an object store never rests, so only a few."""
-    return 32 if location.startswith("slatedb") else resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 16

@@ -21,7 +21,7 @@ from headwater.log_store.consumers import Consumer
 from headwater.log_store.errors import RetentionRefused
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import LogView
-from headwater.log_store.remote import RemoteConsumers
+from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.state import now_ms
 from headwater.log_store.status import local_consumers
 from headwater.log_store.truncation import Truncation

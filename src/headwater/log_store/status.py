@@ -10,7 +10,7 @@ from headwater.log_store.consumers import CONSUMERS, Consumer
 from headwater.log_store.log import Log, LogRegistry
 from headwater.log_store.log_view import EpochEnd, LogView
 from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.log_store.remote import RemoteConsumers
+from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.state import now_ms
 from headwater.state import Catalog, Snapshot, StateReader
 from headwater.stream import Epoch

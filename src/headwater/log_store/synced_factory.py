@@ -11,7 +11,7 @@ from headwater.log_store.consumers import SYNCED, ConsumerBook
 from headwater.log_store.errors import WrongCall
 from headwater.log_store.history import HISTORY_ROWS
 from headwater.log_store.log import Log
-from headwater.log_store.remote import RemoteConsumers
+from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.sealer import Sealer
 from headwater.log_store.state import LogStoreState
 from headwater.log_store.synced import SyncedLogStore, SyncedOptions

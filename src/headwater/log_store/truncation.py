@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from headwater.log_store.consumers import ConsumerBook
 from headwater.log_store.log import LogRegistry
-from headwater.log_store.remote import RemoteConsumers
+from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.state import WriteBatch
 from headwater.stream import Epoch
 

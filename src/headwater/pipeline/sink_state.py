@@ -16,8 +16,9 @@ from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER as QUERIES
 from headwater.backfill.plans import QueryState
-from headwater.log_store import LogConsumer, LogNotFound
+from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.log_store.errors import EpochGone, InvalidOffset
+from headwater.log_store.progress_book import GROUP_FOLDER
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.errors import CannotRewind
 from headwater.sinks.coordinator import FOLDER as DELIVERIES
@@ -32,13 +33,11 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     """Let the logs wait for the sink no longer, and forget all that is known of its query; its tables."""
     query = config.query(section)
     tables = _tables(config, query)
-    for name in tables:
-        with (
-            suppress(LogNotFound, StoreNotFound),
-            LogConsumer.open(config.store, name, query, takeover=True) as consumer,
-        ):
-            consumer.drop()
-    for folder in (QUERIES, DELIVERIES):
+    with ConsumerGroup.open(config.store, query, takeover=True) as consumers:
+        for name in tables:
+            with suppress(LogNotFound):
+                consumers.drop(name)
+    for folder in (GROUP_FOLDER, QUERIES, DELIVERIES):
         remove_beside(config.store, folder, query)
     shutil.rmtree(config.checkpoint(section), ignore_errors=True)
     return tables
@@ -64,10 +63,10 @@ def rewind_sink(config: PipelineConfig, section: SinkSection, epoch: int | None)
             epoch = _what_it_has(config, section, query, state.id, tables)
         before = None if state.delivered is None else state.delivered.epoch
         try:
-            for name in tables:
-                with LogConsumer.open(config.store, name, query, takeover=True) as consumer:
-                    if consumer.delivered() > epoch:
-                        consumer.rewind(Epoch(epoch))
+            with ConsumerGroup.open(config.store, query, takeover=True) as consumers:
+                for name in tables:
+                    if consumers.consumer(name).delivered() > epoch:
+                        consumers.consumer(name).rewind(Epoch(epoch))
         except EpochGone:
             raise CannotRewind(
                 f"The log no longer has what came after epoch {epoch}: it was delivered and forgotten.",

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from headwater.log_store import remote
+from headwater.log_store import progress_book, remote_consumers
 from headwater.log_store.errors import EpochGone, InvalidOffset, LogNotFound, ProgressConflict, RetentionMiss
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
@@ -171,18 +171,18 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lists = self.reads = 0
-        listed, read = marks_beside, remote.RemoteConsumers._row
+        listed, read = marks_beside, remote_consumers.RemoteConsumers._rows
 
         def counted(*arguments: Any) -> Any:
-            self.lists += 1
+            self.lists += arguments[1] == progress_book.SINGLE_FOLDER  # groups are another look
             return listed(*arguments)
 
         def counted_read(*arguments: Any) -> Any:
             self.reads += 1
             return read(*arguments)
 
-        monkeypatch.setattr(remote, "marks_beside", counted)
-        monkeypatch.setattr(remote.RemoteConsumers, "_row", counted_read)
+        monkeypatch.setattr(remote_consumers, "marks_beside", counted)
+        monkeypatch.setattr(remote_consumers.RemoteConsumers, "_rows", counted_read)
 
     def taken(self) -> tuple[int, int]:
         found = (self.lists, self.reads)
@@ -294,7 +294,7 @@ def test_a_start_that_is_refused_late_leaves_no_consumer(source: Source) -> None
 def test_progress_of_the_first_version_is_read_and_written_on(tmp_path: Path) -> None:
     source = Source(str(tmp_path / "store"))
     source.write(3)
-    old = TableSchema("consumer_progress", 1, remote.PROGRESS.key, remote.PROGRESS.value[:2])
+    old = TableSchema("consumer_progress", 1, progress_book.SINGLE.key, progress_book.SINGLE.value[:2])
     with open_writer(beside(source.location, "consumers", "public.orders", "mirror")) as own, own.snapshot() as view:
         batch = WriteBatch()
         place = LogStoreVnodeProgress.aligned(VnodeBitmap.full(256), StoragePlace(epoch(2)))
