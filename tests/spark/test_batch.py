@@ -19,7 +19,7 @@ from headwater.log_store.errors import InvalidOffset
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
 from headwater.spark import snapshot_process
 from headwater.spark.columns import Columns
-from headwater.spark.errors import InvalidOption, NoCapture, TableChanged
+from headwater.spark.errors import InvalidOption, NoCapture, SparkError, TableChanged
 from headwater.spark.options import SourceOptions
 from headwater.spark.tables import find_table
 
@@ -82,6 +82,20 @@ def test_a_snapshot_that_nobody_reads_in_ends(newest_postgres: Database, tmp_pat
     assert keepers(newest_postgres) == 0
     with pytest.raises(SnapshotExpired, match=r"gone .* Load the table again.* cache"):
         read_all(reader, schema, partitions)
+
+
+def test_a_read_that_cannot_be_planned_in_time_says_why(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_process, "START_SECONDS", 1.0)
+    make_table(newest_postgres, 20)
+    options = SourceOptions.parse(source_of(newest_postgres, tmp_path, "t", snapshotSeconds="3").options)
+    table = find_table(options)
+    with newest_postgres.connect() as locking:
+        locking.execute("BEGIN")
+        locking.execute("LOCK TABLE t")
+        with pytest.raises(SparkError, match=r"not be planned within 3 s.* lock .*snapshotSeconds"):
+            snapshot_process.keep_snapshot(options, table)
 
 
 def test_the_marks_of_tasks_say_when_a_snapshot_is_needed_no_more(tmp_path: Path) -> None:

@@ -74,16 +74,27 @@ def keep_snapshot(options: SourceOptions, table: SourceTable, bounds: Bounds | N
             "watched": os.getppid(),
         },
     )
-    told = child.line(START_SECONDS)
+    seconds = max(START_SECONDS, options.snapshot_seconds)
+    told = child.line(seconds)
     if told is None or "kept" not in told:
+        told = told or _silent(child, seconds)
         child.close()
         shutil.rmtree(folder, ignore_errors=True)
-        told = told or {"error": "The snapshot could not be taken: its process ended without a word."}
         raise SparkError(told["error"], next_step=told.get("next_step"))
     child.leave()
     kept = pickle.loads(base64.b64decode(told["kept"]))
     assert isinstance(kept, KeptSnapshot)
     return kept
+
+
+def _silent(child: Child, seconds: float) -> dict[str, str]:
+    """What is told of a process that told nothing."""
+    if not child.is_running():
+        return {"error": "The snapshot could not be taken: its process ended without a word."}
+    return {
+        "error": f"The splits of the table could not be planned within {seconds:g} s.",
+        "next_step": "Look whether a lock on the table is held; for a very large table, raise option snapshotSeconds.",
+    }
 
 
 def marked(folder: str, number: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
