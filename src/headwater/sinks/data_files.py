@@ -10,9 +10,10 @@ import json
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final
 
 import pyarrow as pa
@@ -20,7 +21,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headwater import failpoints
+from headwater.sinks.partitions import NOT_PARTED, Partitioning, Values, with_values
 from headwater.sinks.storage import Storage
+from headwater.sinks.types import conform
 
 COMPRESSION: Final = "zstd"
 COMPRESSION_LEVEL: Final = 1
@@ -28,6 +31,8 @@ GROUP_ROWS: Final = 64 * 1024
 GROUP_BYTES: Final = 32 << 20
 SAMPLE_ROWS: Final = 8192
 TEXT_PREFIX: Final = 32
+OPEN_PARTITIONS: Final = 32
+"""So many are written at a time: each holds a group of rows in memory."""
 EXACT_DIGITS: Final = 15
 """A decimal with so many is exact as a JSON number."""
 _HIGHEST = "\U0010ffff"
@@ -42,6 +47,7 @@ class DataFile:
 
     :ivar path: its name in the directory of the table.
     :ivar lows: per column the least value, a prefix of it, or nothing when it is not known; *highs* likewise.
+    :ivar parted: the values that all its rows have in the columns by which they are parted.
     """
 
     path: str
@@ -51,6 +57,7 @@ class DataFile:
     highs: dict[str, Any] = field(default_factory=dict)
     nulls: dict[str, int] = field(default_factory=dict)
     written_ms: int = 0
+    parted: Values = field(default_factory=dict)
 
     @property
     def statistics(self) -> str:
@@ -64,14 +71,22 @@ class DataFile:
 class FileWriter:
     """Writes rows into files of about *target_bytes* each.
 
-    :param prefix: of the names of the files.
+    :param prefix: of the names of the files. :param partition: that the rows are of.
     """
 
-    def __init__(self, storage: Storage, schema: pa.Schema, target_bytes: int, prefix: str = "part-") -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        schema: pa.Schema,
+        target_bytes: int,
+        prefix: str = "part-",
+        partition: Values | None = None,
+    ) -> None:
         self._storage = storage
         self._schema = schema
         self._target = target_bytes
         self._prefix = prefix
+        self._partition = partition or {}
         self._made: list[DataFile] = []
         self._held: list[pa.Table] = []
         self._held_rows = self._held_bytes = 0
@@ -105,8 +120,7 @@ class FileWriter:
     def abort(self) -> None:
         """Remove what was written; nobody was told of it."""
         if self._open is not None:
-            self._made.append(self._open.close())
-            self._open = None
+            self._end_file()
         for made in self._made:
             self._storage.remove(made.path)
 
@@ -123,8 +137,56 @@ class FileWriter:
 
     def _end_file(self) -> None:
         if self._open is not None:
-            self._made.append(self._open.close())
+            self._made.append(replace(self._open.close(), parted=self._partition))
             self._open = None
+
+
+class PartitionWriter:
+    """Writes rows into files by their partitions.
+
+    :param schema: the columns of the rows, also those by which they are parted.
+    """
+
+    def __init__(
+        self, storage: Storage, schema: pa.Schema, by: Partitioning, target_bytes: int, prefix: str = "part-"
+    ) -> None:
+        self._by = by
+        self._new = partial(FileWriter, storage, by.stored(schema), target_bytes, prefix)
+        self._storage = storage
+        self._open: dict[tuple[str | None, ...], FileWriter] = {}
+        self._made: list[DataFile] = []
+
+    def write_all(self, tables: Iterable[pa.Table]) -> list[DataFile]:
+        """The files with the rows of *tables*; what was written is removed if they fail."""
+        try:
+            for rows in tables:
+                for values, part in self._by.split(rows):
+                    if part.num_rows:
+                        self._writer(values).write(part)
+            while self._open:
+                self._close_oldest()
+            return self._made
+        except BaseException:
+            for writer in self._open.values():
+                writer.abort()
+            for made in self._made:
+                self._storage.remove(made.path)
+            raise
+
+    def _writer(self, values: Values) -> FileWriter:
+        place = tuple(values.values())
+        if place in self._open:
+            self._open[place] = self._open.pop(place)  # the newest
+        else:
+            while len(self._open) >= OPEN_PARTITIONS:
+                self._close_oldest()
+            self._open[place] = self._new(values)
+        return self._open[place]
+
+    def _close_oldest(self) -> None:
+        place = next(iter(self._open))
+        self._made += self._open[place].close()
+        del self._open[place]
 
 
 class _OpenFile:
@@ -166,9 +228,17 @@ class _OpenFile:
         return DataFile(self._path, size, metadata.num_rows, lows, highs, nulls, int(time.time() * 1000))
 
 
-def write_files(storage: Storage, rows: pa.Table, target_bytes: int, prefix: str = "part-") -> list[DataFile]:
+def write_files(
+    storage: Storage, rows: pa.Table, target_bytes: int, prefix: str = "part-", by: Partitioning = NOT_PARTED
+) -> list[DataFile]:
     """Files with *rows*."""
-    return FileWriter(storage, rows.schema, target_bytes, prefix).write_all([rows])
+    return PartitionWriter(storage, rows.schema, by, target_bytes, prefix).write_all([rows])
+
+
+def read_file(storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Table:
+    """The rows of *file* with exactly the columns of *schema*."""
+    found = read_rows(storage, file.path, schema.names)
+    return conform(with_values(found, file.parted, schema), schema)
 
 
 def read_rows(storage: Storage, path: str, columns: Sequence[str] | None = None) -> pa.Table:

@@ -23,17 +23,20 @@ from typing import ClassVar
 import pyarrow as pa
 
 from headwater.sinks.batch import Batch
-from headwater.sinks.change_rows import changes_schema
-from headwater.sinks.data_files import DataFile, FileWriter, read_rows
+from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, parts_of
+from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left
+from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import Staging
 from headwater.sinks.storage import Storage, directory_of
 from headwater.sinks.table_schema import Evolution, evolve
-from headwater.sinks.types import conform, sink_schema
+from headwater.sinks.types import sink_schema
+from headwater.sinks.version_rewrite import VersionRewrite
+from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.table import SourceTable
 
 
@@ -46,15 +49,27 @@ class DeltaSink(LakeSink):
     :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change. The files of a
         table with many of them grow larger.
     :param retention_hours: how long files are kept that newer versions do not have: readers of an older one need them.
+    :param partition_by: columns, or ``year(c)``, ``month(c)``, ``day(c)``, by which rows are parted: of every table, or
+        by the name of the table.
+    :param on_drop: what becomes of columns that the source dropped. :param on_rename: … or gave another name.
+    :raises SinkInputError: *partition_by* is not written so.
     """
 
-    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES))
+    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY))
 
     path: str
     mode: Mode = Mode.MIRROR
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     file_bytes: int | None = None
     retention_hours: int = RETENTION_HOURS
+    partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
+    on_drop: DropPolicy = DropPolicy.KEEP
+    on_rename: RenamePolicy = RenamePolicy.COPY
+
+    def __post_init__(self) -> None:
+        by = self.partition_by
+        for texts in by.values() if isinstance(by, Mapping) else (by,):
+            Partitioning.parse(texts)
 
     @property
     def name(self) -> str:
@@ -96,13 +111,16 @@ class DeltaSink(LakeSink):
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the newest version."""
+        fitting = self._fitting(table)
+        there = self._schema(fitting.table)
+        names = [fitting.names.get(name, name) for name in columns]
         own = sink_schema(table)
-        schema = own if self.mode is Mode.MIRROR else changes_schema(own)
-        wanted = pa.schema([schema.field(name) for name in columns])
+        fields = [there.field(name) if name in there.names else own.field(name) for name in names]
         with self._log(table) as log:
             files = log.files(()) if log.open() else []
         for file in files:
-            yield from conform(read_rows(self._table(table), file.path, columns), wanted).to_batches()
+            rows = read_file(self._table(table), file, pa.schema(fields))
+            yield from rows.rename_columns(list(columns)).to_batches()
 
     def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
         """Remove the files that no version of the last hours has, also those of attempts that failed.
@@ -113,8 +131,8 @@ class DeltaSink(LakeSink):
             return log.vacuum(retention_hours, all_files=True) if log.open() else []
 
     def _deliver(self, log: DeltaLog, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
-        own = sink_schema(table)
-        wanted = own if self.mode is Mode.MIRROR else changes_schema(own)
+        fitted = self._fitting(table, log).table
+        wanted = self._schema(fitted)
         if not log.open(newest=False):
             log.create(wanted, _configuration(self.retention_hours))
         apps = _Apps(table, token.query, token.backfill)
@@ -124,16 +142,16 @@ class DeltaSink(LakeSink):
             if batch is None:
                 self._staging(table, token).clean(token)
                 return False
-            evolution = evolve(table.full_name, log.schema(), wanted, is_mirror=self.mode is Mode.MIRROR)
+            evolution = self._evolution(log, fitted, wanted)
             if evolution.added and not evolution.must_rewrite:
                 if log.is_behind():
                     continue
                 log.add_columns(evolution.added)
             if batch.is_empty and not evolution.must_rewrite:
                 return True
-            if self._commit(log, table, token, apps, batch, evolution):
+            if self._commit(log, fitted, token, apps, batch, evolution):
                 self._staging(table, token).clean(token)
-                self._tidy(log, table, token, since)
+                self._tidy(log, fitted, token, since)
                 return True
         raise SinkBusy(
             f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
@@ -141,51 +159,82 @@ class DeltaSink(LakeSink):
         )
 
     def _commit(
-        self, log: DeltaLog, table: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
+        self, log: DeltaLog, fitted: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
-        rewrite = self._rewrite(log, table, token, evolution.schema)
+        rewrite = self._rewrite(log, fitted, token, evolution.schema)
         transactions = apps.of(token, batch)
         overlaps = log.transaction(apps.upsert) == 1
-        if batch.history and log.transaction(apps.history) is None and rewrite.files and self.mode is Mode.MIRROR:
+        if batch.history and log.transaction(apps.history) is None and rewrite.files and self.mode is not Mode.CHANGES:
             overlaps = True
             transactions[apps.upsert] = 1
         waste: list[DataFile] = []
         try:
             if evolution.must_rewrite:
                 rewrite.recast(evolution.renamed)
-            if self.mode is Mode.MIRROR:
-                waste = self._apply(rewrite, table, token, batch, overlaps=overlaps)
-            else:
-                rewrite.append(file for one in batch.all for file in one.detail["files"])
-                for rows in self._staging(table, token).gather(parts_of(batch.all)):
-                    rewrite.insert(rows)
+            waste = self._apply(rewrite, fitted, token, batch, overlaps=overlaps)
         except BaseException:
             rewrite.discard()
             raise
         schema = evolution.schema if evolution.must_rewrite else None
         added = rewrite.files if evolution.must_rewrite else rewrite.added
         if not log.commit(added, rewrite.removed, transactions, schema=schema):
+            rewrite.discard()
             return False
         rewrite.settle()
         for file in waste:
-            self._table(table).remove(file.path)
+            self._table(fitted).remove(file.path)
         return True
 
-    def _tidy(self, log: DeltaLog, table: SourceTable, token: Token, since: int) -> None:
+    def _tidy(self, log: DeltaLog, fitted: SourceTable, token: Token, since: int) -> None:
         """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
-        rewrite = self._rewrite(log, table, token, log.schema())
-        if self.mode is Mode.MIRROR and rewrite.compact():
+        rewrite = self._rewrite(log, fitted, token, log.schema())
+        if self.mode is not Mode.CHANGES and rewrite.compact():
             if log.commit(rewrite.added, rewrite.removed, {}, is_data_change=False):
                 rewrite.settle()
             else:
                 rewrite.discard()
         log.tidy(since, self.retention_hours)
 
-    def _rewrite(self, log: DeltaLog, table: SourceTable, token: Token, schema: pa.Schema) -> Rewrite:
-        files = log.files(table.key_columns)
+    def _rewrite(self, log: DeltaLog, fitted: SourceTable, token: Token, schema: pa.Schema) -> Rewrite:
+        files = log.files(fitted.key_columns)
         prefix = file_prefix(token.query, token.generation)
-        target = self._target_bytes(files)
-        return Rewrite(self._table(table), files, schema, table.key_columns, target, prefix)
+        kind = VersionRewrite if self.mode is Mode.HISTORY else Rewrite
+        return kind(
+            self._table(fitted),
+            files,
+            schema,
+            fitted.key_columns,
+            self._target_bytes(files),
+            prefix,
+            self._partitioning(fitted),
+        )
+
+    def _evolution(self, log: DeltaLog, fitted: SourceTable, wanted: pa.Schema) -> Evolution:
+        return evolve(
+            fitted.full_name,
+            log.schema(),
+            wanted,
+            is_mirror=self.mode is not Mode.CHANGES,
+            drops=self.on_drop is DropPolicy.DROP,
+        )
+
+    def _fitting(self, table: SourceTable, log: DeltaLog | None = None) -> Fitting:
+        existing: pa.Schema | None = None
+        if self.on_rename is RenamePolicy.KEEP and log is None:
+            with self._log(table) as opened:
+                existing = opened.schema() if opened.open() else None
+        elif self.on_rename is RenamePolicy.KEEP and log is not None:
+            existing = log.schema() if log.open() else None
+        return Fitting.of(table, existing, self.on_drop, self.on_rename)
+
+    def _schema(self, fitted: SourceTable) -> pa.Schema:
+        """The columns of the Delta table."""
+        return self._partitioning(fitted).added(fitted.full_name, self._columns(fitted))
+
+    def _partitioning(self, table: SourceTable) -> Partitioning:
+        by = self.partition_by
+        texts = by.get(table.full_name, ()) if isinstance(by, Mapping) else by
+        return Partitioning.parse(texts, *([IS_CURRENT] if self.mode is Mode.HISTORY else []))
 
     @property
     def _root(self) -> Storage:
@@ -195,10 +244,12 @@ class DeltaSink(LakeSink):
         return self._root.within(directory_of(table))
 
     def _log(self, table: SourceTable) -> DeltaLog:
-        return DeltaLog(self._table(table), table.full_name)
+        return DeltaLog(self._table(table), table.full_name, self._partitioning(table).names)
 
-    def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> FileWriter:
-        return FileWriter(self._table(table), schema, self._file_bytes, file_prefix(token.query, token.generation))
+    def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> PartitionWriter:
+        prefix = file_prefix(token.query, token.generation)
+        by = self._partitioning(table)
+        return PartitionWriter(self._table(table), by.added(table.full_name, schema), by, self._file_bytes, prefix)
 
 
 def _configuration(retention_hours: int) -> dict[str, str]:

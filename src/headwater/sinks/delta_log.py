@@ -18,6 +18,7 @@ import pyarrow as pa
 from headwater import failpoints
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkSchemaError, SinkUnwritable
+from headwater.sinks.partitions import value_texts
 from headwater.sinks.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -75,13 +76,14 @@ _handles: dict[str, _Known] = {}
 class DeltaLog:
     """The log of the table at *storage*.
 
-    :param name: of the table, for messages.
+    :param name: of the table, for messages. :param partition_by: the columns by which its rows are parted.
     """
 
-    def __init__(self, storage: Storage, name: str) -> None:
+    def __init__(self, storage: Storage, name: str, partition_by: Sequence[str] = ()) -> None:
         self._delta = delta_library()
         self._storage = storage
         self._name = name
+        self._partition_by = list(partition_by)
         self._known: _Known | None = None
 
     def __enter__(self) -> Self:
@@ -143,6 +145,7 @@ class DeltaLog:
             self._delta.DeltaTable.create(
                 self._storage.address,
                 self._delta.Schema.from_arrow(schema),
+                partition_by=self._partition_by or None,
                 configuration=dict(configuration),
                 storage_options=dict(self._storage.options),
             )
@@ -180,10 +183,11 @@ class DeltaLog:
         """The files of the table, with what is known of their *key_columns*."""
         assert self._known is not None
         actions = pa.table(self._handle.get_add_actions(flatten=True))
-        before = self._known.files
+        before = self._known.files if key_columns else {}
         paths = actions.column("path").to_pylist()
         self._known.files = {
-            path: before.get(path) or _data_file(actions, place, key_columns) for place, path in enumerate(paths)
+            path: before.get(path) or _data_file(actions, place, key_columns, self._partition_by)
+            for place, path in enumerate(paths)
         }
         return list(self._known.files.values())
 
@@ -223,13 +227,13 @@ class DeltaLog:
         now = int(time.time() * 1000)
         actions: list[Any] = [
             self._delta.transaction.AddAction(
-                file.path, file.size, {}, file.written_ms or now, is_data_change, file.statistics
+                file.path, file.size, file.parted, file.written_ms or now, is_data_change, file.statistics
             )
             for file in added
         ]
         if schema is None:
             remove = self._delta.transaction.RemoveAction
-            actions += [remove(file.path, is_data_change, now, file.size, {}) for file in removed]
+            actions += [remove(file.path, is_data_change, now, file.size, dict(file.parted)) for file in removed]
         properties = self._delta.CommitProperties(
             app_transactions=[self._delta.Transaction(app, version) for app, version in transactions.items()],
             max_commit_retries=0,
@@ -243,7 +247,7 @@ class DeltaLog:
                 actions,
                 "append" if schema is None else "overwrite",
                 self._handle.schema() if schema is None else self._delta.Schema.from_arrow(schema),
-                [],
+                self._partition_by,
                 commit_properties=properties,
                 post_commithook_properties=self._delta.PostCommitHookProperties(
                     create_checkpoint=False, cleanup_expired_logs=False
@@ -302,9 +306,13 @@ class DeltaLog:
                 f"The Delta table {self._name} uses {', '.join(foreign)}, with which it cannot be written here.",
                 next_step="Drop the feature from the table, or deliver to another directory.",
             )
-        if handle.metadata().partition_columns:
+        found = list(handle.metadata().partition_columns)
+        if found != self._partition_by:
+            told, wanted = (", ".join(names) or "nothing" for names in (found, self._partition_by))
             raise SinkSchemaError(
-                self._name, "its Delta table is partitioned.", next_step="Deliver to another directory."
+                self._name,
+                f"its Delta table is partitioned by {told}, and this sink by {wanted}.",
+                next_step="Deliver to another directory, or set mode and partition_by as they were.",
             )
 
 
@@ -312,7 +320,7 @@ def _entry(version: int) -> str:
     return f"_delta_log/{version:020}.json"
 
 
-def _data_file(actions: pa.Table, place: int, key_columns: Sequence[str]) -> DataFile:
+def _data_file(actions: pa.Table, place: int, key_columns: Sequence[str], partition_by: Sequence[str]) -> DataFile:
     lows, highs = (
         {
             name: _value(actions.column(f"{which}.{name}"), place)
@@ -322,7 +330,8 @@ def _data_file(actions: pa.Table, place: int, key_columns: Sequence[str]) -> Dat
         for which in ("min", "max")
     )
     path, size, rows = (actions.column(name)[place].as_py() for name in ("path", "size_bytes", "num_records"))
-    return DataFile(path, size, rows or 0, lows, highs)
+    partition = {name: value_texts(actions.column(f"partition.{name}").slice(place, 1))[0] for name in partition_by}
+    return DataFile(path, size, rows or 0, lows, highs, parted=partition)
 
 
 def _value(values: Any, place: int) -> Any:

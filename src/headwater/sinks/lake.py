@@ -1,8 +1,8 @@
 """LakeSink: what all sinks of tables of Parquet files do: how rows are staged, and how they are applied to files.
 
-Tasks write history as files of the table, which nobody sees before the commit. Changes are folded to one row per key
-and staged apart; the commit writes those files anew that have one of the keys. What a commit is, and where the token is
-kept, is up to the format of the table.
+Tasks write history as files of the table, which nobody sees before the commit. Changes are folded to one row per key,
+or to versions, and staged apart; the commit writes those files anew that have one of the keys. What a commit is, and
+where the token is kept, is up to the format of the table.
 """
 
 from __future__ import annotations
@@ -10,25 +10,32 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import chain, zip_longest
 from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
-from headwater.sinks.data_files import DataFile, FileWriter, read_rows
-from headwater.sinks.errors import SinkInputError
+from headwater.sinks.data_files import DataFile
+from headwater.sinks.errors import SinkInputError, SinkSchemaError
+from headwater.sinks.fitting import Fitting
 from headwater.sinks.fold import DELETED, fold, folded_schema
+from headwater.sinks.keys import KeySet
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import PART_BYTES, Part, Staging, stage_rows
+from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, stage_rows
 from headwater.sinks.storage import Storage, directory_of
 from headwater.sinks.types import cast, conform, sink_schema
+from headwater.sinks.version_rewrite import VersionRewrite
+from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
 from headwater.sources.snapshots import KeyOrder
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.vnode import hash_keys
 
 COMMIT_ATTEMPTS: Final = 20
@@ -58,55 +65,118 @@ class LakeSink(ABC):
         """Where rows are staged."""
 
     @abstractmethod
-    def _table(self, table: SourceTable) -> Storage:
-        """Where the files of *table* are."""
-
-    @abstractmethod
-    def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> FileWriter:
+    def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> RowWriter:
         """Writes files of *table*."""
+
+    def _fitting(self, table: SourceTable) -> Fitting:
+        """How *table* is fitted to what the sink has of it."""
+        return Fitting(table)
+
+    def _columns(self, table: SourceTable) -> pa.Schema:
+        """The columns of rows of *table*, as it is fitted, in this mode."""
+        own = sink_schema(table)
+        schemas = {Mode.MIRROR: lambda own: own, Mode.CHANGES: changes_schema, Mode.HISTORY: versions_schema}
+        made: pa.Schema = schemas[self.mode](own)
+        added = set(made.names[len(own) :])
+        clash = next((name for name in own.names if name.lower() in added), None)
+        if clash is not None:
+            raise SinkSchemaError(
+                table.full_name,
+                f"its column {clash!r} is one that this mode adds.",
+                next_step="Rename the column, leave it out of the capture, or use mode 'mirror'.",
+            )
+        return made
 
     def stage_changes(
         self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
     ) -> Staged:
-        """Mirror: the folded rows, as parts. Changes: files of the table."""
-        own = sink_schema(table)
-        if self.mode is Mode.CHANGES:
-            after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
-            rows = (change_rows(rows_after(batch, after), own) for batch in batches)
-            files, parts = stage_rows(
-                self._writer(table, token, changes_schema(own)), self._staging(table, token), token, rows
+        """Mirror: the folded rows, as parts. Changes: files of the table. History: versions, as parts."""
+        fitting = self._fitting(table)
+        fitted, rows = fitting.table, map(fitting.batch, batches)
+        own, staging = sink_schema(fitted), self._staging(table, token)
+        if self.mode is Mode.MIRROR:
+            folded = fold(fitted, rows, truncated)
+            parts = [staging.put(token, conform(folded, folded_schema(own)))] if folded.num_rows else []
+            return _staged(table, token, False, parts=parts, truncated=truncated)
+        after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
+        later = (rows_after(batch, after) for batch in rows)
+        if self.mode is Mode.HISTORY:
+            since: list[int] = []
+            parts = []
+            for piece in version_pieces(fitted, own, later, truncated):
+                parts.append(staging.put(token, piece))
+                since.append(pc.min(piece.column(VALID_FROM)).cast(pa.int64()).as_py())
+            return _staged(
+                table,
+                token,
+                False,
+                parts=parts,
+                truncated=truncated,
+                after=after,
+                since_us=min(since, default=None),
             )
-            return _staged(table, token, False, files=files, parts=parts, after=after)
-        folded = fold(table, batches, truncated)
-        parts = [self._staging(table, token).put(token, conform(folded, folded_schema(own)))] if folded.num_rows else []
-        return _staged(table, token, False, parts=parts, truncated=truncated)
+        writer = self._writer(table, token, self._columns(fitted))
+        files, parts = stage_rows(writer, staging, token, (change_rows(batch, own) for batch in later))
+        return _staged(table, token, False, files=files, parts=parts, after=after)
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
     ) -> Staged:
         """New rows: files of the table. Rows that it may have: parts."""
-        own = sink_schema(table)
+        fitting = self._fitting(table)
+        fitted, rows = fitting.table, map(fitting.batch, batches)
+        own = sink_schema(fitted)
+        writer = self._writer(table, token, self._columns(fitted))
         if self.mode is Mode.CHANGES:
-            rows = (history_rows(batch, own, part) for batch in batches)
-            files, parts = stage_rows(
-                self._writer(table, token, changes_schema(own)), self._staging(table, token), token, rows
-            )
+            made = (history_rows(batch, own, part) for batch in rows)
+            files, parts = stage_rows(writer, self._staging(table, token), token, made)
             return _staged(table, token, True, files=files, parts=parts)
         if part.columns is not None:
-            others = [name for name in own.names if name not in {*part.columns, *table.key_columns}]
-            parts = self._stage_parts(table, token, batches, ",".join(others) or None)
-            return _staged(table, token, True, parts=parts, only_existing=True)
-        apart = _Apart(table, part.changed)
-        files = self._writer(table, token, own).write_all(conform(rows, own) for rows in apart.others(batches))
-        parts = self._stage_parts(table, token, apart.taken, None)
+            told = {*(fitting.names.get(name, name) for name in part.columns), *fitted.key_columns}
+            others = ",".join(name for name in own.names if name not in told)
+            parts = self._stage_parts(table, token, (self._staged_rows(batch, own, part, others) for batch in rows))
+            return _staged(table, token, True, parts=parts, only_existing=True, since_us=part.commit_time_us)
+        apart = _Apart(fitted, part.changed)
+        files = writer.write_all(self._new_rows(batch, own, part) for batch in apart.others(rows))
+        parts = self._stage_parts(table, token, (self._staged_rows(batch, own, part) for batch in apart.taken))
         ranges = _replaced(table, part) if part.replaces else None
-        return _staged(table, token, True, files=files, parts=parts, ranges=ranges, order=part.order)
+        return _staged(
+            table,
+            token,
+            True,
+            files=files,
+            parts=parts,
+            ranges=ranges,
+            order=part.order,
+            since_us=part.commit_time_us,
+        )
+
+    def _new_rows(self, batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart) -> pa.Table:
+        """Rows of history as files of the table have them."""
+        if self.mode is Mode.HISTORY:
+            return history_versions(batch, own, part)
+        return conform(pa.Table.from_batches([batch]), own)
+
+    def _staged_rows(self, batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart, unavailable: str = "") -> pa.Table:
+        """Rows of history that the sink may have, as they are staged."""
+        rows = self._new_rows(batch, own, part)
+        return (
+            as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else _upserts(rows, unavailable or None)
+        )
 
     def _apply(
         self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool
     ) -> list[DataFile]:
         """Changes, then history; the files that are not needed afterwards."""
         staging = self._staging(table, token)
+        if self.mode is Mode.CHANGES:
+            rewrite.append(file for one in batch.all for file in one.detail["files"])
+            for rows in staging.gather(parts_of(batch.all)):
+                rewrite.insert(rows)
+            return []
+        if self.mode is Mode.HISTORY:
+            assert isinstance(rewrite, VersionRewrite)
+            return self._apply_versions(rewrite, table, staging, batch, overlaps=overlaps)
         if batch.is_truncated:
             rewrite.truncate()
         for rows in staging.gather(parts_of(batch.changes)):
@@ -115,10 +185,10 @@ class LakeSink(ABC):
         for one in batch.history:
             ranges, files = one.detail["ranges"], one.detail["files"]
             if ranges is not None:
-                rewrite.delete(partial(_in_ranges, table, one.detail["order"], ranges))
+                rewrite.delete(partial(_in_ranges, one))
             if overlaps and ranges is None:
                 for file in files:
-                    rewrite.upsert(_upserts(read_rows(self._table(table), file.path), None))
+                    rewrite.upsert(_upserts(rewrite.read(file), None))
                 waste += files
             else:
                 rewrite.append(files)
@@ -126,17 +196,40 @@ class LakeSink(ABC):
                 rewrite.upsert(rows, only_existing=one.detail["only_existing"])
         return waste
 
-    def _stage_parts(
-        self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], unavailable: str | None
-    ) -> list[Part]:
-        schema = folded_schema(sink_schema(table))
+    def _apply_versions(
+        self, rewrite: VersionRewrite, table: SourceTable, staging: Staging, batch: Batch, *, overlaps: bool
+    ) -> list[DataFile]:
+        if batch.is_truncated:
+            rewrite.close(lambda keys: np.ones(keys.num_rows, np.bool_), _truncated_us(batch.changes))
+        for layer in zip_longest(*(one.detail["parts"] for one in batch.changes)):  # a key's are in one task, in order
+            for rows in staging.gather([part for part in layer if part is not None]):
+                rewrite.put(rows)
+        waste: list[DataFile] = []
+        versions = self._columns(self._fitting(table).table)
+        for one in batch.history:
+            files, parts = one.detail["files"], one.detail["parts"]
+            if one.detail["ranges"] is not None:
+                tables = chain(map(rewrite.read_keys, files), map(staging.get, parts))
+                told = KeySet(rewrite.keys_of(tables), rewrite.key_columns)
+                rewrite.close(partial(_is_gone, one, told), one.detail["since_us"])
+            if overlaps or one.detail["ranges"] is not None:
+                for file in files:
+                    rewrite.put(as_staged(conform(rewrite.read(file), versions)), only_changed=True)
+                waste += files
+            else:
+                rewrite.append(files)
+            for rows in staging.gather(parts):
+                rewrite.put(rows, only_changed=True, only_existing=one.detail["only_existing"])
+        return waste
+
+    def _stage_parts(self, table: SourceTable, token: Token, tables: Iterator[pa.Table]) -> list[Part]:
         staging = self._staging(table, token)
         parts: list[Part] = []
         held: list[pa.Table] = []
         size = 0
-        for batch in batches:
-            held.append(conform(_upserts(pa.Table.from_batches([batch]), unavailable), schema))
-            size += held[-1].nbytes
+        for rows in tables:
+            held.append(rows)
+            size += rows.nbytes
             if size >= PART_BYTES:
                 parts.append(staging.put(token, pa.concat_tables(held)))
                 held, size = [], 0
@@ -146,7 +239,7 @@ class LakeSink(ABC):
 
     @property
     def _file_bytes(self) -> int:
-        return self.file_bytes or (FILE_BYTES if self.mode is Mode.MIRROR else CHANGES_FILE_BYTES)
+        return self.file_bytes or (CHANGES_FILE_BYTES if self.mode is Mode.CHANGES else FILE_BYTES)
 
     def _target_bytes(self, files: Sequence[DataFile]) -> int:
         """How large new files of a table with *files* get."""
@@ -181,7 +274,7 @@ class _Apart:
     def taken(self) -> Iterator[pa.RecordBatch]:
         return iter(self._taken)
 
-    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if self._changed is not None and self._changed.size:
                 hashes = hash_keys(batch, self._keys)
@@ -190,7 +283,7 @@ class _Apart:
                 if is_known.any():
                     self._taken.append(batch.filter(pa.array(is_known)))
                     batch = batch.filter(pa.array(~is_known))
-            yield pa.Table.from_batches([batch])
+            yield batch
 
 
 def _staged(
@@ -205,7 +298,9 @@ def _staged(
     ranges: tuple[KeyRange, ...] | None = None,
     order: KeyOrder | None = None,
     only_existing: bool = False,
+    since_us: int | None = None,
 ) -> Staged:
+    """:param since_us: the time of the first of its rows."""
     detail = {"files": list(files), "parts": list(parts), "ranges": ranges, "order": order, "truncated": truncated}
     staged: list[DataFile | Part] = [*files, *parts]
     return Staged(
@@ -215,7 +310,12 @@ def _staged(
         rows=sum(one.rows for one in staged),
         size=sum(one.size for one in staged),
         truncated=truncated is not None,
-        detail={**detail, "only_existing": only_existing, "after": token.epoch if after is None else after},
+        detail={
+            **detail,
+            "only_existing": only_existing,
+            "after": token.epoch if after is None else after,
+            "since_us": since_us,
+        },
     )
 
 
@@ -240,11 +340,13 @@ def _replaced(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
     return part.ranges
 
 
-def _in_ranges(table: SourceTable, order: KeyOrder | None, ranges: tuple[KeyRange, ...], keys: pa.Table) -> Any:
-    """Which rows lie in *ranges*, given their key columns as the table of files has them."""
+def _in_ranges(staged: Staged, keys: pa.Table) -> Any:
+    """Which rows lie in the ranges of *staged*, given their key columns as the table of files has them."""
+    table, order, ranges = staged.table, staged.detail["order"], staged.detail["ranges"]
     inside = np.zeros(keys.num_rows, np.bool_)
     names = list(table.key_columns)
-    typed = pa.table([cast(keys.column(name), table.column(name).type) for name in names], names)
+    columns = zip(names, keys.columns, strict=True)
+    typed = pa.table([cast(values, table.column(name).type) for name, values in columns], names)
     batches = typed.combine_chunks().to_batches()
     for part in ranges:
         cuts = [cut for cut in (part.start, part.end) if cut is not None]
@@ -254,3 +356,15 @@ def _in_ranges(table: SourceTable, order: KeyOrder | None, ranges: tuple[KeyRang
         places = np.concatenate([order.places(batch, cuts) for batch in batches] or [np.zeros(0, np.int64)])
         inside |= places == (0 if part.start is None else 1)
     return inside
+
+
+def _is_gone(staged: Staged, told: KeySet, keys: pa.Table) -> Any:
+    """Which rows lie in the ranges of *staged* and are not among those that were read there."""
+    return _in_ranges(staged, keys) & (told.find(keys) < 0)
+
+
+def _truncated_us(changes: Sequence[Staged]) -> int:
+    """When the table was truncated: at its epoch, and not after what came after it."""
+    epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
+    at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
+    return min([at_us, *(int(one.detail["since_us"]) for one in changes if one.detail["since_us"] is not None)])

@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sinks.data_files import EXACT_DIGITS, DataFile, read_rows, write_files
+from headwater.sinks.data_files import EXACT_DIGITS, DataFile, read_file, read_rows, write_files
 from headwater.sinks.fold import DELETED, names_column, unavailable_names
 from headwater.sinks.keys import KeySet, last_rows
+from headwater.sinks.partitions import NOT_PARTED, Partitioning, with_values
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform
 from headwater.sources.table import UNAVAILABLE_COLUMN
@@ -39,6 +40,7 @@ class Rewrite:
     """The files of a table on their way to its next version.
 
     :param files: those that it has. :param schema: its columns. :param prefix: of the names of new files.
+    :param by: what its rows are parted by.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class Rewrite:
         key_columns: Sequence[str],
         target_bytes: int,
         prefix: str = "part-",
+        by: Partitioning = NOT_PARTED,
     ) -> None:
         self._storage = storage
         self._prefix = prefix
+        self._by = by
         self._before = {file.path: file for file in files}
         self._files = dict(self._before)
         self._schema = schema
@@ -72,6 +76,23 @@ class Rewrite:
     @property
     def files(self) -> list[DataFile]:
         return list(self._files.values())
+
+    @property
+    def key_columns(self) -> tuple[str, ...]:
+        return self._keys
+
+    def read(self, file: DataFile) -> pa.Table:
+        """The rows of *file*, in the columns of the table."""
+        return read_file(self._storage, file, self._schema)
+
+    def read_keys(self, file: DataFile) -> pa.Table:
+        """Their keys."""
+        return read_file(self._storage, file, self._key_schema)
+
+    def keys_of(self, tables: Iterable[pa.Table]) -> pa.Table:
+        """The keys of all *tables*."""
+        found = [conform(rows.select(list(self._keys)), self._key_schema) for rows in tables]
+        return pa.concat_tables([self._key_schema.empty_table(), *found])
 
     def truncate(self) -> None:
         """All rows go."""
@@ -106,26 +127,27 @@ class Rewrite:
 
     def _upserted(self, upsert: _Upsert, file: DataFile) -> tuple[DataFile, NDArray[np.int64], list[DataFile]]:
         """*file*, the places of its keys in the part, and what it becomes if it has any. Of any thread."""
-        places = upsert.keys.find(self._read_keys(file))
+        places = upsert.keys.find(self.read_keys(file))
         hits = places[places >= 0]
-        return file, hits, self._write(upsert.apply(self._read(file), places)) if hits.size else []
+        return file, hits, self._write(upsert.apply(self.read(file), places)) if hits.size else []
 
     def delete(self, chosen: Callable[[pa.Table], Mask]) -> None:
         """Delete the rows that *chosen* says, given their key columns."""
         for file in self.files:
-            gone = chosen(self._read_keys(file))
+            gone = chosen(self.read_keys(file))
             if gone.any():
-                self._replace(file, self._read(file).filter(pa.array(~gone)) if not gone.all() else None)
+                self._replace(file, self.read(file).filter(pa.array(~gone)) if not gone.all() else None)
 
     def compact(self) -> bool:
         """Join small files of about one size, if there are many; ``False``: there are not."""
-        classes: dict[int, list[DataFile]] = {}
+        classes: dict[Any, list[DataFile]] = {}
         for file in self.files:
             if file.size * 4 < self._target:
-                classes.setdefault(file.size.bit_length() // 2, []).append(file)
-        for _, small in sorted(classes.items()):
+                place = tuple(file.parted.get(name) for name in self._by.names)
+                classes.setdefault((file.size.bit_length() // 2, place), []).append(file)
+        for small in classes.values():
             if len(small) >= SMALL_FILES:
-                rows = pa.concat_tables([self._read(file) for file in small])
+                rows = pa.concat_tables([self.read(file) for file in small])
                 for file in small:
                     self._replace(file, None)
                 self.append(self._write(self._sorted(rows)))
@@ -138,7 +160,7 @@ class Rewrite:
         :param renamed: columns that get the values of others.
         """
         for file in self.files:
-            rows = read_rows(self._storage, file.path)
+            rows = with_values(read_rows(self._storage, file.path), file.parted, self._schema)
             for name, old in renamed.items():
                 if old in rows.schema.names:
                     rows = rows.append_column(name, rows.column(old))
@@ -155,12 +177,6 @@ class Rewrite:
         self._written = [file for file in self._written if file.path not in self._files]
         self.discard()
 
-    def _read_keys(self, file: DataFile) -> pa.Table:
-        return conform(read_rows(self._storage, file.path, self._keys), self._key_schema)
-
-    def _read(self, file: DataFile) -> pa.Table:
-        return conform(read_rows(self._storage, file.path), self._schema)
-
     @property
     def _key_schema(self) -> pa.Schema:
         return pa.schema([self._schema.field(name) for name in self._keys])
@@ -171,7 +187,7 @@ class Rewrite:
         self.append(made)
 
     def _write(self, rows: pa.Table) -> list[DataFile]:
-        made = write_files(self._storage, rows, self._target, self._prefix) if rows.num_rows else []
+        made = write_files(self._storage, rows, self._target, self._prefix, self._by) if rows.num_rows else []
         self._written.extend(made)
         return made
 
@@ -179,17 +195,23 @@ class Rewrite:
         """*rows* by key, so that files have ranges of it."""
         return rows.take(pc.sort_indices(rows, [(name, "ascending") for name in self._keys]))
 
+    @property
+    def _candidates(self) -> list[DataFile]:
+        """The files whose rows can change."""
+        return self.files
+
     def _concerned(self, part: pa.Table) -> list[DataFile]:
         """The files that may have a key of *part*, by the first key column."""
         name = self._keys[0]
         values = part.column(name)
+        files = self._candidates
         if values.null_count or not _is_ordered(values.type):
-            return self.files
+            return files
         ordered = _Lazy(pc.unique(values).sort())
         try:
-            return [file for file in self.files if _may_have(file, name, ordered)]
+            return [file for file in files if _may_have(file, name, ordered)]
         except (OverflowError, ValueError, TypeError):  # a date that Python does not have
-            return self.files
+            return files
 
 
 class _Lazy:
@@ -231,7 +253,7 @@ class _Upsert:
             self.keys = KeySet(part, key_columns)
         self.deleted: Mask = part.column(DELETED).combine_chunks().to_numpy(zero_copy_only=False)
         self.rows = conform(part, schema)
-        self._keeping = _Keeping(part, schema.names)
+        self._keeping = Keeping(part, schema.names)
 
     def apply(self, old: pa.Table, places: NDArray[np.int64]) -> pa.Table:
         """What the rows *old* become, given the places of their keys in the part; -1 where it has none."""
@@ -244,7 +266,7 @@ class _Upsert:
         return pa.concat_tables([old.filter(pa.array(~hits)), new])
 
 
-class _Keeping:
+class Keeping:
     """Columns whose value a part does not tell for some rows: the table keeps those that it has."""
 
     def __init__(self, part: pa.Table, names: Sequence[str]) -> None:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, Protocol
 from urllib.parse import quote
 
 import pyarrow as pa
 
 from headwater import failpoints
-from headwater.sinks.data_files import DataFile, FileWriter
+from headwater.sinks.data_files import DataFile
 from headwater.sinks.sink import Token
 from headwater.sinks.storage import Storage
 
@@ -101,8 +101,14 @@ class Staging:
                 self._storage.remove(info.path)
 
 
+class RowWriter(Protocol):
+    """Writes rows into files."""
+
+    def write_all(self, tables: Iterable[pa.Table]) -> list[DataFile]: ...
+
+
 def stage_rows(
-    writer: FileWriter, staging: Staging, token: Token, tables: Iterator[pa.Table]
+    writer: RowWriter, staging: Staging, token: Token, tables: Iterator[pa.Table]
 ) -> tuple[list[DataFile], list[Part]]:
     """Files with the rows of *tables*; if they are few a part that travels inside."""
     held: list[pa.Table] = []

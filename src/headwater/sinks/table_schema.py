@@ -1,8 +1,9 @@
 """Evolution: how the columns of a table at a sink follow those of its source. Pure.
 
 A column that the sink lacks is added at the end. A column that the source has no longer stays, and is null from then
-on. A column that was renamed, which its field id tells, is a new one: a mirror has the old values there, too, and is
-written anew for it. A type may become wider: the table is written anew. Any other change is refused.
+on, or goes, and the table is written anew. A column that was renamed, which its field id tells, is a new one: a mirror
+has the old values there, too, and is written anew for it. A type may become wider: the table is written anew. Any other
+change is refused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ class Evolution:
     """What becomes of a table's columns.
 
     :ivar schema: its columns afterwards. :ivar added: those that are new.
-    :ivar renamed: of the new columns those that had another name, which is told.
+    :ivar renamed: of the new columns those that had another name, which is told. :ivar dropped: names that go.
     :ivar must_rewrite: the files that the table has are not as they must be.
     """
 
@@ -30,10 +31,15 @@ class Evolution:
     added: tuple[pa.Field, ...]
     renamed: Mapping[str, str]
     must_rewrite: bool
+    dropped: tuple[str, ...] = ()
 
 
-def evolve(table: str, existing: pa.Schema, wanted: pa.Schema, *, is_mirror: bool) -> Evolution:
-    """How *existing* takes the rows of *wanted*. :raises SinkSchemaError: it cannot."""
+def evolve(table: str, existing: pa.Schema, wanted: pa.Schema, *, is_mirror: bool, drops: bool = False) -> Evolution:
+    """How *existing* takes the rows of *wanted*.
+
+    :param is_mirror: values of columns that were renamed are copied. :param drops: columns that the source had go.
+    :raises SinkSchemaError: it cannot.
+    """
     fields: list[pa.Field] = []
     wider = False
     for field in existing:
@@ -58,8 +64,11 @@ def evolve(table: str, existing: pa.Schema, wanted: pa.Schema, *, is_mirror: boo
             f"column {clash!r} differs from one that is there in upper and lower case only.",
             next_step="Deliver it to another directory.",
         )
-    renamed = _renamed(existing, wanted, added) if is_mirror else {}
-    return Evolution(pa.schema([*fields, *added]), added, renamed, wider or bool(renamed))
+    renamed = _renamed(existing, wanted, added) if is_mirror or drops else {}
+    gone = [one for one in existing if one.name not in wanted.names and FIELD_ID in (one.metadata or {})]
+    dropped = tuple(one.name for one in gone) if drops else ()
+    schema = pa.schema([field for field in (*fields, *added) if field.name not in dropped])
+    return Evolution(schema, added, renamed, wider or bool(renamed) or bool(dropped), dropped)
 
 
 def _renamed(existing: pa.Schema, wanted: pa.Schema, added: Iterable[pa.Field]) -> dict[str, str]:

@@ -49,6 +49,7 @@ _ADDED = (
     pa.field(IS_CURRENT, pa.bool_()),
     pa.field(COMMIT_VERSION, pa.int64()),
 )
+ADDED_NAMES: Final = frozenset(field.name for field in _ADDED)
 _STAGED = (
     pa.field(DELETED, pa.bool_(), False),
     pa.field(CLOSES, pa.bool_(), False),
@@ -131,6 +132,13 @@ def version_rows(
         made = made.append_column(field, values)
     shown = np.flatnonzero(~deleted | by_key.is_first)
     return made.take(pa.array(shown[np.argsort(order[shown], kind="stable")]))
+
+
+def as_staged(rows: pa.Table, unavailable: str | None = None) -> pa.Table:
+    """Versions that are current, on their way; *unavailable*: the columns that they do not tell."""
+    for field, value in zip(_STAGED, (False, True, unavailable), strict=True):
+        rows = rows.append_column(field, pa.repeat(pa.scalar(value, field.type), rows.num_rows))
+    return rows
 
 
 def history_versions(batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart) -> pa.Table:
