@@ -262,6 +262,7 @@ def test_a_truncate_stops_the_stream_or_is_ignored(start: Start, newest_postgres
     with pytest.raises(TableChanged, match=r"truncated.*onTruncate=ignore"):
         stopping.until(1)
     assert [row["id"] for row in going.until(1)] == [9]
+    assert [row["id"] for row in start(query="new").available_now()] == [9], "it has nothing from before the TRUNCATE"
 
 
 def test_a_checkpoint_from_before_what_was_delivered_is_refused(start: Start, newest_postgres: Database) -> None:

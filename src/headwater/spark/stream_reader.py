@@ -142,11 +142,14 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """:raises TableChanged: the table was truncated or its columns changed, and the options say to stop."""
         opened, options = self._open, self._options
-        units = opened.planner.units(QueryOffset.from_json(start), QueryOffset.from_json(end))
+        begin = QueryOffset.from_json(start)
+        units = opened.planner.units(begin, QueryOffset.from_json(end))
         stops = options.on_schema_change == STOP
+        is_new = options.history and begin.plan == 0  # nothing was given yet that a TRUNCATE could empty
+        ignores = is_new or options.on_truncate != STOP
         made = []
         for unit in units:
-            if isinstance(unit, LogUnit) and unit.truncated is not None and options.on_truncate == STOP:
+            if isinstance(unit, LogUnit) and unit.truncated is not None and not ignores:
                 raise truncated(unit)
             made.append(UnitPartition(opened.query, unit, opened.columns.places(unit.table, stops=stops)))
         return made
@@ -190,7 +193,7 @@ def _history_waits(opened: _Opened) -> HistoryWaits:
 def truncated(unit: LogUnit) -> TableChanged:
     """What is raised when a table was truncated, and the options say to stop."""
     return TableChanged(
-        f"Table {unit.table.full_name} was truncated: all rows that came before are gone at the source.",
+        f"Table {unit.table.full_name} was truncated, or captured anew after a gap: rows that came before are void.",
         next_step="Empty what you made of them and start with a new checkpoint and another 'query'; "
         "or set option onTruncate=ignore to go on.",
     )
