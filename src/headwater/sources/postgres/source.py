@@ -182,7 +182,7 @@ class PostgresSource:
             if read_slot(session, self._slot) is not None and [here[part] for part in _OWNED] not in known:
                 raise SourceMisconfigured(
                     f"The replication slot {self._slot!r} is there already, and this store does not know it.",
-                    next_step="Give the --store that it belongs to, or another --slot; "
+                    next_step="Give the store that it belongs to, or another name for the slot (slot); "
                     f"if it belongs to nobody: SELECT pg_drop_replication_slot('{self._slot}');",
                 )
         return here
