@@ -62,7 +62,7 @@ class QueryRequests:
     """The requests to one query, as its planner sees them."""
 
     def __init__(self, options: QueryOptions, state: QueryState, source: SnapshotSource) -> None:
-        self._source = source
+        self._source, self._has_source = source, bool(options.source)
         self._requests = Requests(options.store, _REQUESTS, options.query)
         self._state = state
         with state.store.snapshot() as view:
@@ -89,6 +89,8 @@ class QueryRequests:
         if request.kind == THROTTLE:
             return Throttle(request.detail["rows_per_second"], name or ALL_TARGETS), {}
         if request.kind == RESNAPSHOT:
+            if not self._has_source:
+                raise InvalidQuery("A stream writes the store: there is no database to read the table from once more.")
             wanted = list(tables) if name is None else [name]
             return None, {each: _renewal(request, tables[each].table, self._source) for each in wanted}
         raise InvalidQuery(f"A query cannot do {request.kind!r}.")

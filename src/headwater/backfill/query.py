@@ -15,7 +15,7 @@ class QueryOptions:
     """One query.
 
     :ivar store: location of the store that the capture writes.
-    :ivar source: connection string of the database; never shown.
+    :ivar source: connection string of the database, never shown; empty where a stream writes the store.
     :ivar query: its name: that of its consumer in the logs, and of its own store beside the capture's.
     :ivar tables: full names of captured tables.
     :ivar history: deliver the rows that were there before the capture, too.
@@ -50,6 +50,11 @@ class QueryOptions:
     def __post_init__(self) -> None:
         if not self.query or not self.tables:
             raise InvalidQuery("A query needs a name and at least one table.")
+        if self.history and not self.source:
+            raise InvalidQuery(
+                "There is no database whose history could be read: a stream writes the store.",
+                next_step="Set history=false: the query delivers what the log holds, and all that comes.",
+            )
         if self.backfill not in (PARALLEL, SINGLE):
             raise InvalidQuery(f"Received backfill={self.backfill!r}; valid are {PARALLEL!r} and {SINGLE!r}.")
         for name in ("split_rows", "parallelism", "max_rows", "max_epochs"):

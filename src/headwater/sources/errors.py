@@ -54,6 +54,10 @@ class AccessDenied(SourceError, InputError):
     """The server refused the user: a wrong password, no right to connect, to replicate or to read a table."""
 
 
+class NoDatabase(SourceError, InputError):
+    """Something of a database was asked for, and the log is written by a stream."""
+
+
 class SourceMisconfigured(SourceError, InputError):
     """A setting of the server, the slot or the publication does not allow the capture."""
 

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 
-_MODULES: Final = {"Postgres": "headwater.sources.postgres.offset"}
+_MODULES: Final = {"Postgres": "headwater.sources.postgres.offset", "Written": "headwater.sources.written"}
 _NEXT_STEP: Final = "Give the text that to_json() wrote."
 
 

@@ -141,10 +141,14 @@ class SnapshotSource(Protocol):
 
 
 def open_snapshots(dsn: str) -> SnapshotSource:
-    """The snapshots of the database at *dsn*; nothing is connected yet.
+    """The snapshots of the database at *dsn*; nothing is connected yet. An empty *dsn*: there is no database.
 
     :raises InvalidDsn: no kind of database that can be read. :raises DriverMissing: its driver is not installed.
     """
+    if not dsn:
+        from headwater.sources.written import NoSnapshots
+
+        return NoSnapshots()
     kind = dsn.partition("://")[0]
     if kind in ("postgres", "postgresql") or "=" in kind:
         from headwater.sources.open import postgres_driver

@@ -1,5 +1,7 @@
 """A table as a batch: as it is in the database right now, or its changes in a range of epochs from the log.
 
+Of a log that a stream writes there is no table in a database: it is what the log holds.
+
 All tasks of one read see one snapshot of the database, whenever they run (:mod:`headwater.spark.snapshot_process`).
 """
 
@@ -43,7 +45,7 @@ _SMALL_ROWS: Final = 20_000
 
 def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceReader:
     """The reader for what the options ask for."""
-    if options.reads_changes:
+    if options.reads_changes or not options.source:
         return ChangesReader(options, schema)
     return FilteredTableReader(options, schema) if options.pushdown else TableReader(options, schema)
 

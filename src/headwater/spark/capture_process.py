@@ -20,7 +20,7 @@ from headwater.spark.child import Child, end_with_parent, received, tell_error
 from headwater.spark.directories import cache_directory
 from headwater.spark.errors import NoCapture
 from headwater.spark.options import NONE, SourceOptions
-from headwater.spark.tables import logged_table, source_table
+from headwater.spark.tables import logged_table, no_table, source_table
 from headwater.state.engines.claim import refuse_if_owned
 from headwater.state.errors import StoreOwned
 from headwater.state.location import split_location
@@ -62,6 +62,10 @@ class CaptureKeeper:
         :raises NoCapture: nobody captures it, and we shall not; or it could not be begun.
         """
         table = logged_table(self._options)
+        if not self._options.source:
+            if table is None:
+                raise no_table(self._options)
+            return table
         running = is_written(self._options.store)
         if self._options.capture == NONE and not (running and table):
             missing = f"Nobody captures table {self._options.table} into {self._options.store}."

@@ -3,7 +3,8 @@
 ====================  ==========================================================================================
 option                meaning
 ====================  ==========================================================================================
-``source``            connection string of the database; by default that of ``HEADWATER_SOURCE`` in the environment
+``source``            connection string of the database; by default that of ``HEADWATER_SOURCE`` in the environment.
+                      A store that a stream writes needs none
 ``table``             the table
 ``store``             where its changes are kept; by default a directory for this database in the user's data directory
 ``query``             name of the stream: what it has read is kept under it; by default made of the table's name
@@ -83,7 +84,7 @@ _NAMES: Final = {name.lower(): name for name in NAMES}
 class SourceOptions:
     """The options, read and checked. They travel to tasks.
 
-    :ivar source: never shown.
+    :ivar source: never shown; empty: a stream writes the store, and there is no database.
     :ivar query: ``None``: made of the table's name.
     :ivar columns: ``None``: all, and those that we add; see :data:`ALL_COLUMNS`.
     """
@@ -160,9 +161,9 @@ class _Texts:
                 next_step="Read the changes with startEpoch and endEpoch, or the table as it is, without an epoch.",
             )
         source = self._given.get("source") or os.environ.get(SOURCE_VARIABLE, "")
-        if not source:
+        if not source and not self._given.get("store"):
             raise InvalidOption(
-                "No database was named.",
+                "No database was named, and no store that a stream writes.",
                 next_step=f"Set option 'source' or {SOURCE_VARIABLE} to postgresql://user@host:5432/database.",
             )
         table = self._given.get("table", "")
@@ -171,7 +172,7 @@ class _Texts:
         made = SourceOptions(
             source=source,
             table=table,
-            store=_absolute(self._given.get("store", "")) or default_store(source),
+            store=absolute(self._given.get("store", "")) or default_store(source),
             query=self._given.get("query") or None,
             columns=self._columns(),
             history=self._flag("history", True),
@@ -198,14 +199,7 @@ class _Texts:
         return made
 
     def _columns(self) -> tuple[str, ...] | None:
-        """Names by commas; one in double quotes may have commas, and two of them for each of its own."""
-        text = self._given.get("columns", "")
-        if not text:
-            return None
-        if not re.fullmatch(r'\s*("([^"]|"")+"|[^",]+)(,\s*("([^"]|"")+"\s*|[^",]+))*', text):
-            raise InvalidOption("Option 'columns' is no list of names by commas.", next_step="Write id, name.")
-        found = re.findall(r'\s*(?:"((?:[^"]|"")+)"\s*|([^",]+))(?:,|$)', text)
-        return tuple(quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in found)
+        return names_of("columns", self._given.get("columns", ""))
 
     def _flag(self, name: str, otherwise: bool) -> bool:
         return self._word(name, *("true", "false") if otherwise else ("false", "true")) == "true"
@@ -226,6 +220,19 @@ class _Texts:
         return int(text)
 
 
+def names_of(option: str, text: str) -> tuple[str, ...] | None:
+    """Names by commas; one in double quotes may have commas, and two of them for each of its own.
+
+    :raises InvalidOption: it is no such list.
+    """
+    if not text:
+        return None
+    if not re.fullmatch(r'\s*("([^"]|"")+"|[^",]+)(,\s*("([^"]|"")+"\s*|[^",]+))*', text):
+        raise InvalidOption(f"Option {option!r} is no list of names by commas.", next_step="Write id, name.")
+    found = re.findall(r'\s*(?:"((?:[^"]|"")+)"\s*|([^",]+))(?:,|$)', text)
+    return tuple(quoted.replace('""', '"') if quoted else plain.strip() for quoted, plain in found)
+
+
 def default_store(source: str) -> str:
     """The directory for the changes of one database: the same for every user and password.
 
@@ -240,6 +247,6 @@ def default_store(source: str) -> str:
     return str(data_directory() / "stores" / f"{readable}-{hashlib.sha256(name.encode()).hexdigest()[:12]}")
 
 
-def _absolute(location: str) -> str:
+def absolute(location: str) -> str:
     """A path that means the same in every process; a URL as it is."""
     return location if not location or "://" in location else str(Path(location).expanduser().absolute())

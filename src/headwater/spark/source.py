@@ -1,19 +1,25 @@
-"""The data source ``headwater``: a table of a database as a DataFrame, as it is or as it changes.
+"""The data source ``headwater``: a table of a database as a DataFrame, as it is or as it changes; and streams that are
+written into logs of their own, to be read as such a table.
 
 >>> spark.readStream.format("headwater").option("table", "public.orders").load()  # doctest: +SKIP
 
-The options are those of :mod:`headwater.spark.options`. Spark finds it without registration: it imports this module in
-every session, so what only a read needs is imported by the read.
+The options are those of :mod:`headwater.spark.options`, for writing of :mod:`headwater.spark.write_options`. Spark
+finds it without registration: it imports this module in every session, so what only a read needs is imported by it.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter
+
+if TYPE_CHECKING:
+    from headwater.spark.options import SourceOptions
 
 
 class HeadwaterDataSource(DataSource):
-    """``spark.read`` and ``spark.readStream``; nothing can be written to it."""
+    """``spark.read``, ``spark.readStream`` and ``writeStream``."""
 
     @classmethod
     def name(cls) -> str:
@@ -22,20 +28,30 @@ class HeadwaterDataSource(DataSource):
     def schema(self) -> st.StructType:
         """The columns that the table has, then those that we add."""
         from headwater.spark.columns import discovered
-        from headwater.spark.options import SourceOptions
         from headwater.spark.tables import find_table
 
-        options = SourceOptions.parse(self.options)
+        options = self._settled()
         return discovered(find_table(options), options.columns)
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
         from headwater.spark.batch_reader import batch_reader
-        from headwater.spark.options import SourceOptions
 
-        return batch_reader(SourceOptions.parse(self.options), schema)
+        return batch_reader(self._settled(), schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        from headwater.spark.options import SourceOptions
         from headwater.spark.stream_reader import HeadwaterStreamReader
 
-        return HeadwaterStreamReader(SourceOptions.parse(self.options), schema)
+        return HeadwaterStreamReader(self._settled(), schema)
+
+    def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
+        """*overwrite* is the output mode *complete*: every batch has all rows, and replaces those before."""
+        from headwater.spark.stream_writer import HeadwaterStreamWriter
+        from headwater.spark.write_options import WriteOptions
+
+        return HeadwaterStreamWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
+
+    def _settled(self) -> SourceOptions:
+        from headwater.spark.options import SourceOptions
+        from headwater.spark.tables import settled
+
+        return settled(SourceOptions.parse(self.options))

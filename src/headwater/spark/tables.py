@@ -1,17 +1,46 @@
-"""The table that a query names: as its log has it, or as the database has it when there is no log yet."""
+"""The table that a query names: as its log has it, or as the database has it when there is no log yet.
+
+A store that a stream writes has no database: then there is the log, and nothing else.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from headwater.backfill.log_ranges import LogRanges
 from headwater.capture.source_state import SourceState, TableState
+from headwater.capture.stream_log import is_written_by_stream
 from headwater.sources.open import open_source
 from headwater.sources.table import SourceTable
 from headwater.spark.errors import NoCapture
-from headwater.spark.options import SourceOptions
+from headwater.spark.options import NONE, SourceOptions
 from headwater.state import StateReader, open_reader
 from headwater.state.errors import StoreNotFound
+
+
+def settled(options: SourceOptions) -> SourceOptions:
+    """*options* as they hold for their store: one that a stream writes has no source and no history.
+
+    :raises NoCapture: no database was named, and there is no such store.
+    """
+    if is_stream_store(options.store):
+        return replace(options, source="", history=False, capture=NONE)
+    if not options.source:
+        raise NoCapture(
+            f"No database was named, and no stream has written to {options.store} yet.",
+            next_step="Start the stream that writes it, or set option 'source' to postgresql://user@host:5432/database.",
+        )
+    return options
+
+
+def is_stream_store(location: str) -> bool:
+    """Whether a stream writes the store at *location*."""
+    try:
+        with open_reader(location) as reader, reader.snapshot() as view:
+            return is_written_by_stream(view)
+    except StoreNotFound:
+        return False
 
 
 def find_table(options: SourceOptions) -> SourceTable:
@@ -19,7 +48,19 @@ def find_table(options: SourceOptions) -> SourceTable:
 
     :raises SourceNotFound: the database has no such table. :raises UnsupportedTable: it cannot be captured.
     """
-    return logged_table(options) or source_table(options)
+    table = logged_table(options)
+    if table is None and not options.source:
+        raise no_table(options)
+    return table or source_table(options)
+
+
+def no_table(options: SourceOptions) -> NoCapture:
+    """What is raised when the stream that writes a store writes another table."""
+    with open_reader(options.store) as reader, reader.snapshot() as view:
+        _, captured = SourceState.read(view)
+    return NoCapture(
+        f"The store at {options.store} has no table {options.table}.", next_step=f"It has {', '.join(captured)}."
+    )
 
 
 def logged_table(options: SourceOptions) -> SourceTable | None:
