@@ -25,7 +25,10 @@ def run(*command: str, folder: Path, **variables: str) -> str:
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": path, "PYSPARK_PYTHON": sys.executable} | variables
     environment.pop("SPARK_REMOTE", None)
-    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+    for _ in range(3):
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+        if "Python worker failed to connect back" not in done.stderr:  # Spark gives a busy machine ten seconds
+            break
     told = [line for line in (done.stdout + done.stderr).splitlines() if not line.lstrip().startswith("at ")]
     assert done.returncode == 0, "\n".join(told)
     return done.stdout

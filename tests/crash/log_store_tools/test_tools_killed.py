@@ -95,11 +95,12 @@ def test_a_compaction_killed_at_any_step_loses_no_key(tmp_path: Path, log_format
     assert got == expected
 
 
+@pytest.mark.timeout(300)
 def test_writers_and_a_reader_killed_at_random_while_a_log_is_migrated(tmp_path: Path) -> None:
     location = tmp_path / "store"
     rng = random.Random(20261115)
     assert writer(location, 1, 30, "none") == 0
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 200  # a busy machine is no failure
     rounds = 0
     formats: set[tuple[int, ...]] = {(1,)}
     while formats != {(2,)} and time.monotonic() < deadline:

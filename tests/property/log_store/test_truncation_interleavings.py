@@ -17,11 +17,12 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from headwater.log_store import remote as remote_module
+from headwater.log_store import remote_consumers as remote_module
 from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.item import Done
 from headwater.log_store.log_view import LogView
+from headwater.log_store.progress_book import GROUP_FOLDER, SINGLE_FOLDER, ProgressBook
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import open_reader, open_writer
@@ -140,7 +141,9 @@ class World:
 
 
 class Mirror:
-    """A consumer, and what it must get."""
+    """A consumer, and what it must get; alone, or of a group."""
+
+    in_group = False
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -148,10 +151,12 @@ class Mirror:
 
     def open(self, actor: Actor | None, start: int | None = None) -> None:
         source: Any = open_reader(self.world.location)
-        own: Any = open_beside_writer(self.world.location, "consumers", LOG, self.name, takeover=True)
+        place = (GROUP_FOLDER, self.name) if self.in_group else (SINGLE_FOLDER, LOG, self.name)
+        own: Any = open_beside_writer(self.world.location, *place, takeover=True)
         if actor is not None:
             source, own = Stops(actor, source), Stops(actor, own, looks=False)
-        self.consumer = LogConsumer(LOG, self.name, source, own, None if start is None else epoch(start))
+        book = ProgressBook(own, self.name, None if self.in_group else LOG)
+        self.consumer = LogConsumer(LOG, self.name, source, book, None if start is None else epoch(start))
 
     def deliver(self, vnodes: VnodeBitmap = FULL, *, commit: bool = True) -> None:
         assert self.consumer is not None
@@ -181,6 +186,11 @@ class Mirror:
             assert self.consumer.progress == before
         else:
             assert self.consumer.delivered() == epoch(target)
+
+
+@pytest.fixture(autouse=True, params=[False, True], ids=["alone", "group"])
+def alone_or_of_a_group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mirror, "in_group", request.param)
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +236,7 @@ def goes_back(mirror: Mirror, actor: Actor) -> None:
     assert mirror.consumer is not None
     mirror.deliver()
     stops: Any = mirror.consumer
-    stops._own = Stops(actor, stops._own, looks=False)
+    stops._book._store = Stops(actor, stops._book._store, looks=False)
     stops._source = Stops(actor, stops._source)
     mirror.rewind(2)
 

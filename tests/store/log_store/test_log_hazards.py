@@ -569,7 +569,7 @@ def test_a_consumer_that_cannot_be_looked_at_holds_the_log(
         raise StoreUnavailable("For a moment.")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headwater.log_store.remote.open_beside_reader", unreachable)
+        patch.setattr("headwater.log_store.remote_consumers.open_beside_reader", unreachable)
         instance.flush(3)
         instance.flush(4)
     assert ids_of(store, 3) == list(range(10))
@@ -669,7 +669,7 @@ def test_a_live_reader_is_not_sent_back_or_dropped_behind_its_back(reopen: Reope
 def test_many_consumers_do_not_take_up_the_addresses_of_the_writer(
     reopen: Reopen, location: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headwater.log_store.remote._stores_kept_open", lambda location: 2)
+    monkeypatch.setattr("headwater.log_store.remote_consumers._stores_kept_open", lambda location: 2)
     instance = Instance.open(reopen(), 1)
     instance.flush(2)
     for name in ("a", "b", "c", "d", "e"):

@@ -19,7 +19,7 @@ from headwater.log_store import (
 )
 from headwater.log_store.item import BarrierItem, ChunkItem
 from headwater.log_store.migration import Migration
-from headwater.log_store.remote import PROGRESS
+from headwater.log_store.progress_book import SINGLE as PROGRESS
 from headwater.log_store.status import log_status
 from headwater.log_store.testing import KEY, SCHEMA, Instance, epoch, numbered_chunk
 from headwater.state import Catalog, StateStore, WriteBatch, open_writer

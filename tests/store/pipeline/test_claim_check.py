@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -15,7 +15,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.units import LogUnit, SplitUnit, Unit
 from headwater.errors import ConflictError
-from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
+from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceColumn, SourceTable
@@ -45,6 +45,8 @@ def split_unit(name: str, attempt: int = 0) -> SplitUnit:
 class KeptSink:
     """Remembers what it was asked."""
 
+    capabilities: ClassVar = Capabilities((Mode.MIRROR,))
+
     commits: list[tuple[str, Token, int]] = field(default_factory=list)
     broken: bool = False
     name: str = "kept"
@@ -71,11 +73,17 @@ class KeptSink:
         self.commits.append((table.full_name, token, sum(one.rows for one in staged)))
         return True
 
+    def abort(self, table: SourceTable, query: str, generation: int) -> None: ...
+
+    def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        return iter(())
+
 
 class Planner:
     """Gives the units that it was given."""
 
     backfill_id = "b"
+    generation = 1
 
     def __init__(self, units: list[Unit]) -> None:
         self._units = units
@@ -107,7 +115,7 @@ def sink() -> KeptSink:
 
 @pytest.fixture
 def delivery(sink: KeptSink, tmp_path: Path) -> ClaimDelivery:
-    return ClaimDelivery(OPTIONS, sink, str(tmp_path / "stop"))
+    return ClaimDelivery(replace(OPTIONS, store=str(tmp_path / "store")), sink, str(tmp_path / "stop"))
 
 
 def reader_of(delivery: ClaimDelivery, units: list[Unit]) -> tuple[ClaimReader, Planner]:
@@ -130,7 +138,7 @@ def delivered(delivery: ClaimDelivery, units: list[Unit]) -> None:
 
 def test_each_table_is_committed_once_with_a_token_of_our_own(delivery: ClaimDelivery, sink: KeptSink) -> None:
     delivered(delivery, [log_unit("a"), log_unit("a"), split_unit("a", attempt=2), log_unit("b")])
-    token = Token("q", "b", 1 << 16, 2 << 16, 3)
+    token = Token("q", "b", 1 << 16, 2 << 16, 3, generation=1)
     assert sorted(sink.commits, key=str) == [("public.a", replace(token, attempt=2), 8), ("public.b", token, 2)]
 
 
