@@ -51,7 +51,7 @@ def test_rows_arrive_once_wherever_tasks_run(kind: str, newest_postgres: Databas
 @needs_grpc
 @pytest.mark.soak
 @pytest.mark.timeout(600)
-def test_the_example_of_a_declarative_pipeline_runs(newest_postgres: Database, tmp_path: Path) -> None:
+def test_the_example_of_a_declarative_pipeline_runs_and_goes_on(newest_postgres: Database, tmp_path: Path) -> None:
     newest_postgres.execute(
         "CREATE TABLE orders (id int PRIMARY KEY, status text, total numeric(10,2))",
         "INSERT INTO orders SELECT n, 'new', n FROM generate_series(1, 100) n",
@@ -62,9 +62,14 @@ def test_the_example_of_a_declarative_pipeline_runs(newest_postgres: Database, t
     settings.write_text(settings.read_text().replace("file:///tmp/headwater-shop", f"file://{tmp_path}/storage"))
     data = {"HEADWATER_SOURCE": newest_postgres.dsn, "XDG_DATA_HOME": str(tmp_path / "data")}
     pipelines = str(Path(sys.executable).with_name("spark-pipelines"))
-    run(pipelines, "run", folder=example, **data)
+    command = (pipelines, "--conf", "spark.sql.catalogImplementation=hive", "run")
+    run(*command, folder=example, **data)
     count = (
         "import pyarrow.dataset as d, sys; "
         "print(sum(d.dataset(f'spark-warehouse/{n}', format='parquet').count_rows() for n in sys.argv[1:]))"
     )
     assert run(sys.executable, "-c", count, "order_changes", "orders", folder=example).strip() == "200"
+    newest_postgres.execute("DELETE FROM orders WHERE id <= 10")
+    run(*command, folder=example, **data)
+    assert run(sys.executable, "-c", count, "order_changes", folder=example).strip() == "110"
+    assert run(sys.executable, "-c", count, "orders", folder=example).strip() == "90"
