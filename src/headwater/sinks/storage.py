@@ -7,13 +7,14 @@ cut has its rows. It can be pickled; the connection is made where it is used.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlparse
+from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -21,10 +22,18 @@ import pyarrow.fs as pafs
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sources.table import SourceTable
 
+_PLAIN = re.compile(r"[^\w. -]", re.ASCII)
+
 
 def directory_of(table: SourceTable) -> str:
-    """The name of the directory of *table*: its namespace and name, what no directory can be named is escaped."""
-    return ".".join(quote(part, safe=" -") for part in (table.namespace, table.name) if part)
+    """The name of the directory of *table*: its namespace and name; letters, digits and ``_.- `` as they are, others by
+    their code. Never with a percent sign: Delta's library takes it for an escape of its own.
+    """
+    return ".".join(_PLAIN.sub(_escaped, part) for part in (table.namespace, table.name) if part)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"~{ord(found[0]):x}~"
 
 
 @dataclass(frozen=True)
