@@ -21,6 +21,7 @@ from headwater.sinks.sink import Mode, Sink
 KINDS: Final[Mapping[str, str]] = {
     "delta": "headwater.sinks.delta:DeltaSink",
     "parquet": "headwater.sinks.parquet:ParquetSink",
+    "postgres": "headwater.sinks.postgres:PostgresSink",
 }
 """Our own kinds, and the classes behind them."""
 

@@ -1,0 +1,260 @@
+"""SqlTable: what a table of a query is in a database, what is staged for it, and how its columns follow. Pure.
+
+======================  =============================================================================================
+a column at the source  at the sink
+======================  =============================================================================================
+added                   added at the end, null in older rows
+wider type              the column gets it
+renamed                 ``copy``: a new column with the old values, the old one stays; ``rename``: renamed
+dropped                 ``keep``: stays, null in new rows; ``drop``: dropped, if we made it
+any other type          refused
+======================  =============================================================================================
+
+Rows travel inside the answer of a task, or in a *relation*: a table of its own, whose name tells of which query, table,
+generation and batch it is.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Final, Literal
+
+import pyarrow as pa
+
+from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION, changes_schema
+from headwater.sinks.errors import SinkSchemaError
+from headwater.sinks.fold import DELETED
+from headwater.sinks.sink import Mode, Token
+from headwater.sinks.types import sink_schema
+from headwater.sinks.versions import ADDED_NAMES, CLOSES, versions_schema
+from headwater.sources.table import FIELD_ID, SourceTable
+
+OnRename = Literal["copy", "rename"]
+OnDrop = Literal["keep", "drop"]
+TypeOf = Callable[[pa.Field, pa.DataType | None], str]
+"""The type in SQL of a field of a sink, given the source's type where it has one."""
+
+_TAKEN: Final = {
+    Mode.MIRROR: frozenset((DELETED,)),
+    Mode.CHANGES: frozenset((CHANGE_TYPE, COMMIT_VERSION)),
+    Mode.HISTORY: ADDED_NAMES | {DELETED, CLOSES},
+}
+_RELATION: Final = re.compile(r"s([0-9a-f]{16})_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_[0-9a-f]{10}")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlColumn:
+    """A column as it is to be.
+
+    :ivar type: in SQL. :ivar field: in the types of :mod:`headwater.sinks.types`. :ivar field_id: the source's.
+    """
+
+    name: str
+    type: str
+    field: pa.Field
+    field_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SqlTable:
+    """A table as it is to be.
+
+    :ivar place: schema (database) and name. :ivar columns: all of them, those that the mode adds last.
+    :ivar own: the source's columns. :ivar is_whole: the key is the whole row, and may be null: there is no primary key.
+    """
+
+    source: SourceTable
+    place: tuple[str, str]
+    columns: tuple[SqlColumn, ...]
+    own: pa.Schema
+    mode: Mode
+    is_whole: bool
+    type_of: TypeOf = field(repr=False, compare=False)
+
+    @classmethod
+    def of(cls, table: SourceTable, place: tuple[str, str], mode: Mode, type_of: TypeOf, on_drop: OnDrop) -> SqlTable:
+        """:raises SinkSchemaError: it cannot be there."""
+        gone = {one.name for one in table.columns if one.dropped and on_drop == "drop"}.difference(table.key_columns)
+        own = pa.schema([one for one in sink_schema(table) if one.name not in gone])
+        clash = next((name for name in own.names if name in _TAKEN[mode]), None)
+        if clash is not None:
+            raise SinkSchemaError(
+                table.full_name,
+                f"its column {clash!r} is one that this mode adds.",
+                next_step="Rename the column, or leave it out of the capture.",
+            )
+        shape = {Mode.MIRROR: pa.schema, Mode.CHANGES: changes_schema, Mode.HISTORY: versions_schema}[mode](own)
+        columns = columns_of(shape, table, type_of)
+        is_whole = set(table.key_columns) >= {one.name for one in table.columns if not one.dropped}
+        return cls(table, place, columns, own, mode, is_whole, type_of)
+
+    @property
+    def name(self) -> str:
+        """``schema.table`` for people and for the tokens."""
+        return ".".join(self.place)
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.source.key_columns
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.name for column in self.columns)
+
+    def column(self, name: str) -> SqlColumn:
+        return next(column for column in self.columns if column.name == name)
+
+    def staged(self, schema: pa.Schema) -> tuple[SqlColumn, ...]:
+        """The columns of a relation with rows of *schema*."""
+        return columns_of(schema, self.source, self.type_of)
+
+
+def columns_of(schema: pa.Schema, table: SourceTable, type_of: TypeOf) -> tuple[SqlColumn, ...]:
+    """*schema*, of rows of *table*, as columns."""
+    kinds = {column.name: column.type for column in table.columns}
+    made = []
+    for one in schema:
+        number = (one.metadata or {}).get(FIELD_ID)
+        kind = type_of(one, kinds.get(one.name))
+        made.append(SqlColumn(one.name, kind, one, None if number is None else int(number)))
+    return tuple(made)
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingColumn:
+    """A column that is there. :ivar field_id: that it was made for, if we made it."""
+
+    name: str
+    type: str
+    field_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What becomes of the columns of a table that is there.
+
+    :ivar renamed: old and new names. :ivar filled: new columns, and the old ones whose values they take.
+    """
+
+    added: tuple[SqlColumn, ...] = ()
+    renamed: tuple[tuple[str, str], ...] = ()
+    filled: tuple[tuple[str, str], ...] = ()
+    widened: tuple[SqlColumn, ...] = ()
+    dropped: tuple[str, ...] = ()
+
+    @property
+    def are_none(self) -> bool:
+        return not (self.added or self.renamed or self.widened or self.dropped)
+
+
+def steps(
+    wanted: SqlTable,
+    existing: Sequence[ExistingColumn],
+    holds: Callable[[str, str], bool],
+    on_rename: OnRename,
+    on_drop: OnDrop,
+) -> Steps:
+    """How *existing* becomes *wanted*.
+
+    :param holds: whether every value of the second type is one of the first.
+    :raises SinkSchemaError: it cannot.
+    """
+    known = {column.name: column for column in existing}
+    gone = {
+        column.field_id: column
+        for column in existing
+        if column.field_id is not None and column.name not in wanted.names
+    }
+    added, renamed, filled, widened = [], [], [], []
+    for column in wanted.columns:
+        there = known.get(column.name)
+        old = None if there is not None or column.field_id is None else gone.get(column.field_id)
+        if old is not None and on_rename == "rename":
+            there = gone.pop(column.field_id)  # type: ignore[arg-type]
+            renamed.append((old.name, column.name))
+        elif old is not None and wanted.mode is not Mode.CHANGES and holds(column.type, old.type):
+            filled.append((column.name, old.name))
+        if there is None:
+            _check_case(wanted, column, known)
+            added.append(column)
+        elif not holds(there.type, column.type):
+            if not holds(column.type, there.type):
+                raise SinkSchemaError(
+                    wanted.source.full_name,
+                    f"column {column.name!r} is {there.type} in {wanted.name} and became {column.type}.",
+                    next_step=f"Change its type there, or remove {wanted.name} and take a new snapshot.",
+                )
+            widened.append(column)
+    dropped = [column.name for column in gone.values()] if on_drop == "drop" else []
+    return Steps(*(tuple(found) for found in (added, renamed, filled, widened, dropped)))  # type: ignore[arg-type]
+
+
+def _check_case(wanted: SqlTable, column: SqlColumn, known: dict[str, ExistingColumn]) -> None:
+    if column.name.lower() in {name.lower() for name in known}:
+        raise SinkSchemaError(
+            wanted.source.full_name,
+            f"column {column.name!r} differs from one in {wanted.name} in upper and lower case only.",
+            next_step="Deliver it to another table.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SqlPart:
+    """Rows that were staged.
+
+    :ivar relation: their table; ``None``: they are *inside*, as an Arrow stream. :ivar schema: of them.
+    :ivar deletes: some are gone. :ivar adds: some are not. :ivar unavailable: columns that some do not know.
+    :ivar null_keys: some have a null in their key. :ivar is_known: they may be in the table already.
+    """
+
+    rows: int
+    size: int
+    schema: pa.Schema
+    relation: str | None = None
+    inside: bytes | None = None
+    deletes: bool = False
+    adds: bool = True
+    unavailable: tuple[str, ...] = ()
+    null_keys: bool = False
+    is_known: bool = False
+
+
+def packed(rows: pa.Table) -> bytes:
+    """*rows* as an Arrow stream, to be inside a part."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, rows.schema) as writer:
+        writer.write_table(rows)
+    made: bytes = stream.getvalue().to_pybytes()
+    return made
+
+
+def unpacked(part: SqlPart) -> pa.Table:
+    """The rows that are inside."""
+    return pa.ipc.open_stream(part.inside).read_all()
+
+
+def relation_name(table: SqlTable, token: Token) -> str:
+    """A name for a relation, of at most 63 characters."""
+    numbers = "_".join(f"{number:x}" for number in (token.generation, token.epoch, token.plan, token.attempt))
+    return f"s{_owner(table.name, token.query)}_{numbers}_{uuid.uuid4().hex[:10]}"
+
+
+def is_left(relation: str, table: SqlTable, query: str, generation: int) -> bool:
+    """Whether *query* staged it for *table* before *generation*."""
+    found = _RELATION.fullmatch(relation)
+    return bool(found and found[1] == _owner(table.name, query) and int(found[2], 16) < generation)
+
+
+def is_done(relation: str, table: SqlTable, token: Token) -> bool:
+    """Whether it is of a batch that is committed when that of *token* is."""
+    found = _RELATION.fullmatch(relation)
+    mine = found and found[1] == _owner(table.name, token.query)
+    return bool(mine and found and int(found[3], 16) <= token.epoch and int(found[4], 16) <= token.plan)
+
+
+def _owner(table: str, query: str) -> str:
+    return blake2b(f"{query}\0{table}".encode(), digest_size=8).hexdigest()

@@ -1,0 +1,130 @@
+"""Target: a session with the database of a sink, as :class:`headwater.sinks.sql_sink.SqlSink` uses it.
+
+One class per database implements it. A *source* is what :meth:`Target.source` gives: staged rows that statements can
+name. All statements of a batch run in one transaction.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from headwater import failpoints
+from headwater.sinks.batch import Batch
+from headwater.sinks.sink import Committed, Token
+from headwater.sinks.sql_table import SqlPart, SqlTable
+
+BEFORE_PREPARE = failpoints.register("sink.sql.before_prepare")
+AFTER_PREPARE = failpoints.register("sink.sql.after_prepare")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the tokens of a table say, once they are locked.
+
+    :ivar is_upsert: there were rows before this backfill. :ivar generation: the oldest that may commit.
+    """
+
+    committed: Committed = field(default_factory=Committed)
+    is_upsert: bool = False
+    generation: int = 0
+
+
+class Target(ABC):
+    """A session with the database of a sink. A *source* is what :meth:`source` gives: rows that statements can name."""
+
+    shapes_apart: ClassVar[bool] = False
+    """A table is made and changed before the transaction, because that would end it."""
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """Make our own tables, if they are not there."""
+
+    @abstractmethod
+    def committed(self, table: SqlTable, query: str, backfill: str) -> Committed: ...
+
+    @abstractmethod
+    def stage(self, table: SqlTable, relation: str, schema: pa.Schema, rows: Iterator[pa.Table]) -> tuple[int, int]:
+        """Make *relation* with *rows*; how many they were, and about how many bytes."""
+
+    @abstractmethod
+    def shape(self, table: SqlTable) -> None:
+        """Make the table, or give it the columns that it lacks."""
+
+    @abstractmethod
+    def transaction(self) -> AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def lock(self, table: SqlTable, token: Token) -> Held: ...
+
+    @abstractmethod
+    def record(self, table: SqlTable, token: Token, batch: Batch, *, is_upsert: bool) -> None: ...
+
+    @abstractmethod
+    def fence(self, table: SqlTable, query: str, generation: int) -> None:
+        """From now on batches of earlier generations are not committed."""
+
+    @abstractmethod
+    def relations(self) -> list[str]:
+        """All that is staged, by anybody."""
+
+    @abstractmethod
+    def drop(self, relations: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def read(self, table: SqlTable, columns: Sequence[str], *, current: bool = False) -> Iterator[pa.Table]:
+        """Rows of the table; with *current* the current versions alone. Nothing where there is no table."""
+
+    @abstractmethod
+    def has_rows(self, table: SqlTable) -> bool: ...
+
+    @abstractmethod
+    def source(self, table: SqlTable, part: SqlPart) -> Any: ...
+
+    @abstractmethod
+    def rows_source(self, table: SqlTable, rows: pa.Table, part: SqlPart) -> Any:
+        """The *rows* of *part*, which are in memory."""
+
+    @abstractmethod
+    def append(self, table: SqlTable, source: Any) -> None:
+        """All rows, as they are."""
+
+    @abstractmethod
+    def merge(self, table: SqlTable, source: Any) -> None:
+        """Mirror: upsert rows by key, delete those that are gone."""
+
+    @abstractmethod
+    def set_columns(self, table: SqlTable, source: Any, columns: Sequence[str]) -> None:
+        """Set *columns* of rows that are there."""
+
+    @abstractmethod
+    def remove(self, table: SqlTable, keys: Any, kept: Sequence[Any], at_us: int) -> None:
+        """Delete rows (end current versions) with one of *keys*, or all, but those that the sources *kept* have."""
+
+    @abstractmethod
+    def add_versions(self, table: SqlTable, source: Any) -> None:
+        """End the versions that rows close, and begin theirs."""
+
+    @abstractmethod
+    def merge_versions(self, table: SqlTable, source: Any, *, only_existing: bool = False) -> None:
+        """Begin the versions of rows that are not the current ones already.
+
+        :param only_existing: of keys that have a current version alone; it tells what the rows do not.
+        """
+
+    @abstractmethod
+    def end_versions(self, table: SqlTable, at_us: int) -> None:
+        """End all current versions."""
+
+    @abstractmethod
+    def clear(self, table: SqlTable) -> None:
+        """Delete all rows."""
+
+    @abstractmethod
+    def refusal(self, table: SqlTable, rows: pa.Table) -> str | None:
+        """Why the table does not take *rows*, if it does not. Nothing is left of the try."""

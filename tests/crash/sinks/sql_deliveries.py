@@ -1,0 +1,54 @@
+"""The batches of :mod:`.deliveries` for sinks in databases, delivered by a process that can be killed."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from headwater import failpoints
+from headwater.sinks import open_sink
+from headwater.sinks.sink import Sink
+
+from . import deliveries
+
+
+def sink_of(kind: str, dsn: str, mode: str) -> Sink:
+    return open_sink(kind, dsn=dsn, mode=mode)
+
+
+def child(kind: str, dsn: str, mode: str, armed: str, generation: int) -> None:
+    """Begin as a query does, and deliver every batch, with failpoints armed."""
+    failpoints.arm(armed)
+    sink = sink_of(kind, dsn, mode)
+    sink.abort(deliveries.WIDER, "q", generation)
+    deliveries.Feed = _feed_of(generation)  # type: ignore[attr-defined]
+    for token, table, staged in deliveries.batches(sink):
+        sink.commit(table, token, staged)
+
+
+def count_hits(kind: str, dsn: str, mode: str, hits_file: str) -> None:
+    """Deliver, and write down how often each failpoint was passed."""
+    hits: Counter[str] = Counter()
+    original = failpoints.hit
+
+    def counted(name: str) -> None:
+        hits[name] += 1
+        original(name)
+
+    failpoints.hit = counted
+    child(kind, dsn, mode, "", 1)
+    Path(hits_file).write_text(json.dumps(hits))
+
+
+def _feed_of(generation: int) -> type[Any]:
+    from dataclasses import replace
+
+    from tests.store.sinks.file_sinks import Feed
+
+    class OfGeneration(Feed):
+        def token(self, epoch: int, plan: int = 0, attempt: int = 0) -> Any:
+            return replace(super().token(epoch, plan, attempt), generation=generation)
+
+    return OfGeneration

@@ -1,0 +1,237 @@
+"""A Postgres sink has what its source has, exactly, whatever comes between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
+from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, order
+
+from headwater.sinks import open_sink
+from headwater.sinks.errors import SinkInputError, SinkRowError, SinkSchemaError, SinkUnreachable, SinkUnwritable
+from headwater.sinks.postgres import SESSIONS, PostgresSink
+from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
+
+from .sql_scenarios import MakeSink, SqlScenarios, check_types, rows_of
+
+Servers = Callable[[int], PostgresServer]
+
+
+@pytest.fixture
+def database(postgres_servers: Servers) -> Iterator[Database]:
+    with postgres_servers(NEWEST).database() as made:
+        yield made
+        SESSIONS.close()
+
+
+@pytest.fixture
+def make(database: Database) -> MakeSink:
+    def sink(**options: Any) -> PostgresSink:
+        return PostgresSink(database.dsn, **options)
+
+    return sink
+
+
+@pytest.fixture
+def execute(database: Database) -> Callable[..., Any]:
+    return database.execute
+
+
+@pytest.fixture
+def relations(database: Database) -> Callable[[], list[str]]:
+    def names() -> list[str]:
+        rows = database.execute("SELECT relname FROM pg_class WHERE relname ~ '^s[0-9a-f]{16}_'")
+        return [name for (name,) in rows]
+
+    return names
+
+
+class TestPostgresSink(SqlScenarios):
+    """All scenarios."""
+
+
+@pytest.mark.parametrize("version", VERSIONS[:-1])
+def test_older_servers(version: int, postgres_servers: Servers) -> None:
+    with postgres_servers(version).database() as database:
+        sink = PostgresSink(database.dsn)
+        SqlScenarios().test_unavailable_columns_keep_what_the_mirror_has(lambda **_: sink)
+        SESSIONS.close()
+
+
+def column(name: str, kind: pa.DataType, source_type: str, **more: Any) -> tuple[str, pa.DataType, str, dict[str, Any]]:
+    return name, kind, source_type, more
+
+
+def typed_table(*columns: tuple[str, pa.DataType, str, dict[str, Any]]) -> SourceTable:
+    made = [SourceColumn("id", pa.int64(), "bigint", 1)]
+    made += [
+        SourceColumn(name, kind, named, place, **more) for place, (name, kind, named, more) in enumerate(columns, 2)
+    ]
+    return SourceTable("public", "typed", tuple(made), ("id",))
+
+
+TYPES = typed_table(
+    column("flag", pa.bool_(), "boolean"),
+    column("small", pa.int16(), "smallint"),
+    column("tiny", pa.uint8(), "tinyint unsigned"),
+    column("huge", pa.uint64(), "bigint unsigned"),
+    column("real", pa.float32(), "real"),
+    column("double", pa.float64(), "double precision"),
+    column("amount", pa.decimal128(38, 10), "numeric(38,10)"),
+    column("wide", pa.decimal256(60, 20), "numeric(60,20)"),
+    column("number", pa.string(), "numeric"),
+    column("text", pa.string(), "text"),
+    column("bytes", pa.binary(), "bytea"),
+    column("day", pa.date32(), "date"),
+    column("clock", pa.time64("us"), "time without time zone"),
+    column("nanos", pa.timestamp("ns"), "datetime2(7)"),
+    column("moment", pa.timestamp("us", tz="UTC"), "timestamp with time zone"),
+    column("local", pa.timestamp("us"), "timestamp without time zone"),
+    column("free", pa.string(), "timestamp without time zone", special_values=SpecialValues.TEXT),
+    column("guid", pa.string(), "uuid"),
+    column("doc", pa.string(), "json"),
+    column("docb", pa.string(), "jsonb"),
+    column("span", pa.string(), "interval"),
+    column("numbers", pa.list_(pa.int32()), "integer[]"),
+    column("words", pa.list_(pa.string()), "text[]"),
+    column("ids", pa.list_(pa.string()), "uuid[]"),
+    column("blobs", pa.list_(pa.binary()), "bytea[]"),
+    column("prices", pa.list_(pa.decimal128(12, 4)), "numeric(12,4)[]"),
+    column("times", pa.list_(pa.timestamp("us", tz="UTC")), "timestamptz[]"),
+    column("nested", pa.list_(pa.list_(pa.int64())), "array"),
+    column("record", pa.struct([("a", pa.int64()), ("b", pa.decimal128(9, 2)), ("c", pa.binary())]), "struct"),
+    column("map", pa.map_(pa.string(), pa.float64()), "map"),
+)
+
+FULL = {
+    "flag": True,
+    "small": -(1 << 15),
+    "tiny": 255,
+    "huge": (1 << 64) - 1,
+    "real": 0.10000000149011612,
+    "double": 0.1,
+    "amount": Decimal("-1234567890123456789012345678.0123456789"),
+    "wide": Decimal("1234567890123456789012345678901234567890.00000000000000000001"),
+    "number": "9" * 300 + ".000" + "1" * 300,
+    "text": 'quote " comma , line\nbreak \\ backslash \r\t ünï 🦆 {x} NULL',
+    "bytes": bytes(range(256)),
+    "day": date(1, 1, 1),
+    "clock": time(23, 59, 59, 999999),
+    "nanos": 1_700_000_000_123_456_789,
+    "moment": datetime(9999, 12, 31, 23, 59, 59, 999999, UTC),
+    "local": datetime(1, 1, 1, 0, 0, 0, 1),  # noqa: DTZ001
+    "free": "-infinity",
+    "guid": "6ec0bd7f-11c0-43da-975e-2a8ad9ebae0b",
+    "doc": '{"a": 1.00, "a":  2}',
+    "docb": '{"a": 1.00, "b": [1, 2, null]}',
+    "span": "1 year 2 mons -3 days",
+    "numbers": [1, None, -3],
+    "words": ["", None, "NULL", 'a"b', "c\\d", "e,f", "{g}", " h "],
+    "ids": ["6ec0bd7f-11c0-43da-975e-2a8ad9ebae0b"],
+    "blobs": [b"\x00\xff", b"", None],
+    "prices": [Decimal("1.5000"), Decimal("-0.0001")],
+    "times": [datetime(2024, 2, 29, 12, 0, 0, 5, UTC)],
+    "nested": [[1, 2], [], None, [None]],
+    "record": {"a": 1 << 60, "b": Decimal("1.10"), "c": b"\x01"},
+    "map": [("k", 0.1), ("n", None)],
+}
+EMPTY = {
+    "text": "",
+    "number": "NaN",
+    "bytes": b"",
+    "real": float("nan"),
+    "double": float("-inf"),
+    "words": [],
+    "numbers": [],
+    "free": "0044-03-15 00:00:00 BC",
+    "docb": "null",
+    "map": [],
+}
+
+
+def test_values_of_every_type_come_back_as_they_were(make: MakeSink, database: Database) -> None:
+    nothing: dict[str, Any] = dict.fromkeys(FULL)
+    rows = [{"id": 1, **FULL}, {"id": 2, **nothing}, {"id": 3, **nothing, **EMPTY}]
+    check_types(make(), TYPES, rows)
+    found = dict(
+        database.execute("SELECT column_name, udt_name FROM information_schema.columns WHERE table_name = 'typed'")
+    )
+    shown = ("huge", "wide", "number", "clock", "guid", "doc", "docb", "moment", "words", "nested")
+    assert [found[name] for name in shown] == (
+        ["numeric", "numeric", "numeric", "time", "uuid", "json", "jsonb", "timestamptz", "_text", "jsonb"]
+    )
+
+
+def test_text_with_the_character_zero_is_refused(make: MakeSink) -> None:
+    sink = make()
+    feed = Feed(sink)
+    with pytest.raises(SinkRowError, match="character 0"):
+        feed.changes(1, (INSERT, order(1, "a\0b")))
+    rows = pa.Table.from_pylist([order(1, "fine"), order(2, "a\0b"), order(3)], ORDERS.schema)
+    assert [place for place, _ in sink.refused(ORDERS, rows)] == [1]
+
+
+def test_a_value_that_does_not_fit_a_column_of_somebody_else(make: MakeSink, database: Database) -> None:
+    database.execute(
+        "CREATE TABLE public.orders (id bigint PRIMARY KEY, status varchar(3), total numeric(10,2), other int)"
+    )
+    sink = make()
+    Feed(sink).changes(1, (INSERT, order(1, "abc")))
+    with pytest.raises(SinkRowError, match=r"too long for type character varying\(3\)"):
+        Feed(sink).changes(2, (INSERT, order(2, "abcd")))
+    assert rows_of(sink) == [order(1, "abc")]
+
+
+def test_a_table_without_a_unique_key_is_refused(make: MakeSink, database: Database) -> None:
+    database.execute("CREATE TABLE public.orders (id bigint, status text, total numeric(10,2))")
+    with pytest.raises(SinkSchemaError, match="CREATE UNIQUE INDEX"):
+        Feed(make()).changes(1, (INSERT, order(1)))
+
+
+def test_tables_may_be_in_a_schema_of_their_own(make: MakeSink, database: Database) -> None:
+    sink = make(schema="Mirror", table="{schema}_{table}", own_schema="of us")
+    Feed(sink).changes(1, (INSERT, order(1)))
+    assert database.execute('SELECT id FROM "Mirror".public_orders') == [(1,)]
+    assert database.execute('SELECT epoch FROM "of us".tokens') == [(1,)]
+
+
+def test_errors_name_the_next_step_and_never_the_password(database: Database) -> None:
+    wrong = PostgresSink("postgresql://postgres:hush-hush@127.0.0.1:1/none")
+    with pytest.raises(SinkUnreachable) as unreachable:
+        wrong.check()
+    denied = PostgresSink(database.server.dsn(database.name, password="hush-hush"))
+    with pytest.raises(SinkUnwritable) as refused:
+        denied.check()
+    for text in (str(unreachable.value), str(refused.value), repr(denied), denied.name):
+        assert "hush" not in text
+    with pytest.raises(SinkInputError):
+        PostgresSink("mysql://x").check()
+    with pytest.raises(SinkInputError, match="table"):
+        PostgresSink(database.dsn, table="one")
+    with pytest.raises(SinkInputError, match="on_drop"):
+        open_sink("postgres", dsn=database.dsn, on_drop="no")
+
+
+def test_a_user_without_rights_is_told_what_to_grant(database: Database) -> None:
+    sink = PostgresSink(database.dsn_of(database.role("reader")))
+    with pytest.raises(SinkUnwritable, match="GRANT CREATE ON DATABASE"):
+        sink.check()
+
+
+def test_a_server_that_was_restarted_is_connected_to_again(start_postgres: Callable[..., PostgresServer]) -> None:
+    server = start_postgres()
+    with server.database() as database:
+        sink = PostgresSink(database.dsn)
+        feed = Feed(sink)
+        feed.changes(1, (INSERT, order(1)))
+        server.restart()
+        with pytest.raises(SinkUnreachable):
+            feed.changes(2, (INSERT, order(2)))
+        assert feed.changes(2, (INSERT, order(2)))
+        assert rows_of(sink) == [order(1), order(2)]
+        SESSIONS.close()
