@@ -2,6 +2,7 @@
 # The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12.
 # As root: installed with apt, without the cluster that Debian's package makes. Otherwise: unpacked into a cache directory.
 set -eu
+sh "$(dirname "$0")/install_kafka.sh"
 MAJOR=15
 PACKAGE=postgresql-$MAJOR
 BIN=usr/lib/postgresql/$MAJOR/bin

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 
 import pytest
+from tests.servers.kafka import KafkaServer
 from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
 
 StartPostgres = Callable[..., PostgresServer]
@@ -51,3 +53,12 @@ def start_postgres() -> Iterator[StartPostgres]:
             return servers.enter_context(PostgresServer(major, settings, primary=primary))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[KafkaServer]:
+    """The session's Kafka broker."""
+    if os.environ.get("HEADWATER_NO_KAFKA"):
+        pytest.skip("HEADWATER_NO_KAFKA is set: no real broker, and nothing else is one")
+    with KafkaServer() as server:
+        yield server

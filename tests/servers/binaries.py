@@ -81,3 +81,16 @@ def _wheel(package: str) -> list[Path]:
 def reachable_by_others(path: Path) -> bool:
     """Whether a user who owns nothing may pass to *path*."""
     return all(place.stat().st_mode & stat.S_IXOTH for place in (path, *path.parents))
+
+
+@cache
+def kafka_jars() -> Path:
+    """The directory with the jars of a Kafka broker.
+
+    :raises FileNotFoundError: when it is not on this machine; the text is the command that installs it.
+    """
+    named = os.environ.get("HEADWATER_KAFKA")
+    found = [Path(named)] if named else sorted(unpacked_servers().glob("kafka-[0-9].*[0-9]"))
+    if not found or not list(found[-1].glob("kafka*.jar")):
+        raise FileNotFoundError("The tests need a real Kafka broker. Run: sh scripts/install_kafka.sh")
+    return found[-1]

@@ -63,9 +63,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """Changes. :ivar rows: as :mod:`headwater.sinks.change_rows` has them."""
+    """Changes. :ivar rows: as :mod:`headwater.sinks.change_rows` has them. :ivar is_history: rows that were read."""
 
     rows: pa.Table
+    is_history: bool = False
 
 
 Step = Clear | Delete | Upsert | Update | Append
@@ -104,7 +105,7 @@ class RowBatch:
                     rows = rows.filter(pc.greater(rows.column(EPOCH), pa.scalar(self.has.epoch, pa.uint64())))
                     rows = rows.drop_columns([EPOCH])
                 if rows.num_rows:
-                    yield Append(rows)
+                    yield Append(rows, one.is_snapshot)
 
     def _mirror_steps(self) -> Iterator[Step]:
         if self.batch.is_truncated:

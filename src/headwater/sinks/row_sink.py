@@ -28,7 +28,7 @@ import pyarrow as pa
 from headwater.log_store.columns import EPOCH
 from headwater.sinks.batch import Batch
 from headwater.sinks.change_rows import change_rows, history_rows
-from headwater.sinks.errors import SinkBusy, SinkError, SinkInputError, SinkSchemaError
+from headwater.sinks.errors import SinkBusy, SinkError, SinkInputError, SinkSchemaError, StagedLost
 from headwater.sinks.fold import DELETED, fold, folded_schema
 from headwater.sinks.row_batch import RowBatch, replaced_ranges
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
@@ -161,7 +161,7 @@ class RowSink(ABC):
         """Write what is left of the batch.
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a later process removed what was staged.
         """
         if not staged:
             return False
@@ -180,6 +180,11 @@ class RowSink(ABC):
                 self.write(table, token, RowBatch(table, self.mode, has, after, left, staging.gather, self.keys))
             except Overtaken:
                 continue
+            except FileNotFoundError as error:
+                raise StagedLost(
+                    f"What was staged for {table.full_name} is gone: a later process removed it.",
+                    next_step="The batch is staged anew.",
+                ) from error
             staging.clean(token)
             return True
         raise SinkBusy(

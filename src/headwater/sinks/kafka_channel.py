@@ -1,0 +1,340 @@
+"""KafkaChannel: a transactional producer for one table of one query, and what the cluster has from it.
+
+The transactional id is the name of its token topic, which has query and table in it: whoever opens a channel ends the
+transaction of a process that opened one before, and that process can write nothing more (it is *fenced*). What the
+table has is read after that, and then known for as long as the channel is not fenced: nobody else can have changed it.
+
+It is the newest record of a compacted topic with one partition, which only these transactions write to. The topic is
+one per query and table because readers of committed records stop at the first transaction that is open, also at that
+of another table.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headwater import failpoints
+from headwater.sinks.errors import (
+    SinkBusy,
+    SinkDriverMissing,
+    SinkInputError,
+    SinkRowError,
+    SinkUnreachable,
+    SinkUnwritable,
+)
+from headwater.sinks.kafka_messages import Messages
+from headwater.sinks.row_sink import Overtaken
+from headwater.sinks.token_record import TokenRecord
+
+SECONDS: Final = 60.0
+OPEN_CHANNELS: Final = 16
+TAIL: Final = 16
+"""How many records back from the end of a token topic are looked at first; each commit takes two."""
+
+BEFORE_TOPICS = failpoints.register("sink.kafka.before_topics")
+AFTER_TOPICS = failpoints.register("sink.kafka.after_topics")
+BEFORE_INIT = failpoints.register("sink.kafka.before_init")
+AFTER_INIT = failpoints.register("sink.kafka.after_init")
+AFTER_BEGIN = failpoints.register("sink.kafka.after_begin")
+AFTER_PRODUCE = failpoints.register("sink.kafka.after_produce")
+BEFORE_COMMIT = failpoints.register("sink.kafka.before_commit")
+AFTER_COMMIT = failpoints.register("sink.kafka.after_commit")
+
+_WAIT: Final = 0.1
+_LOG = logging.getLogger("headwater.sinks.kafka")
+_PRODUCER: Final = (
+    "acks",
+    "batch.",
+    "linger.",
+    "compression.",
+    "queue.buffering.",
+    "message.",
+    "transaction",
+    "sticky.",
+)
+_PRODUCER_SETTINGS: Final = {
+    "compression.type": "lz4",
+    "linger.ms": "5",
+    "partitioner": "murmur2_random",  # that of the Java clients: others who write find the same partitions
+    "queue.buffering.max.kbytes": "65536",
+    "queue.buffering.max.messages": "100000",
+    "transaction.timeout.ms": "300000",
+}
+_NOT_YET: Final = (
+    "LEADER_NOT_AVAILABLE",
+    "NOT_LEADER_FOR_PARTITION",
+    "UNKNOWN_TOPIC_OR_PART",
+    "_UNKNOWN_PARTITION",
+    "_UNKNOWN_TOPIC",
+)
+_REFUSED: Final = (
+    "_INVALID_ARG",
+    "TOPIC_EXCEPTION",
+    "INVALID_REPLICATION_FACTOR",
+    "INVALID_PARTITIONS",
+    "INVALID_CONFIG",
+)
+_TOKEN_TOPIC: Final = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanable.dirty.ratio": "0.01"}
+
+
+def kafka_library() -> Any:
+    """:raises SinkDriverMissing: it is not installed."""
+    try:
+        import confluent_kafka
+        import confluent_kafka.admin
+    except ImportError as error:
+        raise SinkDriverMissing(
+            "A Kafka sink needs the package confluent-kafka.", next_step="Run: pip install 'headwater[kafka]'"
+        ) from error
+    return confluent_kafka
+
+
+@dataclass(frozen=True)
+class KafkaCluster:
+    """Brokers and how to talk to them. :param settings: of librdkafka; they may hold passwords."""
+
+    brokers: str
+    settings: Mapping[str, str]
+
+    def producer(self, transactional_id: str) -> Any:
+        settings = {**_PRODUCER_SETTINGS, **self.settings, "transactional.id": transactional_id}
+        return kafka_library().Producer(self._of(settings), logger=_LOG)
+
+    @contextmanager
+    def consumer(self) -> Iterator[Any]:
+        """Of committed records; it is in no group."""
+        own = {
+            "group.id": "headwater",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": "false",
+            "enable.partition.eof": "true",
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": "20",
+        }
+        made = kafka_library().Consumer(self._of({**self._shared, **own}), logger=_LOG)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    @property
+    def admin(self) -> Any:
+        return kafka_library().admin.AdminClient(self._of(self._shared), logger=_LOG)
+
+    def topics(self) -> dict[str, int]:
+        """The topics that there are, with their numbers of partitions. :raises SinkError: nobody answers."""
+        with told(self.brokers):
+            found = self.admin.list_topics(timeout=SECONDS / 4).topics
+        return {name: len(topic.partitions) for name, topic in found.items()}
+
+    def create(self, topics: Mapping[str, tuple[int, int, Mapping[str, str]]]) -> None:
+        """Make those of *topics* that are not there: partitions, replication and settings of each; -1: the broker's."""
+        made = kafka_library().admin.NewTopic
+        there = self.topics()
+        lacking = [made(name, *how[:2], config=dict(how[2])) for name, how in topics.items() if name not in there]
+        if not lacking:
+            return
+        failpoints.hit(BEFORE_TOPICS)
+        admin = self.admin  # what it promised ends with it
+        for name, done in admin.create_topics(lacking, operation_timeout=SECONDS / 2).items():
+            with told(f"topic {name}"):
+                try:
+                    done.result(SECONDS)
+                except kafka_library().KafkaException as error:
+                    if error.args[0].name() != "TOPIC_ALREADY_EXISTS":
+                        raise
+        failpoints.hit(AFTER_TOPICS)
+
+    def record(self, topic: str) -> TokenRecord:
+        """The newest committed record of a token topic that is there; an empty one where it has none."""
+        with told(f"topic {topic}"), self.consumer() as consumer:
+            first, end = self._ends(consumer, topic)
+            for start in dict.fromkeys((max(first, end - TAIL), first)):
+                newest = None
+                for message in self._messages(consumer, topic, {0: start}, 1):
+                    newest = message.value()
+                if newest is not None:
+                    return TokenRecord.of_text(newest)
+        return TokenRecord()
+
+    def _ends(self, consumer: Any, topic: str) -> tuple[int, int]:
+        """The first offset of a token topic, and that after the last that is committed.
+
+        A topic that was made a moment ago, or whose broker has just started, is not known at once.
+        """
+        kafka = kafka_library()
+        deadline = time.monotonic() + SECONDS / 2
+        while True:
+            try:
+                first, end = consumer.get_watermark_offsets(kafka.TopicPartition(topic, 0), timeout=SECONDS / 2)
+            except kafka.KafkaException as error:
+                if error.args[0].name() not in _NOT_YET or time.monotonic() > deadline:
+                    raise
+                time.sleep(_WAIT / 2)
+            else:
+                return first, end
+
+    def newest_values(self, topic: str) -> Iterator[tuple[bytes, bytes | None]]:
+        """Key and value of every committed message of *topic*, oldest first in each partition."""
+        partitions = self.topics().get(topic, 0)
+        with told(f"topic {topic}"), self.consumer() as consumer:
+            starts = {partition: kafka_library().OFFSET_BEGINNING for partition in range(partitions)}
+            for message in self._messages(consumer, topic, starts, 10_000):
+                yield message.key(), message.value()
+
+    def _messages(self, consumer: Any, topic: str, starts: Mapping[int, int], at_once: int) -> Iterator[Any]:
+        """What is committed in the partitions, from the given offsets up to their ends."""
+        kafka = kafka_library()
+        consumer.assign([kafka.TopicPartition(topic, partition, start) for partition, start in starts.items()])
+        left = set(starts)
+        deadline = time.monotonic() + SECONDS
+        while left:
+            for message in consumer.consume(at_once, timeout=_WAIT):
+                deadline = time.monotonic() + SECONDS
+                error = message.error()
+                if error is None:
+                    yield message
+                elif error.code() == kafka.KafkaError._PARTITION_EOF:
+                    left.discard(message.partition())
+                else:
+                    raise kafka.KafkaException(error)
+            if time.monotonic() > deadline:
+                raise SinkUnreachable(f"Topic {topic} could not be read in time.", next_step="Try again.")
+        consumer.unassign()
+
+    @property
+    def _shared(self) -> dict[str, str]:
+        """What is no setting of producers."""
+        return {name: value for name, value in self.settings.items() if not name.startswith(_PRODUCER)}
+
+    def _of(self, settings: Mapping[str, str]) -> dict[str, str]:
+        return {**settings, "bootstrap.servers": self.brokers, "client.id": "headwater"}
+
+
+class KafkaChannel:
+    """A producer that nobody has fenced, as far as it knows, and what the table has.
+
+    :raises SinkError: the brokers do not answer or refuse.
+    """
+
+    def __init__(self, cluster: KafkaCluster, tokens: str) -> None:
+        self.tokens = tokens
+        self._producer = cluster.producer(tokens)
+        failpoints.hit(BEFORE_INIT)
+        with told(cluster.brokers):
+            self._producer.init_transactions(SECONDS)
+        failpoints.hit(AFTER_INIT)
+        self.record = cluster.record(tokens)
+
+    def write(self, table: str, topic: str, messages: Iterator[Messages], key: str, record: TokenRecord) -> None:
+        """All *messages* and *record* in one transaction.
+
+        :raises Overtaken: another process opened a channel since; nothing of it is there.
+        :raises SinkError: whether it is there tells the next channel.
+        """
+        with told(f"topic {topic}", table):
+            self._producer.begin_transaction()
+            failpoints.hit(AFTER_BEGIN)
+            for some in messages:
+                self._send(topic, some)
+            self._send(self.tokens, Messages([key.encode()], [record.text.encode()]))
+            failpoints.hit(AFTER_PRODUCE)
+            failpoints.hit(BEFORE_COMMIT)
+            self._commit()
+        failpoints.hit(AFTER_COMMIT)
+        self.record = record
+
+    def _send(self, topic: str, messages: Messages) -> None:
+        """Until the brokers have them: what is on its way is bounded by one slice."""
+        kafka = kafka_library()
+        pairs = zip(messages.keys, messages.values, strict=True)
+        left: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in pairs]
+        while left:
+            self._producer.produce_batch(topic, left)
+            refused = [one for one in left if "_error" in one]
+            for one in refused:
+                error = one.pop("_error")
+                if error.code() != kafka.KafkaError._QUEUE_FULL:
+                    raise kafka.KafkaException(error)
+            if self._producer.flush(SECONDS):
+                raise SinkUnreachable(
+                    f"The brokers did not take what was sent to topic {topic} in {SECONDS:.0f} s.",
+                    next_step="Try again.",
+                )
+            left = refused
+
+    def _commit(self) -> None:
+        for attempt in range(3):
+            try:
+                self._producer.commit_transaction(SECONDS)
+            except kafka_library().KafkaException as error:
+                if attempt == 2 or not error.args[0].retriable():
+                    raise
+            else:
+                return
+
+
+class KafkaChannels:
+    """The channels of this process that are open and not in use: opening one takes a while."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: OrderedDict[tuple[Any, ...], KafkaChannel] = OrderedDict()
+
+    def take(self, place: tuple[Any, ...]) -> KafkaChannel | None:
+        """The channel of *place*, which is the caller's from now on."""
+        with self._lock:
+            return self._open.pop((os.getpid(), *place), None)
+
+    def give(self, place: tuple[Any, ...], channel: KafkaChannel) -> None:
+        """Keep a channel that works."""
+        with self._lock:
+            self._open[(os.getpid(), *place)] = channel
+            while len(self._open) > OPEN_CHANNELS:
+                self._open.popitem(last=False)
+
+
+def token_topics(name: str, replication: int) -> dict[str, tuple[int, int, Mapping[str, str]]]:
+    """How a token topic is made."""
+    return {name: (1, replication, _TOKEN_TOPIC)}
+
+
+@contextmanager
+def told(place: str, table: str | None = None) -> Iterator[None]:
+    """Errors of the library as ours, without anything that was sent."""
+    kafka = kafka_library()
+    try:
+        yield
+    except kafka.KafkaException as error:
+        raise _error_of(error.args[0], place, table) from error
+
+
+def _error_of(error: Any, place: str, table: str | None) -> Exception:
+    name = error.name()
+    if name in ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"):
+        return Overtaken()
+    if name == "MSG_SIZE_TOO_LARGE" and table is not None:
+        return SinkRowError(table, "it is larger than a message may be (message.max.bytes)")
+    if "AUTH" in name or name in ("_SSL", "POLICY_VIOLATION"):
+        return SinkUnwritable(
+            f"Kafka refuses {place}: {name}.", next_step="Look at the sink's settings, and at what its user may do."
+        )
+    if name in (
+        "_INVALID_ARG",
+        "TOPIC_EXCEPTION",
+        "INVALID_REPLICATION_FACTOR",
+        "INVALID_PARTITIONS",
+        "INVALID_CONFIG",
+    ):
+        return SinkInputError(f"Kafka cannot use the settings of {place}: {name}.", next_step="Look at the options.")
+    if name in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "REQUEST_TIMED_OUT"):
+        return SinkUnreachable(f"Kafka at {place} does not answer: {name}.", next_step="Start it, or try again.")
+    return SinkBusy(f"Kafka did not take the batch for {place}: {name}.", next_step="Try again.")
