@@ -1,0 +1,288 @@
+"""IcebergSink: each table of a query as an Iceberg table ``<namespace>.<name>`` of a catalog.
+
+``MIRROR`` has the rows as they are now, one per key. ``CHANGES`` has every change, appended. ``HISTORY`` has every
+version of every row. One batch of one table is one snapshot; its tokens are in the summary of the snapshot and, since
+snapshots expire, by the same commit in properties of the table:
+
+==============================================  =================================================================
+``headwater.changes.<query>``                   the epoch up to which the table has the changes
+``headwater.history.<query>.<backfill>``        ``<plan>/<attempt>`` up to which it has the history
+``headwater.upsert.<query>.<backfill>``         1: there were rows before this backfill, its rows replace them
+==============================================  =================================================================
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Final
+
+import pyarrow as pa
+
+from headwater.sinks.batch import Batch
+from headwater.sinks.data_files import DataFile
+from headwater.sinks.errors import SinkBusy
+from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left
+from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
+from headwater.sinks.staging import RowWriter, Staging
+from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.types import conform
+from headwater.sinks.versions import IS_CURRENT
+from headwater.sources.table import SourceTable
+
+if TYPE_CHECKING:
+    from headwater.sinks.iceberg_files import ById
+    from headwater.sinks.iceberg_schema import Plan
+    from headwater.sinks.iceberg_table import IcebergTable
+
+CATALOG: Final = "headwater"
+FIRST_WAIT_SECONDS: Final = 0.01
+LONGEST_WAIT_SECONDS: Final = 0.5
+"""Who was slower waits before it tries again, or it would stay the slower one."""
+
+
+@dataclass(frozen=True)
+class IcebergSink(LakeSink):
+    """Iceberg tables in the directory *warehouse*. It can be pickled.
+
+    :param warehouse: a path, or the address of a directory in an object store: of the tables, and of rows on their way.
+    :param catalog: the name of the catalog. :param catalog_uri: of a REST catalog, or of a SQL database; by default the
+        catalog is a SQLite file in the warehouse. It may hold a password.
+    :param catalog_options: of the catalog and of the object store, in pyiceberg's names; they may hold passwords.
+    :param namespace: of all tables; by default each has that of its source.
+    :param partition_by: of new tables: columns, ``year(c)``, ``month(c)``, ``day(c)``, ``hour(c)``, ``bucket(16, c)``,
+        ``truncate(8, c)``; of every table, or by the name of the table.
+    :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change. The files of a
+        table with many of them grow larger.
+    :param retention_hours: how long files are kept that newer snapshots do not have: readers of an older one need them.
+    """
+
+    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY))
+
+    warehouse: str
+    mode: Mode = Mode.MIRROR
+    catalog: str = CATALOG
+    catalog_uri: str | None = field(default=None, repr=False)
+    catalog_options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    namespace: str | None = None
+    partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
+    file_bytes: int | None = None
+    retention_hours: int = RETENTION_HOURS
+
+    @property
+    def name(self) -> str:
+        return f"iceberg:{self.warehouse}"
+
+    def check(self) -> None:
+        """:raises SinkError: the library is missing, nothing can be written there, or the catalog cannot be reached."""
+        iceberg_library()
+        self._root.check()
+        with reaching("The Iceberg catalog"):
+            self._catalog.open().list_namespaces()
+
+    def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
+        """What the Iceberg table of *table* has."""
+        with self._opened(table) as found:
+            return _Tokens(query, backfill).committed(found) if found.open() else Committed()
+
+    def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
+        """One snapshot of the Iceberg table, which is made before.
+
+        :raises OtherAttempt: it has the history of this plan from another attempt.
+        :raises SinkSchemaError: the columns became what the Iceberg table cannot become.
+        :raises SinkBusy: others committed all the time.
+        """
+        if not staged:
+            return False
+        with self._opened(table) as found:
+            return self._deliver(found, table, token, staged)
+
+    def abort(self, table: SourceTable, query: str, generation: int) -> None:
+        """Remove what is staged, and files of the table that were never committed."""
+        Staging(self._root, directory_of(table), query).abort(generation)
+        with self._opened(table) as found:
+            if found.open():
+                found.remove_orphans(partial(is_left, query=query, generation=generation))
+            elif not self._catalog.is_remote:
+                storage = self._planned(table)
+                for info in storage.list("data"):
+                    if is_left(info.base_name, query, generation):
+                        storage.remove(info.path)
+
+    def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """The rows of the newest snapshot."""
+        there = self._columns(table)
+        wanted = pa.schema([there.field(name) for name in columns])
+        with self._opened(table) as found:
+            if not found.open():
+                return
+            files, names, storage = found.files(()), found.layout.names, found.storage
+        from headwater.sinks.iceberg_files import read_columns
+
+        for file in files:
+            yield from conform(read_columns(storage, file.path, names, columns), wanted).to_batches()
+
+    def _deliver(self, found: IcebergTable, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
+        wanted = self._columns(table)
+        if not found.open(newest=False):
+            found.create(wanted, self._partitions(table))
+        tokens = _Tokens(token.query, token.backfill)
+        for attempt in range(COMMIT_ATTEMPTS):
+            batch = Batch.left_of(staged, token, tokens.committed(found))
+            if batch is None:
+                self._staging(table, token).clean(token)
+                return False
+            plan = found.plan(wanted)
+            if batch.is_empty and not plan.is_changed:
+                return True
+            if self._commit(found, table, token, tokens, batch, plan):
+                self._staging(table, token).clean(token)
+                self._tidy(found, table, token)
+                return True
+            time.sleep(random.uniform(0, min(FIRST_WAIT_SECONDS * 2**attempt, LONGEST_WAIT_SECONDS)))
+        raise SinkBusy(
+            f"The Iceberg table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
+            next_step="Look for another query or job that writes to it.",
+        )
+
+    def _commit(
+        self, found: IcebergTable, table: SourceTable, token: Token, tokens: _Tokens, batch: Batch, plan: Plan
+    ) -> bool:
+        rewrite = self._rewrite(found, table, token, plan)
+        made = tokens.of(token, batch)
+        overlaps = found.token(tokens.upsert) == "1"
+        has_rows = bool(rewrite.files) and self.mode is not Mode.CHANGES
+        if batch.history and found.token(tokens.history) is None and has_rows:
+            overlaps = True
+            made[tokens.upsert] = "1"
+        try:
+            if plan.must_rewrite:
+                rewrite.recast({})
+            batch, waste = _relaid(rewrite, batch)
+            waste += self._apply(rewrite, table, token, batch, overlaps=overlaps)
+        except BaseException:
+            rewrite.discard()
+            raise
+        prefix = file_prefix(token.query, token.generation)
+        if not found.commit(rewrite.added, rewrite.removed, made, prefix, self.retention_hours, plan=plan):
+            rewrite.discard()
+            return False
+        rewrite.settle()
+        for file in waste:
+            found.storage.remove(file.path)
+        return True
+
+    def _tidy(self, found: IcebergTable, table: SourceTable, token: Token) -> None:
+        """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
+        if self.mode is not Mode.CHANGES:
+            rewrite = self._rewrite(found, table, token, found.plan(self._columns(table)))
+            if rewrite.compact():
+                prefix = file_prefix(token.query, token.generation)
+                if found.commit(rewrite.added, rewrite.removed, {}, prefix, self.retention_hours, is_data_change=False):
+                    rewrite.settle()
+                else:
+                    rewrite.discard()
+        found.remove_waste(self.retention_hours)
+
+    def _rewrite(self, found: IcebergTable, table: SourceTable, token: Token, plan: Plan) -> ById:
+        from headwater.sinks.iceberg_files import DATA, IcebergRewrite, IcebergVersionRewrite
+
+        files = [] if self.mode is Mode.CHANGES and not plan.must_rewrite else found.files(table.key_columns)
+        kind = IcebergVersionRewrite if self.mode is Mode.HISTORY else IcebergRewrite
+        made = kind(
+            found.storage,
+            files,
+            plan.layout.arrow,
+            table.key_columns,
+            self._target_bytes(files),
+            DATA + file_prefix(token.query, token.generation),
+            replace(found.partitioning, schema=plan.layout.schema),
+        )
+        made.names = plan.names
+        return made
+
+    @property
+    def _catalog(self) -> IcebergCatalog:
+        return IcebergCatalog(self.warehouse, self.catalog, self.catalog_uri, self.catalog_options)
+
+    @property
+    def _root(self) -> Storage:
+        return self._catalog.storage()
+
+    def _opened(self, table: SourceTable) -> IcebergTable:
+        iceberg_library()
+        from headwater.sinks.iceberg_table import IcebergTable
+
+        return IcebergTable(self._catalog, identifier_of(table, self.namespace), table.full_name)
+
+    def _planned(self, table: SourceTable) -> Storage:
+        """Where a table that is not there yet will be."""
+        from headwater.sinks.iceberg_io import storage_of
+
+        location = self._catalog.location(identifier_of(table, self.namespace))
+        assert location is not None
+        return storage_of(location, dict(self.catalog_options))
+
+    def _partitions(self, table: SourceTable) -> tuple[str, ...]:
+        by = self.partition_by
+        texts = by.get(table.full_name, ()) if isinstance(by, Mapping) else by
+        return (*texts, *((IS_CURRENT,) if self.mode is Mode.HISTORY else ()))
+
+    def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> RowWriter:
+        """Files with the ids that the columns have, or will have: :meth:`commit` looks at them again.
+
+        A catalog that says by itself where its tables are has to make the table before.
+        """
+        from headwater.sinks.iceberg_files import IcebergPartitioning, IcebergWriter, partition_spec
+        from headwater.sinks.iceberg_schema import new_layout
+
+        with self._opened(table) as found:
+            is_there = found.open()
+            if not is_there and self._catalog.is_remote:
+                found.create(schema, self._partitions(table))
+                is_there = True
+            if is_there:
+                layout, storage = found.plan(schema).layout, found.storage
+                spec = found.partitioning.spec
+            else:
+                layout, storage = new_layout(schema), self._planned(table)
+                spec = partition_spec(table.full_name, self._partitions(table), layout.schema)
+        by = IcebergPartitioning(spec=spec, schema=layout.schema)
+        prefix = file_prefix(token.query, token.generation)
+        return IcebergWriter(storage, layout.columns(schema.names), self._file_bytes, prefix, by)
+
+
+class _Tokens:
+    """The keys of the tokens of one table."""
+
+    def __init__(self, query: str, backfill: str) -> None:
+        self.changes = f"headwater.changes.{query}"
+        self.history, self.upsert = (f"headwater.{what}.{query}.{backfill}" for what in ("history", "upsert"))
+
+    def committed(self, found: IcebergTable) -> Committed:
+        plan, _, attempt = (found.token(self.history) or "0/0").partition("/")
+        return Committed(int(found.token(self.changes) or 0), int(plan), int(attempt))
+
+    def of(self, token: Token, batch: Batch) -> dict[str, str]:
+        made = {self.changes: str(token.epoch)} if batch.has_changes else {}
+        return {**made, self.history: f"{token.plan}/{token.attempt}"} if batch.history else made
+
+
+def _relaid(rewrite: ById, batch: Batch) -> tuple[Batch, list[DataFile]]:
+    """*batch* with files whose columns have the ids that they have now, and the files that this replaced."""
+    waste: list[DataFile] = []
+
+    def fitted(one: Staged) -> Staged:
+        files: list[DataFile] = []
+        for file in one.detail["files"]:
+            made = rewrite.relaid(file)
+            waste.extend([] if made == [file] else [file])
+            files += made
+        return replace(one, detail={**one.detail, "files": files})
+
+    changes, history = (tuple(map(fitted, parts)) for parts in (batch.changes, batch.history))
+    return replace(batch, changes=changes, history=history), waste

@@ -1,0 +1,135 @@
+"""Catalog of an Iceberg sink: which tables there are, and which metadata file each of them has now.
+
+The embedded one is a SQLite file in the warehouse. Others are named by an address: ``http(s)://`` of a REST catalog, or
+that of a SQL database. A catalog is opened once per process, and not taken along by a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkInputError, SinkUnwritable
+from headwater.sinks.storage import Storage
+from headwater.sources.table import SourceTable
+
+CATALOG_FILE: Final = "catalog.db"
+BUSY_SECONDS: Final = 30
+_FILES: Final = "headwater.sinks.iceberg_io.DurableFileIO"
+
+_lock = threading.Lock()
+_open: dict[tuple[Any, ...], Any] = {}
+
+
+def iceberg_library() -> Any:
+    """:raises SinkDriverMissing: it is not installed."""
+    try:
+        import pyiceberg.catalog
+        import pyiceberg_core  # noqa: F401
+        import sqlalchemy  # noqa: F401
+    except ImportError as error:
+        raise SinkDriverMissing(
+            "An Iceberg sink needs the library pyiceberg.", next_step="Run: pip install 'headwater[iceberg]'"
+        ) from error
+    return pyiceberg
+
+
+@dataclass(frozen=True)
+class IcebergCatalog:
+    """Where the catalog of *warehouse* is.
+
+    :param name: of the catalog: a SQL catalog keeps tables by it. :param uri: its address; none for the embedded one.
+    :param options: of the catalog and of the object store, in pyiceberg's names; they may hold passwords.
+    """
+
+    warehouse: str
+    name: str
+    uri: str | None = field(default=None, repr=False)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @property
+    def is_remote(self) -> bool:
+        """It decides by itself where tables are."""
+        return self.uri is not None and self.uri.startswith(("http://", "https://"))
+
+    def open(self) -> Any:
+        """pyiceberg's catalog. :raises SinkError: it cannot be reached."""
+        iceberg_library()
+        key = (os.getpid(), self.warehouse, self.name, self.uri, tuple(sorted(self.options.items())))
+        with _lock:
+            if key not in _open:
+                with reaching("The Iceberg catalog"):
+                    _open[key] = self._load()
+            return _open[key]
+
+    def _load(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+        from sqlalchemy.exc import OperationalError
+
+        properties = {"py-io-impl": _FILES, **self.options, "uri": self.uri or self._embedded()}
+        if not self.is_remote:
+            properties["warehouse"] = self.warehouse
+        try:
+            return load_catalog(self.name, **properties)
+        except OperationalError:  # another process made its tables at the same time
+            return load_catalog(self.name, **properties)
+
+    def _embedded(self) -> str:
+        from sqlalchemy import URL
+
+        storage = Storage(self.warehouse)
+        if not storage.is_local:
+            raise SinkInputError(
+                "The embedded Iceberg catalog is a file: it cannot be in an object store.",
+                next_step="Give catalog_uri: the address of a REST catalog, or sqlite:///path/of/catalog.db.",
+            )
+        path = Path(storage.address)
+        path.mkdir(parents=True, exist_ok=True)
+        made = URL.create("sqlite", database=str(path / CATALOG_FILE), query={"timeout": str(BUSY_SECONDS)})
+        return made.render_as_string(hide_password=False)
+
+    def storage(self, *names: str) -> Storage:
+        """A directory in the warehouse."""
+        root = Storage(self.warehouse)
+        if not root.is_local:
+            iceberg_library()
+            from headwater.sinks.iceberg_io import ObjectStorage
+
+            root = ObjectStorage(self.warehouse, dict(self.options))
+        return root.within(*names) if names else root
+
+    def location(self, identifier: tuple[str, ...]) -> str | None:
+        """Where a new table has to be; ``None``: the catalog says."""
+        if self.is_remote:
+            return None
+        address = self.storage(*(quote(part, safe=" -") for part in identifier)).address
+        return f"file://{address}" if Storage(self.warehouse).is_local else address
+
+
+def identifier_of(table: SourceTable, namespace: str | None) -> tuple[str, ...]:
+    """The name of *table* in the catalog."""
+    if namespace is not None:
+        return (*namespace.split("."), table.name)
+    return (table.namespace or "default", table.name)
+
+
+@contextmanager
+def reaching(what: str) -> Iterator[None]:
+    """Errors of pyiceberg and of what is below it as ours, without what they tell of addresses and passwords."""
+    from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+
+    try:
+        yield
+    except (SinkError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError):
+        raise
+    except Exception as error:
+        raise SinkUnwritable(
+            f"{what} cannot be used: {type(error).__name__}.",
+            next_step="Look at its address, at the rights of its user, and at the storage of the warehouse.",
+        ) from error

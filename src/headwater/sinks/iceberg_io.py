@@ -1,0 +1,101 @@
+"""Files of Iceberg tables: what pyiceberg writes is on disk before the catalog names it. Needs pyiceberg.
+
+A catalog is told of a metadata file after it was written. Without this, a power cut could leave a catalog that is
+durable and names a file that is not.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pyarrow.fs as pafs
+from pyiceberg.io import InputFile, OutputFile
+from pyiceberg.io.pyarrow import PyArrowFileIO
+
+from headwater.sinks.storage import Storage
+
+METADATA_SUFFIX = ".metadata.json"
+
+
+class DurableFileIO(PyArrowFileIO):
+    """Like pyiceberg's own; local files are synced when they are closed."""
+
+    def new_output(self, location: str) -> Any:
+        scheme, _, path = self.parse_location(location, self.properties)
+        return _LocalOutput(location, Path(path), self) if scheme == "file" else super().new_output(location)
+
+
+class _LocalOutput(OutputFile):
+    def __init__(self, location: str, path: Path, files: DurableFileIO) -> None:
+        super().__init__(location)
+        self._path = path
+        self._files = files
+
+    def __len__(self) -> int:
+        return self._path.stat().st_size
+
+    def exists(self) -> bool:
+        return self._path.exists()
+
+    def to_input_file(self) -> InputFile:
+        return self._files.new_input(self.location)
+
+    def create(self, overwrite: bool = False) -> Any:
+        flags = "wb" if overwrite else "xb"
+        try:
+            return _Synced(self._path, flags)
+        except FileNotFoundError:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return _Synced(self._path, flags)
+
+
+class _Synced(io.BufferedWriter):
+    """A new file. The newest metadata is written last: its directory is synced with it."""
+
+    def __init__(self, path: Path, flags: str) -> None:
+        super().__init__(path.open(flags, buffering=0))
+        self._path = path
+
+    def close(self) -> None:
+        if self.closed:
+            return
+        self.flush()
+        os.fsync(self.fileno())
+        super().close()
+        if self._path.name.endswith(METADATA_SUFFIX):
+            descriptor = os.open(self._path.parent, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+class ObjectStorage(Storage):
+    """A directory in an object store, by pyiceberg's names of its options (``s3.endpoint`` …)."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ObjectStorage, (self.root, self.options)
+
+    def within(self, *names: str) -> Storage:
+        return ObjectStorage("/".join((self.root.rstrip("/"), *names)), self.options)
+
+    @property
+    def files(self) -> Any:
+        parsed = urlparse(self.root)
+        found = PyArrowFileIO(dict(self.options)).fs_by_scheme(parsed.scheme, parsed.netloc)
+        return pafs.SubTreeFileSystem(f"{parsed.netloc}{parsed.path}", found)
+
+    def _upload(self, name: str, data: bytes) -> None:
+        with self.files.open_output_stream(name) as stream:
+            stream.write(data)
+
+
+def storage_of(location: str, options: dict[str, str]) -> Storage:
+    """The directory that a table's *location* names."""
+    if location.startswith("file:"):
+        return Storage(urlparse(location).path)
+    return ObjectStorage(location, options) if "://" in location else Storage(location)
