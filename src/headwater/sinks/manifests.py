@@ -1,21 +1,25 @@
 """Manifests: which files a directory of Parquet files has, in the order in which batches brought them.
 
-``_headwater/<number>.json`` is one committed batch: the names of its files and, for every query that ever delivered
-here, how far it came. Numbers have no gaps, and a number is given once: a manifest is written under another name and
-then linked to its own, which fails if that is taken. So the newest manifest tells what is committed, and of two
-processes that commit the same batch one finds that the other was faster.
+``_headwater/<number>.json`` is one commit: the files of a batch, or small files joined to larger ones, which they
+replace; and, for every query that ever delivered here, how far it came. Numbers have no gaps, and a number is given
+once: a manifest is written under another name and then linked to its own, which fails if that is taken. So the newest
+manifest tells what is committed, and of two processes that commit the same batch one finds that the other was faster.
+Now and then a manifest has all files, so that those before it are not needed.
 
-A file waits in ``_staging`` until its manifest is there, then it is moved to where everybody sees it. Whoever comes
-next moves what a process that died left behind.
+A file waits in ``_staging`` until its manifest is there, then it is moved to where everybody sees it; files that it
+replaces are moved to ``_replaced`` before. Whoever comes next moves what a process that died left behind.
+docs/formats/manifest.md has the format.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,16 +30,24 @@ from headwater.sinks.sink import Committed
 
 DIRECTORY: Final = "_headwater"
 STAGING: Final = "_staging"
-VERSION: Final = 1
+REPLACED: Final = "_replaced"
+VERSION: Final = 2
+CHECKPOINT_MANIFESTS: Final = 32
+"""One in so many has all files."""
+READ_ATTEMPTS: Final = 5
 
 BEFORE_MANIFEST = failpoints.register("sink.parquet.before_manifest")
 AFTER_MANIFEST = failpoints.register("sink.parquet.after_manifest")
+BEFORE_HIDE = failpoints.register("sink.parquet.before_hide")
+AFTER_HIDE = failpoints.register("sink.parquet.after_hide")
 BEFORE_MOVE = failpoints.register("sink.parquet.before_move")
 AFTER_MOVE = failpoints.register("sink.parquet.after_move")
+BEFORE_FORGET = failpoints.register("sink.parquet.before_forget")
+AFTER_FORGET = failpoints.register("sink.parquet.after_forget")
 
 
 class ManifestDamaged(SinkError, CorruptionError):
-    """A manifest is not what was written."""
+    """A manifest is not what was written, or what it names is gone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,36 +62,75 @@ class ManifestFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One committed batch.
+    """One commit.
 
+    :ivar files: that it brings. :ivar removed: names of those that they replace.
     :ivar changes: per query the epoch up to which its changes are here.
     :ivar history: per query and backfill the plan and its attempt up to which its history is here.
+    :ivar all: every file that is there with it; ``None``: those of the manifest before, without *removed*, and *files*.
+    :ivar id: of this manifest; *parent*: of the one before. Of version 1 they are empty.
     """
 
     number: int = 0
     files: tuple[ManifestFile, ...] = ()
     changes: Mapping[str, int] = field(default_factory=dict)
     history: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    all: tuple[ManifestFile, ...] | None = None
+    id: str = ""
+    parent: str = ""
 
     def committed(self, query: str, backfill: str) -> Committed:
         plan, attempt = self.history.get(f"{query}/{backfill}", (0, 0))
         return Committed(self.changes.get(query, 0), plan, attempt)
 
+    def following(
+        self,
+        files: Sequence[ManifestFile],
+        removed: Sequence[str] = (),
+        changes: Mapping[str, int] | None = None,
+        history: Mapping[str, Sequence[int]] | None = None,
+    ) -> Manifest:
+        """The next one."""
+        return Manifest(
+            self.number + 1,
+            tuple(files),
+            self.changes if changes is None else changes,
+            self.history if history is None else history,
+            tuple(removed),
+            id=uuid.uuid4().hex,
+            parent=self.id,
+        )
+
+    def after(self, before: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
+        """All files, if *before* are those of the one before; new ones are where those were that they replace."""
+        gone = set(self.removed)
+        place = next((place for place, one in enumerate(before) if one.name in gone), len(before))
+        left = [one for one in before[place:] if one.name not in gone]
+        return (*before[:place], *self.files, *left)
+
     def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **asdict(self)}, sort_keys=True)
+        told = asdict(self)
+        if self.all is None:
+            del told["all"]
+        return json.dumps({"version": VERSION, **told}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str, path: Path) -> Manifest:
         """:raises ManifestDamaged: it is none, or of a later version."""
         try:
             read: dict[str, Any] = json.loads(text)
-            if read["version"] != VERSION:
+            if read["version"] not in (1, VERSION):
                 raise ValueError(read["version"])
-            files = tuple(ManifestFile(**file) for file in read["files"])
-            return cls(read["number"], files, read["changes"], read["history"])
+            files, all_files = (
+                None if found is None else tuple(ManifestFile(**file) for file in found)
+                for found in (read["files"], read.get("all"))
+            )
+            told = (tuple(read.get("removed", ())), all_files, read.get("id", ""), read.get("parent", ""))
+            return cls(read["number"], files or (), read["changes"], read["history"], *told)
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestDamaged(
-                f"The manifest {path.name} is not one of version {VERSION}.",
+                f"The manifest {path.name} is not one of version 1 or {VERSION}.",
                 next_step="Restore it, or update Headwater if a later one wrote it.",
             ) from error
 
@@ -93,19 +144,58 @@ class Manifests:
 
     def newest(self) -> Manifest:
         """The newest one; number 0 if there is none. What its process did not move is moved."""
-        numbers = self._numbers()
-        if not numbers:
-            return Manifest()
-        found = self._read(max(numbers))
-        self.move(found)
-        return found
+        before: Manifest | None = None
+        while True:
+            numbers = self._numbers()
+            found = self._read(max(numbers)) if numbers else Manifest()
+            try:
+                self.settle(found)
+                return found
+            except ManifestDamaged:  # or others went on meanwhile, and replaced its files
+                if found == before:
+                    raise
+                before = found
 
     def all(self) -> list[Manifest]:
-        """All of them, in order."""
-        return [self._read(number) for number in sorted(self._numbers())]
+        """Those from the newest on that has all files, in order.
+
+        :raises ManifestDamaged: one is gone.
+        """
+        for _ in range(READ_ATTEMPTS):
+            found: list[Manifest] = []
+            try:
+                for number in range(max(self._numbers(), default=0), 0, -1):
+                    found.append(self._read(number))
+                    if found[-1].all is not None:
+                        break
+                return found[::-1]
+            except FileNotFoundError:  # forgotten while it was read: there is a newer one that has all
+                continue
+        raise ManifestDamaged(f"Manifests of {self._root} are gone.", next_step="Restore the directory _headwater.")
+
+    def files(self) -> tuple[ManifestFile, ...]:
+        """All committed files, in the order of their batches."""
+        files: tuple[ManifestFile, ...] = ()
+        for manifest in self.all():
+            files = manifest.after(files) if manifest.all is None else manifest.all
+        return files
+
+    def place(self, file: ManifestFile) -> Path:
+        """Where a committed file is now. :raises ManifestDamaged: it is gone."""
+        names = [file.name, f"{REPLACED}/{file.name}", *([file.staged] if file.staged else [])]
+        for _ in range(READ_ATTEMPTS):
+            for name in names:
+                if (self._root / name).exists():
+                    return self._root / name
+        raise ManifestDamaged(
+            f"The file {file.name} is gone: it was removed, or joined to others longer ago than files are kept.",
+            next_step="Read the directory again; if it is still missing, restore it.",
+        )
 
     def put(self, manifest: Manifest) -> bool:
         """Commit; ``False``: its number is taken, and nothing is changed."""
+        if manifest.all is None and manifest.number % CHECKPOINT_MANIFESTS == 0:
+            manifest = self.complete(manifest)
         self._directory.mkdir(parents=True, exist_ok=True)
         for parent in {(self._root / file.staged).parent for file in manifest.files}:
             if parent.exists():
@@ -128,26 +218,71 @@ class Manifests:
         finally:
             draft.unlink()
         _sync(self._directory)
+        if self._is_stale(manifest):
+            self._path(manifest.number).unlink()
+            return False
         failpoints.hit(AFTER_MANIFEST)
         return True
 
-    def move(self, manifest: Manifest) -> None:
-        """Move the files of *manifest* to where they are seen; those that were moved before stay."""
-        moved = False
+    def complete(self, manifest: Manifest) -> Manifest:
+        """*manifest*, which is the next one, with all files."""
+        before = [replace(file, staged="") for file in self.files()]
+        return replace(manifest, all=manifest.after(before))
+
+    def settle(self, manifest: Manifest) -> None:
+        """Move what *manifest* replaces to where it is not seen, then its files to where they are.
+
+        In this order, so that nobody who looks at the directory sees a row twice.
+        """
+        touched: set[Path] = set()
+        for name in manifest.removed:
+            failpoints.hit(BEFORE_HIDE)
+            hidden = self._root / REPLACED / name
+            if _move(self._root / name, hidden):
+                touched.add((self._root / name).parent)
+                with suppress(FileNotFoundError):  # removed already
+                    os.utime(hidden)  # it is kept from now on
+            failpoints.hit(AFTER_HIDE)
+        for directory in touched:
+            _sync(directory)
+        touched = set()
         for file in manifest.files:
             failpoints.hit(BEFORE_MOVE)
-            try:
-                (self._root / file.staged).rename(self._root / file.name)
-                moved = True
-            except FileNotFoundError:
-                if not (self._root / file.name).exists():
-                    raise ManifestDamaged(
-                        f"The file {file.name}, which manifest {manifest.number} names, is gone.",
-                        next_step="Restore it.",
-                    ) from None
+            if _move(self._root / file.staged, self._root / file.name):
+                touched |= {(self._root / file.name).parent, self._root}
+            else:
+                self.place(file)
             failpoints.hit(AFTER_MOVE)
-        if moved:
-            _sync(self._root)
+        for directory in touched:
+            _sync(directory)
+
+    def forget(self, retention_seconds: float) -> None:
+        """Remove what nobody needs who began to read less than *retention_seconds* ago. Nothing depends on it."""
+        failpoints.hit(BEFORE_FORGET)
+        before = time.time() - retention_seconds
+        with suppress(FileNotFoundError):  # another process does the same
+            for path in list((self._root / REPLACED).rglob("*.parquet")):
+                if path.stat().st_mtime <= before:
+                    path.unlink()
+            is_needed = True
+            for number in sorted(self._numbers(), reverse=True):
+                path = self._path(number)
+                if not is_needed:
+                    path.unlink()
+                elif path.stat().st_mtime <= before and self._read(number).all is not None:
+                    is_needed = False
+        failpoints.hit(AFTER_FORGET)
+
+    def _is_stale(self, manifest: Manifest) -> bool:
+        """Whether its number was given before, and forgotten since: it does not lead to the newest one."""
+        later = [number for number in self._numbers() if number > manifest.number]
+        if not later:
+            return False
+        try:
+            following = self._read(manifest.number + 1)
+        except FileNotFoundError:
+            return True
+        return following.parent not in ("", manifest.id)
 
     def _numbers(self) -> list[int]:
         try:
@@ -162,6 +297,19 @@ class Manifests:
     def _read(self, number: int) -> Manifest:
         path = self._path(number)
         return Manifest.from_json(path.read_text(encoding="utf-8"), path)
+
+
+def _move(old: Path, new: Path) -> bool:
+    """``False``: it is not there."""
+    for _ in range(2):
+        try:
+            old.rename(new)
+            return True
+        except FileNotFoundError:
+            if not old.exists():
+                break
+            new.parent.mkdir(parents=True, exist_ok=True)
+    return False
 
 
 def _sync(directory: Path) -> None:

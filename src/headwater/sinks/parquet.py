@@ -3,14 +3,17 @@
 Readers that look at the directory alone (``spark.read.parquet``) see the files of committed batches only, one after the
 other as they are moved there. :func:`committed_files` and :func:`read` go by the manifests (:mod:`headwater.sinks.
 manifests`): a batch is there as a whole or not at all.
+
+Many small files of about one size are joined to one. By the manifests that is one step. In the directory the small ones
+go first: for a moment their rows are missing there, and never twice.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import ClassVar, Final
 from urllib.parse import quote
 
@@ -19,9 +22,10 @@ import pyarrow.parquet as pq
 
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
-from headwater.sinks.data_files import DataFile, FileWriter
+from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter
 from headwater.sinks.errors import SinkBusy, SinkInputError
 from headwater.sinks.manifests import STAGING, Manifest, ManifestFile, Manifests
+from headwater.sinks.partitions import Partitioning, Values
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import Part, Staging, stage_rows
 from headwater.sinks.storage import Storage, directory_of
@@ -30,7 +34,12 @@ from headwater.sources.table import SourceTable
 
 COMMIT_ATTEMPTS: Final = 20
 FILE_BYTES: Final = 128 << 20
+SMALL_FILES: Final = 16
+LOOK_EVERY: Final = 8
+"""After so many commits it is looked whether files are to be joined."""
+RETENTION_HOURS: Final = 1
 
+_NULL = "__HIVE_DEFAULT_PARTITION__"
 _STAGED = re.compile(r".*/(\d+)/[^/]+\.parquet")
 _NAME = re.compile(r"(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.parquet")
 
@@ -39,7 +48,11 @@ _NAME = re.compile(r"(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.parquet")
 class ParquetSink:
     """Parquet files in the directory *path*, which is on a file system. It can be pickled.
 
-    :raises SinkInputError: another mode than ``CHANGES``, or an object store.
+    :param join_files: so many files of about one size, each below an eighth of *file_bytes*, are joined; 0: never.
+    :param retention_hours: how long files that were joined to others are kept for who reads them.
+    :param partition_by: ``year(c)``, ``month(c)``, ``day(c)``: files are in directories ``c_day=2024-05-31``; of every
+        table, or by the name of the table.
+    :raises SinkInputError: another mode than ``CHANGES``, an object store, or *partition_by* is not written so.
     """
 
     capabilities: ClassVar = Capabilities((Mode.CHANGES,))
@@ -47,8 +60,19 @@ class ParquetSink:
     path: str
     mode: Mode = Mode.CHANGES
     file_bytes: int = FILE_BYTES
+    join_files: int = SMALL_FILES
+    retention_hours: int = RETENTION_HOURS
+    partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
+        by = self.partition_by
+        for texts in by.values() if isinstance(by, Mapping) else (by,):
+            plain = next((one.column for one in Partitioning.parse(texts).columns if one.unit is None), None)
+            if plain is not None:
+                raise SinkInputError(
+                    f"Parquet files can be partitioned by year, month or day of a column, not by {plain!r} itself.",
+                    next_step=f"Use day({plain}), or a Delta sink.",
+                )
         if self.mode is not Mode.CHANGES:
             raise SinkInputError(
                 "Parquet files can only be appended to.", next_step="Use mode 'changes', or a Delta sink for a mirror."
@@ -111,8 +135,9 @@ class ParquetSink:
             files = [*small, *(file for one in batch.all for file in one.detail["files"])]
             manifest = _following(newest, token, batch, files)
             if manifests.put(manifest):
-                manifests.move(manifest)
+                manifests.settle(manifest)
                 self._clean(table, token)
+                self._tidy(table, token, manifests, manifest.number)
                 return True
         raise SinkBusy(
             f"Others committed to the files of {table.full_name} {COMMIT_ATTEMPTS} times in a row.",
@@ -132,8 +157,9 @@ class ParquetSink:
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of all committed batches."""
         schema = changes_schema(sink_schema(table))
-        for file in committed_files(self._root.within(directory_of(table)).address):
-            rows = pq.read_table(file, columns=[name for name in columns if name in pq.read_schema(file).names])
+        manifests = self._manifests(table)
+        for file in manifests.files():
+            rows = _rows(manifests, file, columns)
             yield from conform(rows, pa.schema([schema.field(name) for name in columns])).to_batches()
 
     def _stage(
@@ -151,10 +177,37 @@ class ParquetSink:
         parts = [part for one in batch.all for part in one.detail["parts"]]
         return self._writer(table, token).write_all(self._small(table, token.query).gather(parts))
 
-    def _writer(self, table: SourceTable, token: Token) -> FileWriter:
-        prefix = f"{_staging(token.query)}/{token.generation}/{token.epoch}-{token.plan}-{token.attempt}-"
-        schema = changes_schema(sink_schema(table))
-        return FileWriter(self._root.within(directory_of(table)), schema, self.file_bytes, prefix)
+    def _tidy(self, table: SourceTable, token: Token, manifests: Manifests, number: int) -> None:
+        """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
+        if number % LOOK_EVERY:
+            return
+        newest = manifests.newest()
+        small = _to_join(manifests, self.file_bytes, self.join_files) if self.join_files else []
+        if small:
+            storage = self._root.within(directory_of(table))
+            schema = pq.read_schema(manifests.place(small[0]))
+            writer = FileWriter(storage, schema, self.file_bytes, _prefix(token))
+            made = writer.write_all(_rows(manifests, file) for file in small)
+            directory = str(PurePosixPath(small[0].name).parent)
+            joined = newest.following(
+                [_manifest_file(file, "" if directory == "." else f"{directory}/") for file in made],
+                [file.name for file in small],
+            )
+            if manifests.put(manifests.complete(joined)):
+                manifests.settle(joined)
+            else:
+                for file in made:
+                    storage.remove(file.path)
+        manifests.forget(self.retention_hours * 3600)
+
+    def _writer(self, table: SourceTable, token: Token) -> PartitionWriter:
+        by = self._partitioning(table)
+        schema = by.added(table.full_name, changes_schema(sink_schema(table)))
+        return PartitionWriter(self._root.within(directory_of(table)), schema, by, self.file_bytes, _prefix(token))
+
+    def _partitioning(self, table: SourceTable) -> Partitioning:
+        by = self.partition_by
+        return Partitioning.parse(by.get(table.full_name, ()) if isinstance(by, Mapping) else by)
 
     def _small(self, table: SourceTable, query: str) -> Staging:
         return Staging(self._root, directory_of(table), query)
@@ -176,27 +229,72 @@ class ParquetSink:
 
 
 def committed_files(path: str | Path) -> list[Path]:
-    """The files of all committed batches of the table in the directory *path*, in the order of the batches."""
-    root = Path(path)
-    manifests = Manifests(root)
-    manifests.newest()
-    return [root / file.name for manifest in manifests.all() for file in manifest.files]
+    """The files of all committed batches of the table in the directory *path*, in the order of the batches.
+
+    When they are joined to others they are elsewhere: who does not find one asks again.
+    """
+    manifests = Manifests(Path(path))
+    return [manifests.place(file) for file in manifests.files()]
 
 
 def read(path: str | Path) -> pa.Table:
     """The rows of all committed batches; columns that came later are null before."""
-    files = committed_files(path)
-    if not files:
-        return pa.table({})
-    return pa.concat_tables([pq.read_table(file) for file in files], promote_options="permissive")
+    manifests = Manifests(Path(path))
+    found = [_rows(manifests, file) for file in manifests.files()]
+    return pa.concat_tables(found, promote_options="permissive") if found else pa.table({})
+
+
+def _rows(manifests: Manifests, file: ManifestFile, columns: Sequence[str] | None = None) -> pa.Table:
+    """The rows of a committed file, also if it is moved meanwhile; those of *columns* that it has."""
+    while True:
+        try:
+            with pq.ParquetFile(manifests.place(file)) as opened:
+                has = opened.schema_arrow.names
+                return opened.read(None if columns is None else [name for name in columns if name in has])
+        except FileNotFoundError:
+            continue
+
+
+def _to_join(manifests: Manifests, file_bytes: int, count: int) -> list[ManifestFile]:
+    """Files of one directory, of about one size and of the same columns, that are to be one; none: there are too few.
+
+    Of about one size, so that a row is written anew a few times only until it is in a large file.
+    """
+    classes: dict[tuple[PurePosixPath, int], list[ManifestFile]] = {}
+    for file in manifests.files():
+        if file.size * 8 < file_bytes:
+            place = (PurePosixPath(file.name).parent, file.size.bit_length() // 2)
+            classes.setdefault(place, []).append(file)
+    for small in classes.values():
+        if len(small) >= count:
+            alike: dict[str, list[ManifestFile]] = {}
+            for file in small:
+                alike.setdefault(str(pq.read_schema(manifests.place(file))), []).append(file)
+            found = max(alike.values(), key=len)
+            if len(found) >= count:
+                return found
+    return []
 
 
 def _staging(query: str) -> str:
     return f"{STAGING}/{quote(query, safe='')}"
 
 
+def _prefix(token: Token) -> str:
+    return f"{_staging(token.query)}/{token.generation}/{token.epoch}-{token.plan}-{token.attempt}-"
+
+
+def _manifest_file(file: DataFile, directory: str) -> ManifestFile:
+    return ManifestFile(file.path, directory + Path(file.path).name, file.rows, file.size)
+
+
 def _following(newest: Manifest, token: Token, batch: Batch, files: Sequence[DataFile]) -> Manifest:
-    moved = tuple(ManifestFile(file.path, Path(file.path).name, file.rows, file.size) for file in files)
+    moved = [_manifest_file(file, _directory(file.parted)) for file in files]
     changes = {**newest.changes, token.query: token.epoch} if batch.has_changes else newest.changes
     of_backfill = {f"{token.query}/{token.backfill}": (token.plan, token.attempt)} if batch.history else {}
-    return Manifest(newest.number + 1, moved, changes, {**newest.history, **of_backfill})
+    return newest.following(moved, changes=changes, history={**newest.history, **of_backfill})
+
+
+def _directory(parted: Values) -> str:
+    """As Hive names them, which other readers know."""
+    return "".join(f"{name}={_NULL if text is None else quote(text, safe=' -')}/" for name, text in parted.items())
