@@ -1,4 +1,4 @@
-"""Run in a process of its own: one read and one stream of the data source under another kind of Spark.
+"""Run in a process of its own: one read, one stream and one log that is written, under another kind of Spark.
 
 Arguments: the master or remote, the options of the source as JSON, a folder. Prints what was read.
 """
@@ -26,7 +26,12 @@ def main() -> None:
     query = writer.trigger(availableNow=True).start(f"{folder}/rows")
     query.awaitTermination()
     found = spark.read.parquet(f"{folder}/rows").select("id")
-    print(json.dumps({"rows": rows, "streamed": found.distinct().count(), "delivered": found.count()}))
+    again = spark.readStream.format("headwater").options(**options, query="again").load()
+    written = {"store": f"{folder}/written", "table": "t"}
+    writer = again.writeStream.format("headwater").options(**written, key="id")
+    writer.option("checkpointLocation", f"{folder}/again").trigger(availableNow=True).start().awaitTermination()
+    told = {"rows": rows, "streamed": found.distinct().count(), "delivered": found.count()}
+    print(json.dumps(told | {"written": spark.read.format("headwater").options(**written).load().count()}))
     spark.stop()
 
 

@@ -45,7 +45,7 @@ def test_rows_arrive_once_wherever_tasks_run(kind: str, newest_postgres: Databas
     options = {"source": newest_postgres.dsn, "table": "t", "store": f"{tmp_path}/store", "splitRows": "100"}
     script = str(Path(__file__).with_name("masters.py"))
     told = run(sys.executable, script, kind, json.dumps(options), str(tmp_path), folder=tmp_path)
-    assert json.loads(told.splitlines()[-1]) == {"rows": 500, "streamed": 500, "delivered": 500}
+    assert json.loads(told.splitlines()[-1]) == {"rows": 500, "streamed": 500, "delivered": 500, "written": 500}
 
 
 @needs_grpc

@@ -10,9 +10,12 @@ import pyarrow as pa
 import pytest
 from tests.spark.driven_writer import CHANGES, LOG, DrivenWriter, epochs, logged, staged
 
+from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, LogConsumer, LogView
+from headwater.sources.open import open_source
+from headwater.sources.postgres.offset import PostgresOffset
 from headwater.spark import staged_rows
 from headwater.spark.errors import InvalidOption, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
@@ -176,6 +179,39 @@ def test_a_store_has_one_table(tmp_path: Path) -> None:
     DrivenWriter(tmp_path, key="id").batch(0, [(1, "a")])
     with pytest.raises(StoreTaken, match=LOG):
         DrivenWriter(tmp_path, key="id", table="shop.items").batch(1, [(1, "a")])
+
+
+def test_a_capture_and_a_stream_refuse_the_store_of_the_other(tmp_path: Path) -> None:
+    DrivenWriter(tmp_path, key="id").batch(0, [(1, "a")])
+    database = open_source("postgresql://nobody@127.0.0.1:1/none", spill=tmp_path)
+    with pytest.raises(StoreTaken, match="A stream writes this store"):
+        Capture(database, tmp_path / "store", ["orders"]).run()
+    with open_writer(str(tmp_path / "captured" / "store")) as store:
+        factory = KvLogStoreFactory(store)
+        with store.snapshot() as view:
+            state = SourceState(factory.catalog, view, factory.sealer.batch)
+        since = PostgresOffset.at(1)
+        table = CapturedTable("public.t", "public", "t", 1, TableState.ACTIVE, since, "")
+        state.put_table(factory.sealer.batch, table)
+        state.put(factory.sealer.batch, SourceRecord({}, since))
+        factory.sealer.seal(Epoch.from_ms(1))
+        factory.close()
+    with pytest.raises(StoreTaken, match="that of a capture"):
+        DrivenWriter(tmp_path / "captured", key="id").batch(0, [(1, "a")])
+
+
+def test_a_store_in_an_object_store_is_written_too(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    store = f"slatedb+file://{tmp_path}/objects"
+    writer = DrivenWriter(tmp_path, key="id", store=store)
+    messages = writer.stage(0, [(1, "a")])
+    assert len(list((tmp_path / "objects" / "staging").rglob("*.arrow"))) == 1
+    writer.commit(0, messages)
+    writer.batch(0, [(1, "a")])
+    writer.batch(1, [(2, "b")])
+    assert not list((tmp_path / "objects" / "staging").rglob("*.arrow"))
+    with open_reader(store) as reader, reader.snapshot() as view:
+        assert [end.rows for end in LogView.open(view, LOG).epochs()] == [1, 1]
 
 
 def test_a_driver_that_holds_the_store_is_fenced_by_the_next(tmp_path: Path, monkeypatch: Any) -> None:

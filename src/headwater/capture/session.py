@@ -24,6 +24,7 @@ from headwater.capture.renewal import RENEWED, TableRenewals, present_tables, re
 from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
+from headwater.capture.stream_errors import StoreTaken
 from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
@@ -32,6 +33,7 @@ from headwater.sources.events import Boundary, Changes, Event, Finding, Register
 from headwater.sources.offset import CdcOffset
 from headwater.sources.source import Source
 from headwater.sources.table import SourceTable
+from headwater.sources.written import WrittenOffset
 from headwater.state import StateStore
 from headwater.stream import Chunk, EpochClock, EpochPair
 
@@ -121,6 +123,8 @@ class CaptureSession:
         record = self._state.record
         if record is None:
             return self._begin(names, renewals)
+        if isinstance(record.offset, WrittenOffset):
+            raise StoreTaken("A stream writes this store.", next_step="Name another directory for the capture.")
         return self._renew_source(record, renewals) if renewals else record
 
     def _begin(self, names: Sequence[str], renewals: Sequence[str]) -> SourceRecord:

@@ -38,6 +38,7 @@ from headwater.log_store.log_events import LogEvent, events_of
 from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration, MigrationProgress
 from headwater.log_store.retention import Retention, apply_retention, plan_retention, retention_of
 from headwater.log_store.status import ConsumerStatus, LogStatus, log_status
+from headwater.sources.written import WrittenOffset
 from headwater.state import StateReader, open_reader, open_writer
 from headwater.state.errors import StoreOwned
 from headwater.stream import Epoch, EpochClock, Op, VnodeBitmap
@@ -599,7 +600,7 @@ def _asked_of_capture(location: str, chore: str, log: str, owned: StoreOwned) ->
     with _next_step(location, log), open_reader(location) as store, store.snapshot() as view:
         LogView.open(view, log)
         record, _ = SourceState.read(view)
-    if record is None:
+    if record is None or isinstance(record.offset, WrittenOffset):
         raise owned
     with err.status(f"the capture that runs does it beside its work ({chore}) …"):
         return ask(location, chore, {"log": log}, seconds=_CHORE_SECONDS)
