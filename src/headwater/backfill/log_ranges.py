@@ -16,7 +16,7 @@ from headwater.log_store.log import Log, LogRegistry
 from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
-from headwater.state import Snapshot
+from headwater.state import Snapshot, open_reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,3 +142,11 @@ def _key_columns(log: Log, schema: pa.Schema) -> tuple[str, ...]:
     by_id = {field.metadata[FIELD_ID]: field.name for field in schema if field.metadata and FIELD_ID in field.metadata}
     known = [by_id.get(log.schema.field(name).metadata[FIELD_ID]) for name in log.key_columns]
     return tuple(name for name in known if name is not None) if None not in known else (next(iter(by_id.values())),)
+
+
+def described_tables(location: str) -> list[SourceTable]:
+    """The captured tables of the store at *location*, as they are now."""
+    with open_reader(location) as reader, reader.snapshot() as view:
+        captured = list(LogRanges(view, []).captured)
+        ranges = LogRanges(view, captured)
+        return [ranges.changes(name, ranges.newest, ranges.newest).table for name in captured]

@@ -15,7 +15,7 @@ whose snapshot was lost before its rows were committed is read again in another 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from typing import Any, Final
@@ -47,6 +47,9 @@ _COMMIT_SECONDS: Final = 1.0
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
+PARKED: Final = "parked"
+"""What the status says of a table that the sink does not take, instead of a phase."""
+
 CommittedOf = Callable[[SourceTable, str], Committed]
 Recover = Callable[[int, str, Sequence[SourceTable]], None]
 
@@ -57,6 +60,8 @@ class QueryPlanner:
     :param committed: what the sink has of a table, where the sink can tell: then a lost snapshot costs nothing.
     :param recover: called before anything is planned, with the generation of this planner, what names its state, and
         the tables: what earlier ones left pending at the sink is settled.
+    :param parked: the tables that the sink does not take, and why: they are left out. Those that come back are read
+        once more.
     :param takeover: another process that plans this query is fenced.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
     """
@@ -67,10 +72,13 @@ class QueryPlanner:
         *,
         committed: CommittedOf | None = None,
         recover: Recover | None = None,
+        parked: Callable[[], Mapping[str, str]] | None = None,
         takeover: bool = False,
     ) -> None:
         self._options = options
         self._committed = committed
+        self._parked = parked or dict
+        self._parked_tables: dict[str, str] = {}
         self._source = open_snapshots(options.source)
         self._held: ExportedSnapshot | None = None
         self._held_plan = 0
@@ -97,7 +105,8 @@ class QueryPlanner:
                 self._consumers = stack.enter_context(
                     ConsumerGroup.open(options.store, options.query, takeover=takeover)
                 )
-                self._leave(set(self._state.tables) - set(options.tables))
+                self._parked_tables = {name: why for name, why in self._parked().items() if name in options.tables}
+                self._leave((set(self._state.tables) - set(options.tables)) | self._parked_tables.keys())
                 self._tables = {
                     name: QueryTable(
                         options,
@@ -106,6 +115,7 @@ class QueryPlanner:
                         self._consumers.consumer(name),
                     )
                     for name in options.tables
+                    if name not in self._parked_tables
                 }
             owner = self._state.store.owner()
             assert owner is not None
@@ -233,9 +243,21 @@ class QueryPlanner:
             for table in self._tables.values():
                 table.settle(self._end[1], start.epoch)
         self._at, self._moved = start, True
+        self._park()
         delivered = self._state.delivered
         if delivered is None or delivered.plan != start.plan:
             self._state.put_delivered(start)
+            self._save()
+
+    def _park(self) -> None:
+        """Leave out what the sink did not take of the batch before."""
+        found = {name: why for name, why in self._parked().items() if name in self._tables}
+        if found:
+            for name in found:
+                self._tables[name].save()
+                del self._tables[name]
+            self._parked_tables |= found
+            self._leave(found.keys())
             self._save()
 
     def _roll_back(self, start: QueryOffset) -> None:
@@ -257,7 +279,8 @@ class QueryPlanner:
         """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""
         self._retaken = False
         for name in self._state.plan.positions if self._committed is not None else ():
-            self._is_committed(name, self._state.plan)
+            if name in self._tables:
+                self._is_committed(name, self._state.plan)
 
     def _is_committed(self, name: str, plan: PlanRecord) -> bool:
         """Whether the sink has the rows of *plan*: then what counts is the snapshot that it has them of."""
@@ -267,7 +290,7 @@ class QueryPlanner:
             table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
         return found.plan >= plan.number
 
-    def _leave(self, names: set[str]) -> None:
+    def _leave(self, names: Set[str]) -> None:
         """Tables that the query no longer has: their logs do not wait for it; if they come back they begin anew."""
         for name in names:
             record = self._state.table(name)
@@ -461,7 +484,7 @@ class QueryPlanner:
 
     def _split_units(self, ranges: LogRanges, end: QueryOffset) -> list[SplitUnit]:
         plan = self._state.plan
-        names = list(plan.positions)
+        names = [name for name in plan.positions if name in self._tables]
         if self._recovering and self._committed is not None:
             names = [name for name in names if not self._is_committed(name, plan)]
         if not names:
@@ -566,7 +589,8 @@ class QueryPlanner:
             "newest_epoch": self._seen,
             "updated_ms": time.time_ns() // 1_000_000,
             "problem": self._problem,
-            "tables": {name: table.status() for name, table in self._tables.items()},
+            "tables": {name: table.status() for name, table in self._tables.items()}
+            | {name: {"phase": PARKED, "waiting": why} for name, why in self._parked_tables.items()},
         }
 
     def _tell(self) -> None:

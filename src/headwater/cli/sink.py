@@ -14,9 +14,10 @@ from headwater.cli.terminal import err, out
 from headwater.errors import InputError
 from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.pipeline.sink_commands import add_sink as add
-from headwater.pipeline.sink_commands import ask_sink
+from headwater.pipeline.sink_commands import ask_sink, dead_letters, replay
 from headwater.pipeline.sink_requests import SinkRequestKind
 from headwater.pipeline.status import read_status
+from headwater.sinks.dead_letters import REASON
 
 app = typer.Typer(help="Look after the sinks of a pipeline, one by one.", no_args_is_help=True)
 
@@ -69,8 +70,52 @@ def resume(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json 
 
 @app.command()
 def retry(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False) -> None:
-    """Start a sink that failed, or waits after a failure, now."""
-    _done(as_json, sink, ask_sink(load(pipeline), sink, SinkRequestKind.RETRY), "is started")
+    """Start a sink that failed, or waits after a failure, now. Tables that it parked come back, read once more."""
+    result = ask_sink(load(pipeline), sink, SinkRequestKind.RETRY)
+    back = f"; read once more: {', '.join(result['tables'])}" if result["tables"] else ""
+    _done(as_json, sink, result, f"is started{back}")
+
+
+@app.command()
+def letters(
+    sink: Name,
+    rows: Annotated[int, typer.Option(help="Show so many rows of each table, with their values.", min=0)] = 0,
+    pipeline: FileOption = Path(DEFAULT_FILE),
+    as_json: Json = False,
+) -> None:
+    """The rows that a sink refused and that were parked, and why."""
+    found = dead_letters(load(pipeline), sink)
+    told: list[dict[str, Any]] = []
+    for directory in found.tables():
+        table = found.rows(directory)
+        reasons = table.group_by(REASON).aggregate([([], "count_all")]).to_pylist()
+        told.append(
+            {
+                "table": directory,
+                "rows": table.num_rows,
+                "reasons": {one[REASON]: one["count_all"] for one in reasons},
+                "shown": [{key: str(value) for key, value in row.items()} for row in table.slice(0, rows).to_pylist()],
+            }
+        )
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    for one in told:
+        out.print(f"{one['table']}: {one['rows']:,} rows", highlight=False)
+        for reason, count in one["reasons"].items():
+            out.print(f"  {count:,} × {reason}", markup=False, highlight=False)
+        for row in one["shown"]:
+            out.print(f"  {row}", markup=False, highlight=False)
+    if not told:
+        err.print(f"{sink}: no row was refused")
+
+
+@app.command("replay")
+def replay_letters(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False) -> None:
+    """Read the rows once more that a sink refused, as they are now; what it refuses again is parked again."""
+    done = replay(load(pipeline), sink)
+    text = ", ".join(f"{count:,} rows of {table}" for table, count in done.items()) or "nothing"
+    _done(as_json, sink, {"tables": done}, f"read once more: {text}")
 
 
 @app.command()

@@ -92,7 +92,8 @@ class TableSection(_Section):
 class SinkSection(_Section):
     """One place of delivery. ``tables``: those of the source that go there; all by default.
 
-    ``kind`` is one of ours, or ``module:Class``; the other keys are the options of that kind.
+    ``bad_rows``: what happens to a row that the sink refuses. ``kind`` is one of ours, or ``module:Class``; the other
+    keys are the options of that kind.
     """
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
@@ -101,6 +102,7 @@ class SinkSection(_Section):
     name: Name | None = None
     mode: Literal["mirror", "changes", "history"] | None = None
     tables: list[str] = Field(default_factory=lambda: ["*"], min_length=1)
+    bad_rows: Literal["stop", "park"] = "stop"
 
     @property
     def label(self) -> str:
@@ -208,6 +210,10 @@ class PipelineConfig(_Section):
     def query(self, sink: SinkSection) -> str:
         """The name of the query that delivers to *sink*."""
         return f"{self.name}-{sink.label}"
+
+    def dead_letters(self, sink: SinkSection) -> Path:
+        """Where the rows are that *sink* refused."""
+        return self.work / "dead_letters" / sink.label
 
     def checkpoint(self, sink: SinkSection) -> Path:
         return self.work / "checkpoints" / sink.label
@@ -327,7 +333,13 @@ def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, tol
         if _STAGING in option_names(sink.kind):
             options.setdefault(_STAGING, str(work / _STAGING / sink.label))
         made = SinkSection.model_validate(sink.model_dump(include=set(SinkSection.model_fields)) | options)
-        made.open()
+        opened = made.open()
+        if made.bad_rows == "park" and not opened.capabilities.refuses_rows:
+            raise told.error(
+                (*path, "bad_rows"),
+                f"has no meaning for a sink of kind {sink.kind!r}, which takes every row",
+                "Leave it out.",
+            )
     except SinkOptionError as error:
         if error.option in options and error.option not in option_names(sink.kind):
             raise told.surplus((*path, error.option), [*_keys_at(path), *option_names(sink.kind)]) from None

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headwater.backfill.control import RESNAPSHOT, ask_query
+from headwater.backfill.log_ranges import described_tables
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock, current_owner
 from headwater.pipeline.config import PipelineConfig, SinkSection, load
@@ -14,8 +16,13 @@ from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
 from headwater.pipeline.sink_state import forget_sink, rewind_sink
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
+from headwater.sinks.coordinator import unpark
+from headwater.sinks.dead_letters import DeadLetters
+from headwater.sinks.storage import directory_of
 
 ANSWER_SECONDS = 180.0
+_MANY_KEYS = 100
+"""Above so many keys the whole table is read once more."""
 
 
 def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: int | None = None) -> dict[str, Any]:
@@ -23,10 +30,7 @@ def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: i
 
     :raises ConfigError: there is no such sink. :raises SinkRequestFailed: it cannot be done.
     """
-    section = next((one for one in config.sink if one.label == label), None)
-    if section is None:
-        known = ", ".join(one.label for one in config.sink)
-        raise ConfigError(f"The pipeline has no sink {label!r}.", key="sink", next_step=f"It has {known}.")
+    section = _section(config, label)
     request = SinkRequest(label, kind, epoch)
     lock = config.work / RUN_FOLDER / LOCK_FILE
     if current_owner(lock) is None:
@@ -48,12 +52,59 @@ def _do(config: PipelineConfig, section: SinkSection, request: SinkRequest) -> d
         case SinkRequestKind.RESUME:
             requests.put_wish(section.label, SinkWish())
             return {"state": "not running"}
+        case SinkRequestKind.RETRY:
+            return {"state": "not running", "tables": unpark(config.store, config.query(section))}
         case SinkRequestKind.REWIND:
             return rewind_sink(config, section, request.epoch)
         case SinkRequestKind.DROP:
             requests.put_wish(section.label, SinkWish(dropped=True))
             return {"tables": forget_sink(config, section)}
     raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
+
+
+def dead_letters(config: PipelineConfig, label: str) -> DeadLetters:
+    """The rows that the sink *label* refused. :raises ConfigError: there is no such sink."""
+    return DeadLetters(str(config.dead_letters(_section(config, label))))
+
+
+def replay(config: PipelineConfig, label: str) -> dict[str, int]:
+    """Read the rows once more that the sink *label* refused, as they are now; how many of each table.
+
+    :raises NotStarted: the pipeline does not run.
+    """
+    section = _section(config, label)
+    if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is None:
+        raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
+    letters = dead_letters(config, label)
+    query = config.query(section)
+    tables = {directory_of(table): table for table in described_tables(config.store)}
+    done: dict[str, int] = {}
+    for directory in letters.tables():
+        table = tables.get(directory)
+        rows = letters.rows(directory)
+        if table is None or not rows.num_rows:
+            continue
+        keys = rows.select(list(table.key_columns)).group_by(list(table.key_columns)).aggregate([]).to_pylist()
+        for detail in _ranges([[str(key[name]) for name in table.key_columns] for key in keys]):
+            ask_query(config.store, query, RESNAPSHOT, {"table": table.full_name, **detail}, ANSWER_SECONDS)
+        letters.put_away(directory)
+        done[table.full_name] = rows.num_rows
+    return done
+
+
+def _ranges(keys: list[list[str]]) -> list[dict[str, Any]]:
+    """One range for each of a few keys; the whole table for many."""
+    if len(keys) > _MANY_KEYS:
+        return [{"start": None, "end": None, "columns": None}]
+    return [{"start": key, "end": key, "columns": None} for key in keys]
+
+
+def _section(config: PipelineConfig, label: str) -> SinkSection:
+    section = next((one for one in config.sink if one.label == label), None)
+    if section is None:
+        known = ", ".join(one.label for one in config.sink)
+        raise ConfigError(f"The pipeline has no sink {label!r}.", key="sink", next_step=f"It has {known}.")
+    return section
 
 
 def add_sink(path: Path, kind: str, options: Mapping[str, Any]) -> SinkSection:

@@ -29,6 +29,7 @@ from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
 from headwater.pipeline.sink_state import forget_sink, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
+from headwater.sinks.coordinator import read_parked, unpark
 from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
 
@@ -108,7 +109,8 @@ class SinkQuery:
 
         checkpoint = self._config.checkpoint(self._section)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        delivery = ClaimDelivery(self._options, sink, str(self._stop_file)).to_option()
+        letters = str(self._config.dead_letters(self._section)) if self._section.bad_rows == "park" else None
+        delivery = ClaimDelivery(self._options, sink, str(self._stop_file), letters).to_option()
         claims = self._host.session().readStream.format(FORMAT).option(OPTION, delivery).load()
         return (
             claims.writeStream.format(FORMAT)
@@ -178,8 +180,7 @@ class SinkQuery:
                     self._requests.put_wish(self.label, SinkWish())
                     self._begin_anew()
             case SinkRequestKind.RETRY:
-                if self.state in (SinkState.FAILED, SinkState.WAITING):
-                    self._begin_anew()
+                return self._retry()
             case SinkRequestKind.REWIND:
                 before = self.state
                 self._end(before)
@@ -191,6 +192,17 @@ class SinkQuery:
                 self._rest(SinkState.DROPPED, SinkWish(dropped=True))
                 return {"tables": forget_sink(self._config, self._section)}
         return {"state": self.state.value}
+
+    def _retry(self) -> dict[str, Any]:
+        """Start it now, and let the tables come back that it had parked."""
+        parked = sorted(read_parked(self._options.store, self._options.query))
+        if parked and self.state is SinkState.RUNNING:
+            self._end(SinkState.STARTING)
+        if parked:
+            unpark(self._options.store, self._options.query)
+        if parked or self.state in (SinkState.FAILED, SinkState.WAITING):
+            self._begin_anew()
+        return {"state": self.state.value, "tables": parked}
 
     def _rest(self, state: SinkState, wish: SinkWish) -> None:
         self._requests.put_wish(self.label, wish)

@@ -13,6 +13,10 @@ row here only tells what to do next. A query that starts commits what is pending
 so a process of before that wakes up in the middle of a commit finds the token in the sink and changes nothing. One that
 comes with a new batch is refused here, by its generation.
 
+A table that the sink cannot take is *parked* with the reason, and the others go on: its query leaves it out until
+somebody lets it come back, when it is read once more. One of which the sink refused a row at the commit is *suspect*:
+where such rows are parked, tasks try each of its rows before they stage them.
+
 The rows are in a store of their own beside the capture's (``deliveries/<query>``).
 """
 
@@ -23,16 +27,36 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Self
 
 from headwater import failpoints
 from headwater.errors import FencedError, NotFoundError
-from headwater.sinks.errors import OtherAttempt, SinkBehind, SinkFenced
+from headwater.sinks.errors import (
+    OtherAttempt,
+    RowsRefused,
+    SinkBehind,
+    SinkFenced,
+    SinkRefuses,
+    SinkRowError,
+    SinkSchemaError,
+)
 from headwater.sinks.sink import Committed, Sink, Staged, Token
+from headwater.sources.errors import UnsupportedTable
 from headwater.sources.table import SourceTable
-from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
+from headwater.state import (
+    Catalog,
+    Field,
+    FieldType,
+    Snapshot,
+    StateReader,
+    StateStore,
+    StateTable,
+    TableSchema,
+    WriteBatch,
+)
 from headwater.state.beside import open_beside_reader, open_beside_writer
 from headwater.state.errors import StoreNotFound
 from headwater.stream import EpochClock
@@ -41,6 +65,8 @@ BEFORE_PENDING = failpoints.register("delivery.before_pending")
 AFTER_PENDING = failpoints.register("delivery.after_pending")
 BEFORE_COMMITTED = failpoints.register("delivery.before_committed")
 AFTER_COMMITTED = failpoints.register("delivery.after_committed")
+
+BEFORE_PARKED = failpoints.register("delivery.before_parked")
 
 FOLDER: Final = "deliveries"
 DELIVERIES = TableSchema(
@@ -55,6 +81,8 @@ DELIVERY_STATE = TableSchema(
 _GENERATION: Final = "generation"
 _TABLE: Final = "table/"
 """Before the name of a table: the newest epoch with changes of it that was committed."""
+_PARKED: Final = "parked/"
+_SUSPECT: Final = "suspect/"
 _COMMITS: Final = 4
 _LARGEST_STAGED: Final = 16 << 20
 _STAGED_VERSION: Final = 1
@@ -102,6 +130,22 @@ class DeliveryRecord:
         return cls(number=number, **(value | {"state": DeliveryState(value["state"])}))
 
 
+@dataclass(frozen=True, slots=True)
+class TableFailure:
+    """Why one table cannot be delivered; it can be pickled."""
+
+    table: SourceTable
+    reason: str
+    next_step: str | None = None
+
+    @classmethod
+    def of(cls, table: SourceTable, error: BaseException) -> Self | None:
+        """``None``: *error* is not about the table alone."""
+        if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable):
+            return None
+        return cls(table, error.message, error.next_step)
+
+
 class Coordinator:
     """The deliveries of one query to one sink.
 
@@ -122,19 +166,69 @@ class Coordinator:
             found = [DeliveryRecord.from_json(key[0], values[0]) for key, values in self._rows.scan(view, 0)]
         return tuple(sorted(found, key=lambda record: record.number))
 
-    def deliver(self, sink: Sink, staged: Sequence[Staged]) -> None:
+    def deliver(
+        self,
+        sink: Sink,
+        staged: Sequence[Staged],
+        failures: Sequence[TableFailure] = (),
+        *,
+        parks_rows: bool = False,
+        tables: int = 1,
+    ) -> None:
         """Commit one batch, each of its tables once.
 
+        :param failures: tables that could not be staged: nothing of them is committed.
+        :param parks_rows: rows that the sink refuses are parked: a table with one is suspect, and staged anew.
+        :param tables: how many the query has: the last one that is not parked is not parked either.
         :raises SinkFenced: a later generation delivers; nothing of the batch was committed here.
         :raises SinkError: the others are committed; the batch stays pending, and is committed when it comes again.
         """
-        by_table = _by_table(staged)
+        failed = {one.table.full_name: one for one in failures}
+        by_table = {name: parts for name, parts in _by_table(staged).items() if name not in failed}
         token = max((one.token for one in staged), key=lambda one: (one.epoch, one.plan), default=None)
-        if token is None:
+        record = None if token is None else self._pending(token, by_table, staged)
+        errors = _commit(sink, by_table)
+        self._judge(sink, failed, errors, parks_rows=parks_rows, tables=tables)
+        if record is not None:
+            self._finish(record)
+
+    def _judge(
+        self,
+        sink: Sink,
+        failed: Mapping[str, TableFailure],
+        errors: Mapping[str, tuple[SourceTable, BaseException]],
+        *,
+        parks_rows: bool,
+        tables: int,
+    ) -> None:
+        """Park the tables that cannot be delivered; raise what is about more than one of them."""
+        parked = dict(failed)
+        for name, (table, error) in errors.items():
+            if parks_rows and isinstance(error, SinkRowError):
+                self._suspect(name)
+                raise RowsRefused(error.message, next_step="Nothing: the batch is staged anew without them.") from error
+            failure = TableFailure.of(table, error)
+            if failure is None:
+                raise error
+            parked[name] = failure
+        if not parked:
             return
-        record = self._pending(token, by_table, staged)
-        _commit(sink, by_table)
-        self._finish(record)
+        if len(read_parked(self._location, self._query).keys() | parked.keys()) >= tables:
+            first = next(iter(parked.values()))
+            raise SinkRefuses(first.reason, next_step=first.next_step)
+
+        def change(batch: WriteBatch) -> None:
+            for name, one in parked.items():
+                told = {"reason": one.reason, "next_step": one.next_step, "since_ms": _now_ms()}
+                self._state.put(batch, 0, (f"{_PARKED}{name}",), (told,))
+
+        failpoints.hit(BEFORE_PARKED)
+        self._seal(change)
+        for one in parked.values():
+            sink.abort(one.table, self._query, self.generation + 1)
+
+    def _suspect(self, name: str) -> None:
+        self._seal(lambda batch: self._state.put(batch, 0, (f"{_SUSPECT}{name}",), (_now_ms(),)))
 
     def recover(self, sink: Sink, backfill: str, tables: Sequence[SourceTable]) -> None:
         """Take over from the generations of before: commit what is pending, remove what nobody commits any more.
@@ -171,10 +265,13 @@ class Coordinator:
         if staged is None:
             self._abort(record, "What was staged is not kept: the batch is staged anew.")
             return
-        try:
-            _commit(sink, _by_table(staged))
-        except (OtherAttempt, NotFoundError, FileNotFoundError) as error:
-            self._abort(record, str(error))
+        errors = [error for _, error in _commit(sink, _by_table(staged)).values()]
+        if any(isinstance(error, OtherAttempt | NotFoundError | FileNotFoundError) for error in errors):
+            self._abort(record, "What was staged is gone, or of another attempt: the batch is staged anew.")
+        elif any(TableFailure.of(staged[0].table, error) is not None for error in errors):
+            self._abort(record, "A table cannot be delivered: the batch is staged anew, and it is parked.")
+        elif errors:
+            raise errors[0]
         else:
             self._finish(record)
 
@@ -213,6 +310,8 @@ class Coordinator:
                 if old.number < record.number and old.state is DeliveryState.COMMITTED:
                     self._rows.delete(batch, 0, (old.number,))
             self._put(batch, record, DeliveryState.COMMITTED, None)
+            for name in record.tables:
+                self._state.delete(batch, 0, (f"{_SUSPECT}{name}",))
             for name in record.changed:
                 self._state.put(batch, 0, (f"{_TABLE}{name}",), (record.epoch,))
 
@@ -236,7 +335,7 @@ class Coordinator:
         """Take the store over, unless a later generation has it."""
         self._store = open_beside_writer(self._location, FOLDER, self._query, takeover=True)
         try:
-            self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, self._store.committed_epoch())
+            self._clock = EpochClock(_now_ms, self._store.committed_epoch())
             batch = WriteBatch()
             with self._store.snapshot() as view:
                 catalog = Catalog.load(view)
@@ -322,15 +421,77 @@ def _has_changes(staged: Staged) -> bool:
     return not staged.is_snapshot and (staged.rows > 0 or staged.truncated)
 
 
-def _commit(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> None:
-    """Commit each table; one that fails does not keep the others."""
+class DeliveryLook:
+    """What the coordinator of *query* has told of its tables, read again and again by one process."""
+
+    def __init__(self, location: str, query: str) -> None:
+        self._location, self._query = location, query
+        self._reader: StateReader | None = None
+
+    def parked(self) -> dict[str, dict[str, Any]]:
+        """The tables that are parked: ``reason``, ``next_step`` and ``since_ms`` of each."""
+        return {name.removeprefix(_PARKED): value for name, value in self._read(_PARKED).items()}
+
+    def suspects(self) -> frozenset[str]:
+        """The tables of which the sink refused rows at the commit."""
+        return frozenset(name.removeprefix(_SUSPECT) for name in self._read(_SUSPECT))
+
+    def _read(self, prefix: str) -> dict[str, Any]:
+        try:
+            if self._reader is None:
+                self._reader = open_beside_reader(self._location, FOLDER, self._query)
+            with self._reader.snapshot() as view:
+                catalog = Catalog.load(view)
+                if DELIVERY_STATE.name not in catalog.names():
+                    return {}
+                rows = catalog.open(DELIVERY_STATE).scan(view, 0)
+                return {key[0]: value[0] for key, value in rows if key[0].startswith(prefix)}
+        except StoreNotFound:
+            return {}
+
+    def close(self) -> None:
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+
+
+def read_parked(location: str, query: str) -> dict[str, dict[str, Any]]:
+    """The tables that *query* has parked, once."""
+    with closing(DeliveryLook(location, query)) as look:
+        return look.parked()
+
+
+def unpark(location: str, query: str) -> list[str]:
+    """Let the parked tables of *query*, which does not run, come back; which they are."""
+    names = sorted(read_parked(location, query))
+    if names:
+        with open_beside_writer(location, FOLDER, query, takeover=True) as store:
+            batch = WriteBatch()
+            with store.snapshot() as view:
+                state = Catalog.load(view).open(DELIVERY_STATE)
+            for name in names:
+                state.delete(batch, 0, (f"{_PARKED}{name}",))
+            store.seal(EpochClock(_now_ms, store.committed_epoch()).next(), batch)
+    return names
+
+
+def _commit(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> dict[str, tuple[SourceTable, BaseException]]:
+    """Commit each table; one that fails does not keep the others. Those that failed, and why."""
+    failed: dict[str, tuple[SourceTable, BaseException]] = {}
+
+    def commit(name: str, parts: Sequence[Staged]) -> None:
+        try:
+            _commit_table(sink, parts)
+        except Exception as error:
+            failed[name] = (parts[0].table, error)
+
     if len(by_table) == 1:
-        _commit_table(sink, *by_table.values())
-        return
-    with ThreadPoolExecutor(min(_COMMITS, max(len(by_table), 1))) as threads:
-        done = [threads.submit(_commit_table, sink, parts) for parts in by_table.values()]
-    for one in done:
-        one.result()
+        for name, parts in by_table.items():
+            commit(name, parts)
+    elif by_table:
+        with ThreadPoolExecutor(min(_COMMITS, len(by_table))) as threads:
+            list(threads.map(commit, by_table, by_table.values()))
+    return failed
 
 
 def _commit_table(sink: Sink, staged: Sequence[Staged]) -> None:

@@ -109,3 +109,11 @@ class SinkRowError(SinkError, InputError):
             f"The sink does not take {place}: {reason}.",
             next_step="Change the column or the constraint there, or let such rows be parked.",
         )
+
+
+class RowsRefused(SinkError, TransientError):
+    """The sink refused rows that are to be parked: the batch is staged anew, each of its rows tried before."""
+
+
+class SinkRefuses(SinkError, InputError):
+    """The sink takes none of the tables any more."""

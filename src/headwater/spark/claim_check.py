@@ -11,9 +11,9 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -30,7 +30,10 @@ from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SplitUnit, Unit
-from headwater.sinks.coordinator import Coordinator
+from headwater.errors import HeadwaterError
+from headwater.sinks.coordinator import Coordinator, DeliveryLook, TableFailure
+from headwater.sinks.dead_letters import DeadLetters, Refusing, Sieve
+from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
@@ -43,6 +46,8 @@ OPTION: Final = "delivery_secret"
 """The option that carries the delivery; Spark hides the values of options with such a name."""
 _COLUMN: Final = "claim"
 _POLL_SECONDS: Final = 1.0
+_PARTS: Final = 4
+"""So many tasks of a batch for each that runs at a time: a task costs a tenth of a second, whatever it does."""
 
 _coordinators: dict[tuple[str, str], Coordinator] = {}
 """Of this process, by store and query: the processes that commit are used again, and opening one takes a while."""
@@ -53,11 +58,13 @@ class ClaimDelivery:
     """What one query does.
 
     :ivar stop_file: once it is there, no batch begins.
+    :ivar dead_letters: where rows go that the sink refuses; ``None``: they stop it.
     """
 
     options: QueryOptions
     sink: Sink
     stop_file: str
+    dead_letters: str | None = None
 
     def to_option(self) -> str:
         return base64.b64encode(pickle.dumps(self)).decode()
@@ -71,10 +78,11 @@ class ClaimDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A unit, and the batch that it is of."""
+    """A unit, and the batch that it is of. :ivar tries: each row is tried at the sink before it is staged."""
 
     unit: Unit
     token: Token
+    tries: bool = False
 
 
 class ClaimSource(DataSource):
@@ -101,9 +109,10 @@ class ClaimReader(DataSourceStreamReader):
     def __init__(self, delivery: ClaimDelivery) -> None:
         self._delivery = delivery
         self._opened: QueryPlanner | None = None
+        self._look = DeliveryLook(delivery.options.store, delivery.options.query)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_delivery": self._delivery, "_opened": None}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClaimReader, (self._delivery,)
 
     @property
     def _planner(self) -> QueryPlanner:
@@ -117,7 +126,10 @@ class ClaimReader(DataSourceStreamReader):
                 with Coordinator(options.store, options.query, generation) as coordinator:
                     coordinator.recover(sink, backfill, tables)
 
-            self._opened = QueryPlanner(options, committed=committed, recover=recover, takeover=True)
+            def parked() -> dict[str, str]:
+                return {name: one["reason"] for name, one in self._look.parked().items()}
+
+            self._opened = QueryPlanner(options, committed=committed, recover=recover, parked=parked, takeover=True)
         return self._opened
 
     @told
@@ -145,17 +157,23 @@ class ClaimReader(DataSourceStreamReader):
             last.plan,
             generation=planner.generation,
         )
-        claims = (Claim(unit, _token_of(unit, token)) for unit in planner.units(first, last))
-        return [InputPartition(pickle.dumps(claim)) for claim in claims]
+        parks = self._delivery.dead_letters is not None
+        suspects = self._look.suspects() if parks else frozenset()
+        claims = [
+            Claim(unit, _token_of(unit, token), unit.table.full_name in suspects) for unit in planner.units(first, last)
+        ]
+        parts = min(len(claims), _PARTS * self._delivery.options.parallelism)
+        return [InputPartition([pickle.dumps(claim) for claim in claims[part::parts]]) for part in range(parts)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         hot()
-        yield pa.RecordBatch.from_arrays([pa.array([partition.value], pa.binary())], [_COLUMN])
+        yield pa.RecordBatch.from_arrays([pa.array(partition.value, pa.binary())], [_COLUMN])
 
     def commit(self, end: dict[str, int]) -> None:
         """Nothing: what is delivered is known when the next batch is planned."""
 
     def stop(self) -> None:
+        self._look.close()
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -167,9 +185,12 @@ def _token_of(unit: Unit, token: Token) -> Token:
 
 @dataclass(slots=True)
 class StagedClaims(WriterCommitMessage):
-    """What one task has staged."""
+    """What one task has staged, the rows that it parked, and the tables that it could not stage."""
 
-    staged: list[Staged]
+    generation: int = 0
+    staged: list[Staged] = field(default_factory=list)
+    parked: list[Staged] = field(default_factory=list)
+    failures: list[TableFailure] = field(default_factory=list)
 
 
 class ClaimWriter(DataSourceStreamArrowWriter):
@@ -181,24 +202,74 @@ class ClaimWriter(DataSourceStreamArrowWriter):
     @told
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedClaims:
         hot()
-        claims = (pickle.loads(value) for batch in iterator for value in batch.column(0).to_pylist())
-        return StagedClaims([self._stage(claim) for claim in claims])
+        made = StagedClaims()
+        for batch in iterator:
+            for value in batch.column(0).to_pylist():
+                claim: Claim = pickle.loads(value)
+                made.generation = claim.token.generation
+                self._stage(claim, made)
+        return made
 
-    def _stage(self, claim: Claim) -> Staged:
+    def _stage(self, claim: Claim, made: StagedClaims) -> None:
+        try:
+            try:
+                self._stage_unit(claim, made)
+            except SinkRowError:
+                if self._delivery.dead_letters is None or claim.tries:
+                    raise
+                self._stage_unit(replace(claim, tries=True), made)
+        except HeadwaterError as error:
+            failure = TableFailure.of(claim.unit.table, error)
+            if failure is None or len(self._delivery.options.tables) == 1:
+                raise
+            made.failures.append(failure)
+
+    def _stage_unit(self, claim: Claim, made: StagedClaims) -> None:
         options, sink, unit = self._delivery.options, self._delivery.sink, claim.unit
+        part = None if isinstance(unit, LogUnit) else _history_part(options, unit)
+        rows = read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
+        sieve = Sieve(cast(Refusing, sink), unit.table) if claim.tries else None
+        if sieve is not None:
+            rows = sieve.through(rows)
         if isinstance(unit, LogUnit):
-            return sink.stage_changes(unit.table, claim.token, read_changes(options, unit), unit.truncated)
-        return sink.stage_history(unit.table, claim.token, _history_part(options, unit), read_history(options, unit))
+            made.staged.append(sink.stage_changes(unit.table, claim.token, rows, unit.truncated))
+        else:
+            assert part is not None
+            made.staged.append(sink.stage_history(unit.table, claim.token, part, rows))
+        if sieve is not None and sieve.refused:
+            assert self._delivery.dead_letters is not None
+            letters = DeadLetters(self._delivery.dead_letters)
+            made.parked.append(
+                letters.stage_changes(unit.table, claim.token, sieve.refused)
+                if part is None
+                else letters.stage_history(unit.table, claim.token, part, sieve.refused)
+            )
 
     @told
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         hot()
         staged: list[Staged] = []
+        parked: list[Staged] = []
+        failures: list[TableFailure] = []
         for message in messages:
             assert isinstance(message, StagedClaims)
             staged += message.staged
-        if staged:
-            self._coordinator(max(one.token.generation for one in staged)).deliver(self._delivery.sink, staged)
+            parked += message.parked
+            failures += message.failures
+        if not staged and not failures:
+            return
+        delivery = self._delivery
+        generation = max(message.generation for message in messages if isinstance(message, StagedClaims))
+        coordinator = self._coordinator(generation)
+        if parked and delivery.dead_letters is not None:
+            DeadLetters(delivery.dead_letters).commit(parked)
+        coordinator.deliver(
+            delivery.sink,
+            staged,
+            failures,
+            parks_rows=delivery.dead_letters is not None,
+            tables=len(delivery.options.tables),
+        )
 
     def _coordinator(self, generation: int) -> Coordinator:
         options = self._delivery.options

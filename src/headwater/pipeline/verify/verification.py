@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 from headwater.backfill.control import status
-from headwater.backfill.log_ranges import LogRanges
+from headwater.backfill.log_ranges import described_tables
 from headwater.backfill.progress import Phase
 from headwater.errors import ConflictError, InputError
 from headwater.pipeline.config import PipelineConfig, SinkSection, matching
@@ -18,7 +18,6 @@ from headwater.pipeline.verify.delivery import QueryDelivery
 from headwater.pipeline.verify.mirrors import mirror_of
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
-from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
 Progress = Callable[[str, str, int, int], None]
@@ -76,10 +75,8 @@ def _targets(config: PipelineConfig, tables: Sequence[str], sinks: Sequence[str]
         if label not in labels:
             raise InputError(f"The pipeline has no sink {label!r}.", next_step=f"Valid are {', '.join(labels)}.")
     try:
-        with open_reader(config.store) as reader, reader.snapshot() as view:
-            captured = list(LogRanges(view, []).captured)
-            ranges = LogRanges(view, captured)
-            described = {name: ranges.changes(name, ranges.newest, ranges.newest).table for name in captured}
+        described = {table.full_name: table for table in described_tables(config.store)}
+        captured = list(described)
     except StoreNotFound:
         raise NotStarted("The pipeline has never run: nothing to compare.", next_step="Run: headwater run") from None
     for pattern in tables:

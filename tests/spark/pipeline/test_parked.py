@@ -1,0 +1,74 @@
+"""Rows and tables that a sink refuses are parked with the reason, and the rest flows; later they come back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.servers.postgres import Database
+from tests.spark.pipeline.driven import RunningPipeline
+
+
+@pytest.fixture
+def shop(newest_postgres: Database) -> Database:
+    newest_postgres.execute(
+        "CREATE SCHEMA shop",
+        "CREATE TABLE shop.orders (id bigint PRIMARY KEY, name text)",
+        "INSERT INTO shop.orders SELECT n, 'order ' || n FROM generate_series(1, 100) n",
+        "CREATE TABLE shop.notes (id bigint PRIMARY KEY, name text)",
+        "INSERT INTO shop.notes SELECT n, 'note ' || n FROM generate_series(1, 100) n",
+        "CREATE SCHEMA shown",  # the sink is another schema of the same database
+        "CREATE TABLE shown.notes (id text PRIMARY KEY)",  # not the column that is needed
+    )
+    return newest_postgres
+
+
+@pytest.fixture
+def running(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
+    more = '[[sink]]\nkind = "postgres"\nname = "warehouse"\ndsn = "${SHOP_DSN}"\nschema = "shown"\nbad_rows = "park"\n'
+    made = RunningPipeline(tmp_path, shop, '["shop.*"]', more)
+    made.start()
+    yield made
+    made.close()
+
+
+def table(running: RunningPipeline, name: str) -> dict[str, Any]:
+    sinks = {one["name"]: one for one in running.status()["sinks"]}
+    return {one["name"]: one for one in sinks.get("warehouse", {"tables": []})["tables"]}.get(name, {"phase": ""})
+
+
+@pytest.mark.timeout(600)
+def test_what_the_sink_refuses_is_parked_and_comes_back(running: RunningPipeline, shop: Database) -> None:
+    running.wait_for(lambda: table(running, "shop.notes")["phase"] == "parked")
+    assert "shop.notes" in table(running, "shop.notes")["waiting"]
+    running.wait_for(lambda: table(running, "shop.orders")["phase"] == "live")
+    assert shop.value("SELECT count(*) FROM shown.orders") == 100
+
+    shop.execute(
+        "ALTER TABLE shown.orders ADD CONSTRAINT short CHECK (length(name) < 20)",
+        "INSERT INTO shop.orders VALUES (201, 'short'), (202, 'much too long for the sink'), (203, 'short, too')",
+        "UPDATE shop.orders SET name = 'changed' WHERE id = 1",
+    )
+    running.wait_for(lambda: shop.value("SELECT count(*) FROM shown.orders") == 102)
+    assert shop.value("SELECT name FROM shown.orders WHERE id = 1") == "changed"
+    letters = json.loads(running.headwater("sink", "letters", "warehouse", "--rows", "5", "--json").stdout)
+    assert [(one["table"], one["rows"]) for one in letters] == [("shop.orders", 1)]
+    assert letters[0]["shown"][0]["id"] == "202"
+    assert "much too long" not in running.complaints()
+
+    shop.execute("ALTER TABLE shown.orders DROP CONSTRAINT short")
+    replayed = running.headwater("sink", "replay", "warehouse")
+    assert replayed.returncode == 0, replayed.stderr
+    running.wait_for(lambda: shop.value("SELECT count(*) FROM shown.orders WHERE id = 202") == 1)
+    assert json.loads(running.headwater("sink", "letters", "warehouse", "--json").stdout) == []
+
+    shop.execute("DROP TABLE shown.notes", "INSERT INTO shop.notes VALUES (300, 'while parked')")
+    again = running.headwater("sink", "retry", "warehouse")
+    assert again.returncode == 0, again.stderr
+    assert "shop.notes" in again.stderr
+    running.wait_for(lambda: table(running, "shop.notes")["phase"] == "live")
+    running.wait_for(lambda: shop.value("SELECT count(*) FROM shown.notes") == 101)
+    assert running.stop() == 0, running.complaints()
