@@ -48,7 +48,7 @@ _NAME = re.compile(r"(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.parquet")
 class ParquetSink:
     """Parquet files in the directory *path*, which is on a file system. It can be pickled.
 
-    :param join_files: so many files of about one size, each below an eighth of *file_bytes*, are joined; 0: never.
+    :param join_files: so many files of about one size, each below an eighth of *file_bytes*, are joined (16); 0: never.
     :param retention_hours: how long files that were joined to others are kept for who reads them.
     :param partition_by: ``year(c)``, ``month(c)``, ``day(c)``: files are in directories ``c_day=2024-05-31``; of every
         table, or by the name of the table.
@@ -60,7 +60,7 @@ class ParquetSink:
     path: str
     mode: Mode = Mode.CHANGES
     file_bytes: int = FILE_BYTES
-    join_files: int = SMALL_FILES
+    join_files: int | None = None
     retention_hours: int = RETENTION_HOURS
     partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
 
@@ -182,7 +182,8 @@ class ParquetSink:
         if number % LOOK_EVERY:
             return
         newest = manifests.newest()
-        small = _to_join(manifests, self.file_bytes, self.join_files) if self.join_files else []
+        count = SMALL_FILES if self.join_files is None else self.join_files
+        small = _to_join(manifests, self.file_bytes, count) if count else []
         if small:
             storage = self._root.within(directory_of(table))
             schema = pq.read_schema(manifests.place(small[0]))

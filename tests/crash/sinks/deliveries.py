@@ -60,6 +60,9 @@ def batches(sink: Sink) -> Any:
 MIRROR = {51: ("kept", "2.0000"), 52: ("new", "1.0000")}
 """What a mirror has in the end."""
 
+CURRENT = {51: "kept", 52: "new"}
+"""… and what is current of the versions."""
+
 STEPS = {
     1: {**dict.fromkeys(range(20), "new"), 1000: "new"},
     7: {
@@ -76,8 +79,11 @@ STEPS = {
 
 def tune() -> None:
     """Chores that are due now and then are due at once."""
-    from headwater.sinks import delta_log, rewrite
+    from headwater.sinks import delta_log, manifests, parquet, rewrite
 
+    parquet.SMALL_FILES = 2  # type: ignore[misc]
+    parquet.LOOK_EVERY = 1  # type: ignore[misc]
+    manifests.CHECKPOINT_MANIFESTS = 2  # type: ignore[misc]
     delta_log.CHECKPOINT_COMMITS = 2  # type: ignore[misc]
     rewrite.SMALL_FILES = 2  # type: ignore[misc]
 
@@ -86,7 +92,8 @@ def child(kind: str, mode: str, path: str, armed: str, upto: int) -> None:
     """Deliver with failpoints armed; stop after the batch with the epoch *upto*."""
     tune()
     failpoints.arm(armed)
-    sink = open_sink(kind, path=path, mode=mode, file_bytes=64 << 10)
+    more = {"retention_hours": 0} if kind == "parquet" else {}
+    sink = open_sink(kind, path=path, mode=mode, file_bytes=64 << 10, **more)
     for token, table, staged in batches(sink):
         sink.commit(table, token, staged)
         if token.epoch == upto:
