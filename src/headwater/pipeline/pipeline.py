@@ -179,4 +179,4 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """How it is; also when another process runs it, or nobody."""
-        return read_status(self.config)
+        return read_status(self.config if self._supervisor is None else self._supervisor.config)

@@ -135,6 +135,11 @@ class Supervisor:
         self.failure: Failure | None = None
 
     @property
+    def config(self) -> PipelineConfig:
+        """The settings, with the sinks that were added since."""
+        return self._config
+
+    @property
     def run_folder(self) -> Path:
         return self._config.work / RUN_FOLDER
 

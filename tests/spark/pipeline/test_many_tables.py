@@ -1,4 +1,4 @@
-"""Many small tables of one source in one query, with a live writer: each has its lag in the status, all are mirrored."""
+"""Many small tables of one source in one query, under a live writer: all are mirrored, each with its lag in the status."""
 
 from __future__ import annotations
 

@@ -37,7 +37,8 @@ def running(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
 
 def table(running: RunningPipeline, name: str) -> dict[str, Any]:
     sinks = {one["name"]: one for one in running.status()["sinks"]}
-    return {one["name"]: one for one in sinks.get("warehouse", {"tables": []})["tables"]}.get(name, {"phase": ""})
+    tables: list[dict[str, Any]] = sinks.get("warehouse", {"tables": []})["tables"]
+    return next((one for one in tables if one["name"] == name), {"phase": ""})
 
 
 @pytest.mark.timeout(600)
