@@ -1,4 +1,4 @@
-"""Many small tables of one source in one query, under a live writer: all are mirrored, each with its lag in the status."""
+"""Many small tables of one source in one query, under a live writer: all are mirrored, each with its lag told."""
 
 from __future__ import annotations
 
