@@ -323,9 +323,10 @@ def _entry(version: int) -> str:
 def _data_file(actions: pa.Table, place: int, key_columns: Sequence[str], partition_by: Sequence[str]) -> DataFile:
     lows, highs = (
         {
-            name: _value(actions.column(f"{which}.{name}"), place)
+            name: _value(actions.column(column), place)
             for name in key_columns
-            if f"{which}.{name}" in actions.schema.names
+            for column in (f"{which}.{name}", f"partition.{name}")
+            if column in actions.schema.names
         }
         for which in ("min", "max")
     )

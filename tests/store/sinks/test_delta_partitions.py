@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from headwater.sinks import open_sink, rewrite
+from headwater.sinks.data_files import DataFile
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkInputError, SinkSchemaError
 from headwater.sinks.partitions import Partitioning
@@ -84,6 +85,29 @@ def test_files_of_other_partitions_without_a_changed_key_are_left_alone(mirror: 
     after = set(table_at(mirror).file_uris())
     assert len(before - after) == 1
     assert statuses(mirror)[15] == "s3"
+
+
+def test_a_mirror_parted_by_its_key_reads_only_partitions_that_may_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = table_of({"region": pa.string(), "id": pa.int64(), "v": pa.int32()}, key=("region", "id"))
+    sink = DeltaSink(str(tmp_path), partition_by=("region",))
+    feed = Feed(sink, table)
+    feed.history(1, [{"region": region, "id": key, "v": 0} for region in "abc" for key in range(3)])
+    feed.changes(1, (UPDATE, {"region": "a", "id": 1, "v": 1}))
+    opened: list[str] = []
+    original = rewrite.Rewrite.read_keys
+
+    def read_keys(self: rewrite.Rewrite, file: DataFile) -> pa.Table:
+        opened.append(str(file.parted["region"]))
+        return original(self, file)
+
+    monkeypatch.setattr(rewrite.Rewrite, "read_keys", read_keys)
+    feed.changes(2, (UPDATE, {"region": "b", "id": 1, "v": 2}), (DELETE, {"region": "b", "id": 2}))
+    assert set(opened) == {"b"}
+    rows = table_at(sink).to_pyarrow_table().to_pylist()
+    assert sorted((row["region"], row["id"]) for row in rows if row["v"]) == [("a", 1), ("b", 1)]
+    assert len(rows) == 8
 
 
 def test_a_replaced_range_and_another_backfill_of_a_parted_mirror(mirror: DeltaSink) -> None:
