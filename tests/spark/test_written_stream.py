@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+from tests.spark.driven import DrivenStream
 from tests.spark.driven_writer import CHANGES, LOG, DrivenWriter, epochs, logged, staged
 
+from headwater.backfill.control import RESNAPSHOT
+from headwater.backfill.errors import InvalidQuery
+from headwater.backfill.planner import QueryPlanner
+from headwater.backfill.query import QueryOptions
 from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState, TableState
+from headwater.capture.requests import Request
 from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, LogConsumer, LogView
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.spark import staged_rows
-from headwater.spark.errors import InvalidOption, UnsupportedSchema
+from headwater.spark.errors import InvalidOption, NoCapture, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.write_options import WriteOptions
-from headwater.state import open_reader, open_writer
+from headwater.state import WriteBatch, open_reader, open_writer
 from headwater.stream import Epoch
 from headwater.stream.errors import ChunkError
 
@@ -339,3 +347,66 @@ def test_a_consumer_that_reads_lets_the_log_forget_and_a_slow_one_blocks_nobody(
         for number in (5, 6):
             writer.batch(number, [(number, "b")])
     assert epochs(tmp_path) == [1, 1]
+
+
+def test_a_store_of_version_1_goes_on(tmp_path: Path) -> None:
+    kept = json.loads((Path(__file__).parents[1] / "fixtures" / "streams" / "written_v1.json").read_text())
+    batch = WriteBatch()
+    for key, value in kept["items"]:
+        batch.put(bytes.fromhex(key), bytes.fromhex(value))
+    with open_writer(str(tmp_path / "store")) as store:
+        store.seal(Epoch(kept["epoch"]), batch)
+    again = DrivenWriter(tmp_path, run="run 2")
+    again.batch(1, [(3, "c")])
+    again.batch(2, [(4, "d")])
+    wanted = [(INSERT, 1, "a", 1), (INSERT, 2, "b", 2), (INSERT, 3, "c", 3), (INSERT, 4, "d", 4)]
+    assert logged(tmp_path, "id", "v", "_row_id") == wanted
+    with pytest.raises(StreamFenced):
+        DrivenWriter(tmp_path, run="run 1").batch(3, [(5, "e")])
+
+
+# -- reading it ------------------------------------------------------------------------------------------------------
+
+
+def source_of(folder: Path, **options: str) -> HeadwaterDataSource:
+    return HeadwaterDataSource(CaseInsensitiveDict({"store": str(folder / "store"), "table": LOG, **options}))
+
+
+def test_a_written_log_is_read_without_a_database(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_SOURCE", "postgresql://nobody@127.0.0.1:1/none")
+    writer = DrivenWriter(tmp_path, key="id")
+    for number in range(3):
+        writer.batch(number, [(number, "a"), (number + 10, "b")])
+    stream = DrivenStream(source_of(tmp_path, maxEpochs="1"))
+    found = [sorted(row["id"] for row in stream.batch() or ()) for _ in range(2)]
+    assert found == [[0, 10], [1, 11]]
+    offset, end = stream.offset, stream.next_end()
+    assert sorted(row["id"] for row in stream.rows(end)) == [2, 12]
+    stream.kill()
+    again = DrivenStream(source_of(tmp_path, maxEpochs="1"), offset)
+    assert sorted(row["id"] for row in again.rows(end)) == [2, 12]
+    again.offset = end
+    assert again.available_now() == []
+    writer.batch(3, [(3, "c")])
+    (row,) = again.available_now()
+    assert (row["id"], row["_change_type"]) == (3, UPSERT)
+    assert row["_commit_version"] == newest(tmp_path)
+    again.stop()
+
+
+def test_what_a_written_log_has_not_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWATER_SOURCE", raising=False)
+    with pytest.raises(NoCapture, match="no stream has written"):
+        source_of(tmp_path).schema()
+    DrivenWriter(tmp_path, key="id").batch(0, [(1, "a")])
+    with pytest.raises(NoCapture, match=r"It has shop\.orders"):
+        source_of(tmp_path, table="shop.items").schema()
+    with pytest.raises(InvalidQuery, match="history=false"):
+        QueryOptions(str(tmp_path / "store"), "", "q", (LOG,))
+    planner = QueryPlanner(QueryOptions(str(tmp_path / "store"), "", "q", (LOG,), history=False))
+    try:
+        request = Request("1", RESNAPSHOT, {"table": LOG})
+        with pytest.raises(InvalidQuery, match="no database"):
+            planner._requests.mutation(request, planner._tables)
+    finally:
+        planner.close()

@@ -13,9 +13,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from tests.spark.driven_writer import LOG, DrivenWriter
 
+from headwater.log_store import LogView
+from headwater.spark import staged_rows
 from headwater.state import WriteBatch, open_reader, open_writer
 from headwater.state.engines.object_store import open_object_writer
 from headwater.state.errors import (
@@ -163,3 +167,23 @@ def test_bad_object_store_urls_are_refused(url: str) -> None:
         with pytest.raises(InvalidLocation) as caught:
             open_it(url)
         assert "very-secret" not in str(caught.value)
+
+
+def test_a_stream_is_written_once_to_an_s3_mock_server(
+    location: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staged_rows, "INLINE_BYTES", 0)
+    writer = DrivenWriter(tmp_path, key="id", store=location)
+    messages = writer.stage(0, [(1, "a")])
+    assert len(staged_files(location)) == 1
+    writer.commit(0, messages)
+    writer.batch(0, [(1, "a")])
+    writer.batch(1, [(2, "b")])
+    assert staged_files(location) == []
+    with open_reader(location) as reader, reader.snapshot() as view:
+        assert [end.rows for end in LogView.open(view, LOG).epochs()] == [1, 1]
+
+
+def staged_files(location: str) -> list[str]:
+    found = staged_rows.StagedRows(location)._storage.list()
+    return [info.path for info in found if info.path.endswith(".arrow")]
