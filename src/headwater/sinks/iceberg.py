@@ -217,7 +217,7 @@ class IcebergSink(LakeSink):
         iceberg_library()
         from headwater.sinks.iceberg_table import IcebergTable
 
-        return IcebergTable(self._catalog, identifier_of(table, self.namespace), table.full_name)
+        return IcebergTable(self._catalog, identifier_of(table, self.namespace), table.full_name, self.mode)
 
     def _planned(self, table: SourceTable) -> Storage:
         """Where a table that is not there yet will be."""

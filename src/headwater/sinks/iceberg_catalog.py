@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
 from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkInputError, SinkUnwritable
-from headwater.sinks.storage import Storage
+from headwater.sinks.storage import Storage, escaped
 from headwater.sources.table import SourceTable
 
 CATALOG_FILE: Final = "catalog.db"
@@ -108,7 +107,7 @@ class IcebergCatalog:
         """Where a new table has to be; ``None``: the catalog says."""
         if self.is_remote:
             return None
-        address = self.storage(*(quote(part, safe=" -") for part in identifier)).address
+        address = self.storage(*map(escaped, identifier)).address
         return f"file://{address}" if Storage(self.warehouse).is_local else address
 
 

@@ -72,11 +72,11 @@ def partition_spec(table: str, partition_by: Sequence[str], schema: Schema) -> P
         kind, width, column = found.groups() if found else ("identity", None, text.strip())
         needs_width = kind in ("bucket", "truncate")
         source = next((field for field in schema.fields if field.name == column), None)
-        transform = parse_transform(f"{kind}[{width}]" if needs_width and width else kind)
+        transform = parse_transform(f"{kind}[{int(width or 1) or 1}]" if needs_width else kind)
         if (
             source is None
             or not isinstance(source.field_type, _PARTING)
-            or needs_width != (width is not None)
+            or needs_width != bool(int(width or 0))
             or not transform.can_transform(source.field_type)
         ):
             raise SinkSchemaError(

@@ -32,6 +32,7 @@ from headwater.sinks.iceberg_io import storage_of
 from headwater.sinks.iceberg_schema import Layout, Plan, new_layout, plan
 from headwater.sinks.iceberg_snapshot import FORMAT_VERSION, Manifests, NewSnapshot, write_snapshot
 from headwater.sinks.iceberg_waste import Waste
+from headwater.sinks.sink import Mode
 from headwater.sinks.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -45,6 +46,7 @@ AFTER_COMMIT = failpoints.register("sink.iceberg.after_commit")
 HELD_HANDLES: Final = 256
 PREVIOUS_METADATA: Final = 50
 SOURCE: Final = "headwater.table"
+MODE: Final = "headwater.mode"
 COLUMNS: Final = "headwater.columns"
 
 _lock = threading.Lock()
@@ -65,14 +67,15 @@ _handles: dict[tuple[Any, ...], _Known] = {}
 class IcebergTable:
     """The table *identifier*.
 
-    :param name: of the source's table.
+    :param name: of the source's table. :param mode: what it has of it.
     """
 
-    def __init__(self, catalog: IcebergCatalog, identifier: tuple[str, ...], name: str) -> None:
+    def __init__(self, catalog: IcebergCatalog, identifier: tuple[str, ...], name: str, mode: Mode) -> None:
         self._address = catalog
         self._catalog = catalog.open()
         self._identifier = identifier
         self._name = name
+        self._mode = mode.value
         self._known: _Known | None = None
 
     def __enter__(self) -> Self:
@@ -130,6 +133,12 @@ class IcebergTable:
                 f"The Iceberg table {'.'.join(self._identifier)} has the rows of {source}, not of {self._name}.",
                 next_step="Give each source its own namespace, or its own warehouse.",
             )
+        mode = metadata.properties.get(MODE, self._mode)
+        if mode != self._mode:
+            raise SinkUnwritable(
+                f"The Iceberg table of {self._name} was made with mode {mode!r}; this sink has mode {self._mode!r}.",
+                next_step="Give each mode its own namespace, or its own warehouse.",
+            )
 
     def create(self, wanted: pa.Schema, partition_by: Sequence[str]) -> None:
         """Make the table; one that another process made meanwhile is opened."""
@@ -137,6 +146,7 @@ class IcebergTable:
         spec = partition_spec(self._name, partition_by, layout.schema)
         properties = {
             SOURCE: self._name,
+            MODE: self._mode,
             COLUMNS: layout.sources_text,
             "format-version": str(FORMAT_VERSION),
             "write.parquet.compression-codec": "zstd",

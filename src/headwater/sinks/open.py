@@ -20,6 +20,7 @@ from headwater.sinks.sink import Mode, Sink
 
 KINDS: Final[Mapping[str, str]] = {
     "delta": "headwater.sinks.delta:DeltaSink",
+    "iceberg": "headwater.sinks.iceberg:IcebergSink",
     "kafka": "headwater.sinks.kafka:KafkaSink",
     "parquet": "headwater.sinks.parquet:ParquetSink",
     "postgres": "headwater.sinks.postgres:PostgresSink",

@@ -29,7 +29,12 @@ def directory_of(table: SourceTable) -> str:
     """The name of the directory of *table*: its namespace and name; letters, digits and ``_.- `` as they are, others by
     their code. Never with a percent sign: Delta's library takes it for an escape of its own.
     """
-    return ".".join(_PLAIN.sub(_escaped, part) for part in (table.namespace, table.name) if part)
+    return ".".join(escaped(part) for part in (table.namespace, table.name) if part)
+
+
+def escaped(part: str) -> str:
+    """*part* of a name as a directory can be called."""
+    return _PLAIN.sub(_escaped, part)
 
 
 def _escaped(found: re.Match[str]) -> str:

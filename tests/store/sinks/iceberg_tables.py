@@ -21,9 +21,9 @@ def open_table(sink: IcebergSink, name: str = "public.orders") -> Iterator[Any]:
         yield catalog.load_table(tuple(name.rsplit(".", 1)))
 
 
-def scan(sink: IcebergSink, name: str = "public.orders") -> pa.Table:
+def scan(sink: IcebergSink, name: str = "public.orders", **more: Any) -> pa.Table:
     with open_table(sink, name) as table:
-        return table.scan().to_arrow()
+        return table.scan(**more).to_arrow()
 
 
 def statuses(sink: IcebergSink) -> dict[int, str]:
@@ -37,3 +37,10 @@ def snapshot_id(sink: IcebergSink) -> int | None:
     with open_table(sink) as table:
         found: int | None = table.metadata.current_snapshot_id
     return found
+
+
+def files(sink: IcebergSink, name: str = "public.orders", **partition: Any) -> set[str]:
+    """The data files of the table; those whose *partition* has these values."""
+    with open_table(sink, name) as table:
+        rows = table.inspect.files().to_pylist()
+    return {row["file_path"] for row in rows if all(row["partition"][key] == one for key, one in partition.items())}
