@@ -33,6 +33,7 @@ from headwater.capture.source_state import SourceState
 from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
+from headwater.sources.errors import SourceBusy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_snapshots
 from headwater.sources.table import SourceTable
@@ -395,7 +396,11 @@ class QueryPlanner:
         for place, name in enumerate(names):
             table = self._tables[name]
             share = min(max(left // (len(names) - place), 1), table.wants())
-            handed = table.hand_out(plan, snapshot, share, end)
+            try:
+                handed = table.hand_out(plan, snapshot, share, end)
+            except SourceBusy:
+                table.waiting = "another session has locked it"
+                continue
             if handed is not None:
                 made[name] = handed
                 left -= sum(part.rows for part in handed)

@@ -188,3 +188,37 @@ def test_m22_the_slot_is_lost_while_history_is_read(
     query.assert_equal()
     query.close()
     capture.stop()
+
+
+def test_a_table_that_is_locked_does_not_hold_the_others_and_goes_on_when_it_is_free(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    _create(newest_postgres)
+    newest_postgres.execute(
+        "CREATE TABLE notes (id bigint PRIMARY KEY, state text)",
+        "INSERT INTO notes SELECT n, 'new' FROM generate_series(1, 500) n",
+    )
+    with running(newest_postgres, tmp_path, TABLE, "public.notes") as capture:
+        query = Delivering(
+            capture, TABLE, "public.notes", split_rows=100, interval_seconds=0.001, parallelism=1, split_kind=None
+        )
+        assert query.batch()
+        session = newest_postgres.connect()
+        try:
+            session.autocommit = False
+            session.execute("LOCK TABLE notes IN ACCESS EXCLUSIVE MODE")
+            newest_postgres.execute("INSERT INTO orders VALUES (99999, 'while notes is locked')")
+            capture.catch_up()
+            for _ in range(30):
+                query.batch(timeout=0.1)
+                if (99999,) in query.sink.mirror.get(TABLE, {}):
+                    break
+            assert (99999,) in query.sink.mirror[TABLE]
+            told = query.planner.status()["tables"]["public.notes"]
+            assert told["phase"] in ("waiting", "reading")
+        finally:
+            session.rollback()
+            session.close()
+        query.finish()
+        query.assert_equal()
+        query.close()

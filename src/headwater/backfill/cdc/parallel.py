@@ -103,6 +103,15 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
 
     def _take(self, plan: int, snapshot: ExportedSnapshot, budget: int) -> list[HandedOut]:
         state = self._state
+        before = state.next, state.cursor, state.part_rows
+        try:
+            return self._taken(plan, snapshot, budget)
+        except BaseException:  # the source did not answer in the middle: nothing was handed out
+            state.next, state.cursor, state.part_rows = before
+            raise
+
+    def _taken(self, plan: int, snapshot: ExportedSnapshot, budget: int) -> list[HandedOut]:
+        state = self._state
         first, start, left = state.next, self._place(), budget
         made: list[HandedOut] = []
         pieces: list[Piece] = []

@@ -34,6 +34,7 @@ from headwater.sources.table import SourceTable, SpecialValues
 STANDBY_TRIES: Final = 200
 _PAUSE_SECONDS: Final = 0.002
 
+_LOCK_TIMEOUT: Final = "SET lock_timeout = '2s'"  # who plans for many tables does not wait for one that is locked
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _IS_STANDBY: Final = "SELECT pg_catalog.pg_is_in_recovery() AS standby"
 _INSERTED: Final = "SELECT (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
@@ -62,6 +63,7 @@ class PostgresSnapshot:
         try:
             with server_errors(dsn):
                 settle(self._session)
+                self._session.execute(_LOCK_TIMEOUT)
                 standby = ask(self._session, _IS_STANDBY)[0].standby
                 self._name, self._mark = self._exported_by_standby() if standby else self._exported()
         except BaseException:

@@ -47,6 +47,9 @@ WHERE shown.oid IS NULL OR present.oid IS NULL
 """
 
 
+_LOCK_TIMEOUT: Final = "SET lock_timeout = '20s'"
+
+
 class PartSession(SnapshotSession):
     """A session for one read.
 
@@ -57,8 +60,9 @@ class PartSession(SnapshotSession):
     def __init__(self, dsn: Dsn, snapshot: str | None) -> None:
         self._catalog: CatalogTable | None = None
         super().__init__(dsn, snapshot)
-        if snapshot is None:
-            with server_errors(dsn):
+        with server_errors(dsn):
+            self._session.execute(_LOCK_TIMEOUT)
+            if snapshot is None:
                 self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
     def prepare(
