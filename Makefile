@@ -9,10 +9,10 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types imports docs check bench results soak lock format clean
+.PHONY: help install demo test lint types imports docs check bench results soak crash-matrix lock format clean
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-9s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with everything for running and developing
 
@@ -52,6 +52,10 @@ results: $(STAMP) ## run all benchmarks three times and write benchmarks/RESULTS
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 	@sh scripts/install_servers.sh
 	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m "crash or spark" $(PYTEST_ARGS)
+
+crash-matrix: $(STAMP) ## kill every sink at every durable step, print the table, write docs/crash_matrix.md
+	@sh scripts/install_servers.sh
+	PYTHONPATH=. $(BIN)/python scripts/crash_matrix.py $(MATRIX_ARGS)
 
 lock: ## resolve the dependencies anew into constraints.txt
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv

@@ -113,31 +113,7 @@ class KafkaServer:
 
     def read(self, topic: str, isolation: str = "read_committed") -> list[tuple[int, bytes, bytes | None]]:
         """Partition, key and value of all messages, in the order of each partition."""
-        settings: dict[str, Any] = {
-            "bootstrap.servers": self.brokers,
-            "group.id": "tests",
-            "isolation.level": isolation,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,
-        }
-        consumer = Consumer(settings)
-        left = set(range(self.partitions(topic)))
-        found: list[tuple[int, bytes, bytes | None]] = []
-        try:
-            consumer.assign([TopicPartition(topic, place, OFFSET_BEGINNING) for place in left])
-            while left:
-                message = consumer.poll(30)
-                assert message is not None, f"{topic} could not be read"
-                error = message.error()
-                if error is None:
-                    found.append((message.partition() or 0, message.key() or b"", message.value()))
-                else:
-                    assert error.code() == KafkaError._PARTITION_EOF, error
-                    left.discard(message.partition() or 0)
-        finally:
-            consumer.close()
-        return found
+        return read_topic(self.brokers, topic, isolation)
 
     def _run(self, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.base / "log").open("ab") as log:
@@ -149,6 +125,36 @@ class KafkaServer:
                 stderr=log,
                 start_new_session=True,
             )
+
+
+def read_topic(brokers: str, topic: str, isolation: str = "read_committed") -> list[tuple[int, bytes, bytes | None]]:
+    """Partition, key and value of all messages, in the order of each partition; nothing where there is no topic."""
+    settings: dict[str, Any] = {
+        "bootstrap.servers": brokers,
+        "group.id": "tests",
+        "isolation.level": isolation,
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "fetch.wait.max.ms": 20,
+    }
+    consumer = Consumer(settings)
+    topics = AdminClient({"bootstrap.servers": brokers}).list_topics(timeout=30).topics
+    left = set(topics[topic].partitions if topic in topics else ())
+    found: list[tuple[int, bytes, bytes | None]] = []
+    try:
+        consumer.assign([TopicPartition(topic, place, OFFSET_BEGINNING) for place in left])
+        while left:
+            message = consumer.poll(30)
+            assert message is not None, f"{topic} could not be read"
+            error = message.error()
+            if error is None:
+                found.append((message.partition() or 0, message.key() or b"", message.value()))
+            else:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                left.discard(message.partition() or 0)
+    finally:
+        consumer.close()
+    return found
 
 
 def _free_ports() -> tuple[int, int]:

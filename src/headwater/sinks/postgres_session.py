@@ -73,6 +73,8 @@ def told(error: psycopg.Error, dsn: Dsn, table: str, own_schema: str) -> Headwat
             f"The user {dsn.user!r} lacks a right at {dsn}: {said}.",
             next_step=f'Grant it; to make our own tables: GRANT CREATE ON DATABASE "{dsn.database}" TO "{dsn.user}";',
         )
+    if isinstance(error, pg.IdleInTransactionSessionTimeout):  # this process slept, and others had to go on
+        return SinkUnreachable(f"{dsn} ended a session that did nothing for {IDLE_SECONDS} s.", next_step="Try again.")
     found = translated(error, dsn)
     kind: type[SinkError] = SinkError
     if isinstance(found, SourceUnreachable):

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from headwater import failpoints
 from headwater.sinks.data_files import DataFile
+from headwater.sinks.errors import StagedLost
 from headwater.sinks.sink import Token
 from headwater.sinks.storage import Storage
 
@@ -65,10 +66,17 @@ class Staging:
         return Part(rows.num_rows, size, path=name)
 
     def get(self, part: Part) -> pa.Table:
-        """The rows of *part*."""
+        """The rows of *part*. :raises StagedLost: its file is gone."""
         if part.inside is not None:
             return pa.ipc.open_stream(part.inside).read_all()
-        with self._storage.files.open_input_file(part.path) as file:
+        try:
+            file = self._storage.files.open_input_file(part.path)
+        except FileNotFoundError:
+            raise StagedLost(
+                "Rows that were staged for a batch are gone: another process committed it, or its generation is over.",
+                next_step="Nothing, if the query was started again elsewhere; otherwise start it again.",
+            ) from None
+        with file:
             return pa.ipc.open_stream(file).read_all()
 
     def gather(self, parts: Sequence[Part]) -> Iterator[pa.Table]:

@@ -5,13 +5,21 @@ A kind that :data:`headwater.sinks.open.KINDS` has and this module does not is f
 
 from __future__ import annotations
 
+import itertools
+import json
+from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from datetime import date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
+import psycopg
 import pyarrow as pa
+import pyarrow.types as pt
 from tests.servers.postgres import NEWEST, PostgresServer
 
 from headwater.sinks import open_sink
@@ -22,6 +30,7 @@ from headwater.sinks.types import sink_schema
 from headwater.sinks.versions import versions_schema
 from headwater.sources.table import SourceTable
 
+_numbers = itertools.count(1)
 _SCHEMAS: Final[dict[Mode, Callable[[pa.Schema], pa.Schema]]] = {
     Mode.MIRROR: lambda own: own,
     Mode.CHANGES: changes_schema,
@@ -62,17 +71,21 @@ class Servers:
 
 @dataclass
 class Place:
-    """A fresh place for sinks of one case.
+    """A fresh place for sinks of one case. It can be pickled.
 
-    :ivar options: that open a sink there. :ivar read: its rows, where the sink itself does not read them.
+    :ivar options: that open a sink there.
     """
 
     case: Case
     options: dict[str, Any] = field(default_factory=dict)
-    read: Callable[[Sink, SourceTable], list[dict[str, Any]]] | None = None
 
     def sink(self, **options: Any) -> Sink:
         return open_sink(self.case.kind, **{"mode": self.case.mode, **self.options, **options})
+
+    def left(self) -> list[str]:
+        """What is still staged: names of files or relations."""
+        find = LEFT.get(self.case.kind)
+        return [] if find is None else find(self.options)
 
     def schema(self, table: SourceTable) -> pa.Schema:
         """The columns that readers find."""
@@ -81,8 +94,9 @@ class Place:
     def rows(self, sink: Sink, table: SourceTable, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """What readers see now."""
         names = list(columns or self.schema(table).names)
-        if self.read is not None:
-            return [{name: row.get(name) for name in names} for row in self.read(sink, table)]
+        read = READERS.get(self.case.kind)
+        if read is not None:
+            return [{name: row.get(name) for name in names} for row in read(sink, table)]
         return [row for batch in sink.shown(table, names) for row in batch.to_pylist()]
 
 
@@ -104,10 +118,96 @@ def _postgres(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
         SESSIONS.close()
 
 
+@contextmanager
+def _warehouse(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
+    yield Place(case, {"warehouse": str(folder / "lake")})
+
+
+@contextmanager
+def _kafka(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
+    from tests.servers.kafka import KafkaServer
+
+    server = servers.get("kafka", KafkaServer)
+    topic = f"t{next(_numbers)}.{{namespace}}.{{table}}"
+    yield Place(case, {"brokers": server.brokers, "topic": topic, "staging": str(folder / "staging"), "replication": 1})
+
+
 PLACES: Final[dict[str, Open]] = {
     "delta": _directory,
+    "iceberg": _warehouse,
+    "kafka": _kafka,
     "parquet": _directory,
     "postgres": _postgres,
+}
+
+
+def _messages(sink: Any, table: SourceTable) -> list[dict[str, Any]]:
+    """The rows that messages tell; of a mirror the newest of each key."""
+    from tests.servers.kafka import read_topic
+
+    found = [(key, value) for _, key, value in read_topic(sink.brokers, sink.topic_of(table))]
+    values = [value for _, value in found] if sink.mode is Mode.CHANGES else list(dict(found).values())
+    schema = _SCHEMAS[sink.mode](sink_schema(table))
+    told = [json.loads(value, parse_int=_number) for value in values if value is not None]
+    return [of_json(row, pa.struct(list(schema))) for row in told]
+
+
+def _number(text: str) -> float:
+    return -0.0 if text == "-0" else int(text)
+
+
+def of_json(value: Any, kind: pa.DataType) -> Any:
+    """The value of type *kind* that JSON text tells."""
+    if value is None:
+        return None
+    if pt.is_floating(kind):
+        return float(np.float32(value)) if pt.is_float32(kind) else float(value)
+    if pt.is_decimal(kind):
+        return pa.scalar(Decimal(value), kind).as_py()
+    if pt.is_binary(kind):
+        return b64decode(value)
+    if pt.is_date(kind):
+        return date.fromisoformat(value)
+    if pt.is_timestamp(kind):
+        return datetime.fromisoformat(value)
+    if pt.is_list(kind):
+        return [of_json(one, kind.value_type) for one in value]
+    if pt.is_map(kind):
+        return [(key, of_json(one, kind.item_type)) for key, one in value.items()]
+    if pt.is_struct(kind):
+        return {field.name: of_json(value.get(field.name), field.type) for field in kind}
+    return value
+
+
+COLUMNS_BY_ID: Final = frozenset({"iceberg"})
+"""Kinds of which also old changes have the new name of a column that was renamed."""
+FIXED_MESSAGES: Final = frozenset({"kafka"})
+"""Kinds whose messages stay as they were sent."""
+
+READERS: Final[dict[str, Callable[[Any, SourceTable], list[dict[str, Any]]]]] = {"kafka": _messages}
+"""How the rows of sinks are read that do not read them themselves."""
+
+
+def _left_files(options: dict[str, Any]) -> list[str]:
+    root = Path(next(options[name] for name in ("path", "warehouse", "staging") if name in options))
+    return [
+        str(path.relative_to(root))
+        for pattern in ("**/*.arrow", "**/_staging/**/*.parquet")
+        for path in root.glob(pattern)
+    ]
+
+
+def _left_relations(options: dict[str, Any]) -> list[str]:
+    with psycopg.connect(options["dsn"]) as session:
+        return [name for (name,) in session.execute("SELECT relname FROM pg_class WHERE relname ~ '^s[0-9a-f]{16}_'")]
+
+
+LEFT: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
+    "delta": _left_files,
+    "iceberg": _left_files,
+    "kafka": _left_files,
+    "parquet": _left_files,
+    "postgres": _left_relations,
 }
 
 CASES: Final = [Case(kind, mode) for kind in KINDS if kind in PLACES for mode in sink_class(kind).capabilities.modes]

@@ -54,9 +54,10 @@ class Model(ABC):
     @abstractmethod
     def rows(self) -> list[Row]: ...
 
-    @abstractmethod
     def copy_column(self, old: str, new: str) -> None:
         """The column was renamed at the source, and the sink keeps old rows right."""
+        for row in self.rows():
+            row[new] = row.get(old)
 
     def key_of(self, row: Mapping[str, Any]) -> tuple[Any, ...]:
         return tuple(row[name] for name in self.key)
@@ -89,10 +90,6 @@ class MirrorModel(Model):
     def rows(self) -> list[Row]:
         return list(self.now.values())
 
-    def copy_column(self, old: str, new: str) -> None:
-        for row in self.now.values():
-            row[new] = row.get(old)
-
 
 @dataclass
 class ChangesModel(Model):
@@ -117,9 +114,6 @@ class ChangesModel(Model):
 
     def rows(self) -> list[Row]:
         return self.told
-
-    def copy_column(self, old: str, new: str) -> None:
-        """Rows of changes are what was told then."""
 
     def _tell(self, row: Row, op: Op, version: int, time_us: int, unavailable: str | None = None) -> None:
         added = {
@@ -172,10 +166,6 @@ class HistoryModel(Model):
 
     def rows(self) -> list[Row]:
         return [*self.closed, *self.current.values()]
-
-    def copy_column(self, old: str, new: str) -> None:
-        for row in self.rows():
-            row[new] = row.get(old)
 
     def _become(self, key: tuple[Any, ...], row: Row | None, at: datetime, version: int) -> None:
         was = self.current.pop(key, None)

@@ -35,7 +35,7 @@ from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.vnode import hash_keys
 
-from .cases import CASES, PLACES, Case, Place, Servers
+from .cases import CASES, COLUMNS_BY_ID, FIXED_MESSAGES, PLACES, Case, Place, Servers
 from .models import TRUNCATED, Change, Part, Row, model_of
 
 NOTE = SourceColumn("note", pa.string(), "text", 9)
@@ -299,10 +299,11 @@ def test_values_of_every_type(place: Place) -> None:
     run.check()
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf"), -0.0, 5e-324], ids=str)
-def test_special_floats(place: Place, value: float) -> None:
+def test_special_floats(place: Place) -> None:
     run = Run(place, table_of({"id": pa.int64(), "double": pa.float64(), "single": pa.float32()}, name="floats"))
-    run.changes(1, (INSERT, {"id": 1, "double": value, "single": value}), (INSERT, {"id": 2, "double": 1.0}))
+    values = [float("nan"), float("inf"), float("-inf"), -0.0, 5e-324]
+    rows = [{"id": number, "double": value, "single": value} for number, value in enumerate(values)]
+    run.changes(1, *((INSERT, row) for row in rows), (INSERT, {"id": 9, "double": 1.0}))
     run.check()
 
 
@@ -333,7 +334,9 @@ def test_a_column_is_renamed(place: Place) -> None:
     run.changes(1, (INSERT, order(1, "old")), (INSERT, order(2, "old")))
     renamed = replace(ORDERS.columns[1], name="state")
     run.feed.table = replace(ORDERS, columns=(ORDERS.columns[0], renamed, ORDERS.columns[2]))
-    run.model.copy_column("status", "state")
+    kind, mode = place.case.kind, place.case.mode
+    if kind in COLUMNS_BY_ID or (mode is not Mode.CHANGES and kind not in FIXED_MESSAGES):
+        run.model.copy_column("status", "state")
     run.changes(2, (INSERT, {"id": 3, "state": "new", "total": None}), (DELETE, {"id": 2}))
     run.check()
 

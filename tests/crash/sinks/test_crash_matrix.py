@@ -1,0 +1,28 @@
+"""A sample of the crash matrix: some kills of every sink and mode. All of them: ``make crash-matrix``."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+
+import pytest
+from tests.crash.sinks.matrix import EXACT, Matrix, sampled, tried
+from tests.db.sinks.cases import Case, Servers
+
+KILLS = 3
+SEED = int(os.environ.get("HEADWATER_SEED") or random.SystemRandom().randrange(1 << 32))
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    with Servers() as servers:
+        yield Matrix(servers, tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_killed_at_some_steps(case: Case, matrix: Matrix) -> None:
+    cells = sampled(matrix.cells(case), KILLS, SEED)
+    print(f"HEADWATER_SEED={SEED}: {', '.join(map(str, cells))}")
+    for cell, wrong in tried(matrix, cells, 2):
+        assert wrong is None, str(cell)

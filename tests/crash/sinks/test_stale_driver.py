@@ -1,0 +1,68 @@
+"""A process that slept while another one took over commits nothing when it wakes up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.crash.sinks.coordinated import look, stop_and_go_on
+from tests.crash.sinks.matrix import EXACT, PROCESSES, Matrix, found_by
+from tests.db.sinks.cases import Case, Servers
+
+INSIDE = {
+    "delta": "sink.delta.before_commit",
+    "iceberg": "sink.iceberg.before_commit",
+    "kafka": "sink.kafka.before_commit",
+    "mysql": "sink.sql.before_commit",
+    "parquet": "sink.parquet.before_manifest",
+    "postgres": "sink.sql.before_commit",
+}
+"""Where the commit at the sink is under way."""
+ENDS = {"SinkFenced", "StagedLost"}
+LACKS_FILES = {"iceberg": {"SinkUnwritable"}}
+"""Who took over removes what the commit that sleeps has written."""
+NUMBER = 3
+"""Of the batch before which, or in which, it stops: a large one."""
+STEPS = ["delivery.before_pending", "delivery.after_pending", "inside", "delivery.before_committed"]
+
+
+@pytest.fixture(scope="module")
+def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
+    with Servers() as servers:
+        yield Matrix(servers, tmp_path_factory.mktemp("matrix"))
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_a_process_that_was_taken_over_commits_nothing(case: Case, step: str, matrix: Matrix) -> None:
+    armed = INSIDE[case.kind] if step == "inside" else step
+    with matrix.place(case) as delivery:
+        stale = replace(delivery, armed=f"{armed}@{NUMBER}", output=f"{delivery.output}-stale")
+        process = PROCESSES.Process(target=stop_and_go_on, args=(stale,))
+        process.start()
+        assert process.pid is not None
+        try:
+            wait_until_stopped(process.pid)
+            _, taken_over = found_by(replace(delivery, generation=2))
+            os.kill(process.pid, signal.SIGCONT)
+            process.join(60)
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == 0
+        assert Path(stale.output).read_text().partition(":")[0] in ENDS | LACKS_FILES.get(case.kind, set())
+        _, after = found_by(replace(delivery, generation=2), look)
+        assert after == taken_over
+        assert after.problem(case.mode, taken_over) is None
+
+
+def wait_until_stopped(pid: int) -> None:
+    end = time.monotonic() + 60
+    while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+        assert time.monotonic() < end
+        time.sleep(0.01)
