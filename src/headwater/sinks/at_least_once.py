@@ -79,5 +79,9 @@ class AtLeastOnceSink(RowSink):
 
 
 def batch_key(table: SourceTable, token: Token) -> str:
-    """What a batch of a table is called, each time that it is sent: ``query/table/epoch/plan``."""
-    return f"{token.query}/{directory_of(table)}/{token.epoch}/{token.plan}"
+    """What a batch of a table is called, each time that it is sent: ``query/table/epoch/plan``.
+
+    History that was read anew has other rows, and another name: the attempt comes after it.
+    """
+    key = f"{token.query}/{directory_of(table)}/{token.epoch}/{token.plan}"
+    return f"{key}/attempt-{token.attempt}" if token.attempt else key

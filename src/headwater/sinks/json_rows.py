@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from binascii import b2a_base64
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -29,8 +29,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-_CONTROLS: Final = "[\x00-\x1f]"
+SLICE_ROWS: Final = 20_000
+SLICE_BYTES: Final = 8 << 20
+
+_SPACE: Final = 0x20
 _PLAIN = (pt.is_boolean, pt.is_integer, pt.is_floating, pt.is_string, pt.is_binary)
+
+
+def slices(rows: pa.Table) -> Iterator[pa.Table]:
+    """*rows* in slices that take little as text."""
+    of_row = max(rows.nbytes // max(rows.num_rows, 1), 1)
+    step = max(min(SLICE_ROWS, SLICE_BYTES // of_row), 1)
+    for start in range(0, rows.num_rows, step):
+        yield rows.slice(start, step)
 
 
 def json_objects(columns: Mapping[str, Any], rows: int, *, of_debezium: bool = False) -> Any:
@@ -97,13 +108,13 @@ def _quoted(texts: Any) -> Any:
 
 def escaped(texts: Any) -> Any:
     """What stands between the quotes of JSON strings."""
-    if pc.any(pc.match_substring(texts, "\\")).as_py():
-        texts = pc.replace_substring(texts, "\\", "\\\\")
-    if pc.any(pc.match_substring(texts, '"')).as_py():
-        texts = pc.replace_substring(texts, '"', '\\"')
-    if pc.any(pc.match_substring_regex(texts, _CONTROLS)).as_py():
-        for code in range(32):
-            texts = pc.replace_substring(texts, chr(code), json.dumps(chr(code))[1:-1])
+    _, raw = _content(texts)
+    if not ((raw < _SPACE) | (raw == ord('"')) | (raw == ord("\\"))).any():
+        return texts
+    texts = pc.replace_substring(texts, "\\", "\\\\")
+    texts = pc.replace_substring(texts, '"', '\\"')
+    for code in np.unique(raw[raw < _SPACE]):
+        texts = pc.replace_substring(texts, chr(code), json.dumps(chr(code))[1:-1])
     return texts
 
 
@@ -147,15 +158,13 @@ def base64_texts(values: Any) -> Any:
     """Base64 of each value, by one call for all: each is put where its length is a multiple of three."""
     is_valid = values.is_valid()
     values = pc.fill_null(values.cast(pa.binary()), b"")
-    offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1]
-    data = values.buffers()[2]
-    raw = np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8)
+    offsets, raw = _content(values)
     lengths = np.diff(offsets).astype(np.int64)
     groups = -(-lengths // 3)
     starts = np.concatenate(([0], np.cumsum(groups)))
     padded = np.zeros(int(starts[-1]) * 3, np.uint8)
-    moved = np.repeat(starts[:-1] * 3 - (offsets[:-1] - offsets[0]), lengths)
-    padded[np.arange(moved.size) + moved] = raw[offsets[0] : offsets[-1]]
+    moved = np.repeat(starts[:-1] * 3 - offsets[:-1], lengths)
+    padded[np.arange(moved.size) + moved] = raw
     coded = np.frombuffer(b2a_base64(padded.tobytes(), newline=False), np.uint8).copy()
     ends = starts[1:] * 4
     lacking = groups * 3 - lengths
@@ -164,3 +173,12 @@ def base64_texts(values: Any) -> Any:
     places = pa.py_buffer((starts * 4).astype(np.int32))
     made = pa.Array.from_buffers(pa.string(), len(values), [None, places, pa.py_buffer(coded)])
     return pc.if_else(is_valid, made, pa.scalar(None, pa.string()))
+
+
+def _content(values: Any) -> tuple[Any, Any]:
+    """Where each value begins and the last one ends, and their bytes; only those of *values* where it is a slice."""
+    _, places, data = values.buffers()
+    if not len(values) or data is None:
+        return np.zeros(len(values) + 1, np.int32), np.zeros(0, np.uint8)
+    offsets = np.frombuffer(places, np.int32)[values.offset : values.offset + len(values) + 1]
+    return offsets - offsets[0], np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
