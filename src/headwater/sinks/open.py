@@ -19,11 +19,13 @@ from headwater.sinks.errors import SinkInputError
 from headwater.sinks.sink import Mode, Sink
 
 KINDS: Final[Mapping[str, str]] = {
+    "console": "headwater.sinks.console:ConsoleSink",
     "delta": "headwater.sinks.delta:DeltaSink",
     "iceberg": "headwater.sinks.iceberg:IcebergSink",
     "kafka": "headwater.sinks.kafka:KafkaSink",
     "parquet": "headwater.sinks.parquet:ParquetSink",
     "postgres": "headwater.sinks.postgres:PostgresSink",
+    "webhook": "headwater.sinks.webhook:WebhookSink",
 }
 """Our own kinds, and the classes behind them."""
 
