@@ -1,7 +1,8 @@
 """DeltaSink: each table of a query as a Delta table in ``<root>/<namespace>.<name>``.
 
-``MIRROR`` has the rows as they are now, one per key. ``CHANGES`` has every change, appended. One batch of one table is
-one commit of the Delta log, with up to four application transactions in it:
+``MIRROR`` has the rows as they are now, one per key. ``CHANGES`` has every change, appended. ``HISTORY``
+has every version of every row; it is parted by ``_is_current``. One batch of one table is one commit of the Delta log,
+with up to four application transactions in it:
 
 ===============================================  ================================================================
 ``headwater/<query>/<table>/changes``            the epoch up to which the table has the changes
@@ -10,8 +11,8 @@ one commit of the Delta log, with up to four application transactions in it:
 ``headwater/<query>/<backfill>/<table>/upsert``  1: there were rows before this backfill, its rows replace them
 ===============================================  ================================================================
 
-Tasks write history as files of the table, which nobody sees before the commit. Changes are folded to one row per key
-and staged apart; the commit writes those files anew that have one of the keys.
+Tasks write history as files of the table, which nobody sees before the commit. Changes are folded to one row per key,
+or to versions, and staged apart; the commit writes those files anew that have one of the keys.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Any, Final
+from typing import Final
 from zlib import crc32
 
 import numpy as np
@@ -21,22 +21,28 @@ import pyarrow.compute as pc
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile
-from headwater.sinks.errors import SinkInputError, SinkSchemaError
+from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.fitting import Fitting
-from headwater.sinks.fold import DELETED, fold, folded_schema
+from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.keys import KeySet
+from headwater.sinks.lake_staged import (
+    Apart,
+    in_ranges,
+    is_gone,
+    parts_of,
+    replaced_ranges,
+    staged_of,
+    truncated_us,
+    upserts,
+)
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, stage_rows
 from headwater.sinks.storage import Storage, directory_of
-from headwater.sinks.types import cast, conform, sink_schema
+from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
-from headwater.sources.snapshots import KeyOrder
-from headwater.sources.splits import KeyRange, SplitKind
-from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
-from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
-from headwater.stream.vnode import hash_keys
+from headwater.sources.table import SourceTable
 
 COMMIT_ATTEMPTS: Final = 20
 FILE_BYTES: Final = 4 << 20
@@ -97,7 +103,7 @@ class LakeSink(ABC):
         if self.mode is Mode.MIRROR:
             folded = fold(fitted, rows, truncated)
             parts = [staging.put(token, conform(folded, folded_schema(own)))] if folded.num_rows else []
-            return _staged(table, token, False, parts=parts, truncated=truncated)
+            return staged_of(table, token, False, parts=parts, truncated=truncated)
         after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
         later = (rows_after(batch, after) for batch in rows)
         if self.mode is Mode.HISTORY:
@@ -106,7 +112,7 @@ class LakeSink(ABC):
             for piece in version_pieces(fitted, own, later, truncated):
                 parts.append(staging.put(token, piece))
                 since.append(pc.min(piece.column(VALID_FROM)).cast(pa.int64()).as_py())
-            return _staged(
+            return staged_of(
                 table,
                 token,
                 False,
@@ -117,7 +123,7 @@ class LakeSink(ABC):
             )
         writer = self._writer(table, token, self._columns(fitted))
         files, parts = stage_rows(writer, staging, token, (change_rows(batch, own) for batch in later))
-        return _staged(table, token, False, files=files, parts=parts, after=after)
+        return staged_of(table, token, False, files=files, parts=parts, after=after)
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
@@ -130,17 +136,17 @@ class LakeSink(ABC):
         if self.mode is Mode.CHANGES:
             made = (history_rows(batch, own, part) for batch in rows)
             files, parts = stage_rows(writer, self._staging(table, token), token, made)
-            return _staged(table, token, True, files=files, parts=parts)
+            return staged_of(table, token, True, files=files, parts=parts)
         if part.columns is not None:
             told = {*(fitting.names.get(name, name) for name in part.columns), *fitted.key_columns}
             others = ",".join(name for name in own.names if name not in told)
             parts = self._stage_parts(table, token, (self._staged_rows(batch, own, part, others) for batch in rows))
-            return _staged(table, token, True, parts=parts, only_existing=True, since_us=part.commit_time_us)
-        apart = _Apart(fitted, part.changed)
+            return staged_of(table, token, True, parts=parts, only_existing=True, since_us=part.commit_time_us)
+        apart = Apart(fitted, part.changed)
         files = writer.write_all(self._new_rows(batch, own, part) for batch in apart.others(rows))
         parts = self._stage_parts(table, token, (self._staged_rows(batch, own, part) for batch in apart.taken))
-        ranges = _replaced(table, part) if part.replaces else None
-        return _staged(
+        ranges = replaced_ranges(table, part) if part.replaces else None
+        return staged_of(
             table,
             token,
             True,
@@ -160,9 +166,7 @@ class LakeSink(ABC):
     def _staged_rows(self, batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart, unavailable: str = "") -> pa.Table:
         """Rows of history that the sink may have, as they are staged."""
         rows = self._new_rows(batch, own, part)
-        return (
-            as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else _upserts(rows, unavailable or None)
-        )
+        return as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else upserts(rows, unavailable or None)
 
     def _apply(
         self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool
@@ -185,10 +189,10 @@ class LakeSink(ABC):
         for one in batch.history:
             ranges, files = one.detail["ranges"], one.detail["files"]
             if ranges is not None:
-                rewrite.delete(partial(_in_ranges, one))
+                rewrite.delete(partial(in_ranges, one))
             if overlaps and ranges is None:
                 for file in files:
-                    rewrite.upsert(_upserts(rewrite.read(file), None))
+                    rewrite.upsert(upserts(rewrite.read(file), None))
                 waste += files
             else:
                 rewrite.append(files)
@@ -200,7 +204,7 @@ class LakeSink(ABC):
         self, rewrite: VersionRewrite, table: SourceTable, staging: Staging, batch: Batch, *, overlaps: bool
     ) -> list[DataFile]:
         if batch.is_truncated:
-            rewrite.close(lambda keys: np.ones(keys.num_rows, np.bool_), _truncated_us(batch.changes))
+            rewrite.close(lambda keys: np.ones(keys.num_rows, np.bool_), truncated_us(batch.changes))
         for layer in zip_longest(*(one.detail["parts"] for one in batch.changes)):  # a key's are in one task, in order
             for rows in staging.gather([part for part in layer if part is not None]):
                 rewrite.put(rows)
@@ -211,7 +215,7 @@ class LakeSink(ABC):
             if one.detail["ranges"] is not None:
                 tables = chain(map(rewrite.read_keys, files), map(staging.get, parts))
                 told = KeySet(rewrite.keys_of(tables), rewrite.key_columns)
-                rewrite.close(partial(_is_gone, one, told), one.detail["since_us"])
+                rewrite.close(partial(is_gone, one, told), one.detail["since_us"])
             if overlaps or one.detail["ranges"] is not None:
                 for file in files:
                     rewrite.put(as_staged(conform(rewrite.read(file), versions)), only_changed=True)
@@ -260,111 +264,3 @@ def is_left(path: str, query: str, generation: int) -> bool:
     start, found, rest = path.partition(f"part-{crc32(query.encode()):08x}-")
     number = rest.partition("-")[0]
     return bool(found) and not start and number.isdigit() and int(number) < generation
-
-
-class _Apart:
-    """Rows whose key may be in the table already, kept apart from the others."""
-
-    def __init__(self, table: SourceTable, changed: Any) -> None:
-        self._keys = table.key_columns
-        self._changed = None if changed is None else np.sort(np.asarray(changed, np.uint64))
-        self._taken: list[pa.RecordBatch] = []
-
-    @property
-    def taken(self) -> Iterator[pa.RecordBatch]:
-        return iter(self._taken)
-
-    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if self._changed is not None and self._changed.size:
-                hashes = hash_keys(batch, self._keys)
-                places = np.minimum(np.searchsorted(self._changed, hashes), self._changed.size - 1)
-                is_known = self._changed[places] == hashes
-                if is_known.any():
-                    self._taken.append(batch.filter(pa.array(is_known)))
-                    batch = batch.filter(pa.array(~is_known))
-            yield batch
-
-
-def _staged(
-    table: SourceTable,
-    token: Token,
-    is_snapshot: bool,
-    *,
-    files: Sequence[DataFile] = (),
-    parts: Sequence[Part] = (),
-    truncated: tuple[int, int] | None = None,
-    after: int | None = None,
-    ranges: tuple[KeyRange, ...] | None = None,
-    order: KeyOrder | None = None,
-    only_existing: bool = False,
-    since_us: int | None = None,
-) -> Staged:
-    """:param since_us: the time of the first of its rows."""
-    detail = {"files": list(files), "parts": list(parts), "ranges": ranges, "order": order, "truncated": truncated}
-    staged: list[DataFile | Part] = [*files, *parts]
-    return Staged(
-        table,
-        token,
-        is_snapshot,
-        rows=sum(one.rows for one in staged),
-        size=sum(one.size for one in staged),
-        truncated=truncated is not None,
-        detail={
-            **detail,
-            "only_existing": only_existing,
-            "after": token.epoch if after is None else after,
-            "since_us": since_us,
-        },
-    )
-
-
-def parts_of(staged: Sequence[Staged]) -> list[Part]:
-    return [part for one in staged for part in one.detail["parts"]]
-
-
-def _upserts(rows: pa.Table, unavailable: str | None) -> pa.Table:
-    """Rows as folded ones."""
-    gone = pa.repeat(pa.scalar(False), rows.num_rows)
-    texts = pa.repeat(pa.scalar(unavailable, pa.string()), rows.num_rows)
-    return rows.append_column(DELETED, gone).append_column(UNAVAILABLE_COLUMN, texts)
-
-
-def _replaced(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
-    is_all = any(one.start is None and one.end is None for one in part.ranges)
-    if not is_all and (part.kind is not SplitKind.KEY or part.order is None):
-        raise SinkInputError(
-            f"Parts of {table.full_name} that are not ranges of its key cannot be replaced.",
-            next_step="Take a new snapshot of the whole table.",
-        )
-    return part.ranges
-
-
-def _in_ranges(staged: Staged, keys: pa.Table) -> Any:
-    """Which rows lie in the ranges of *staged*, given their key columns as the table of files has them."""
-    table, order, ranges = staged.table, staged.detail["order"], staged.detail["ranges"]
-    inside = np.zeros(keys.num_rows, np.bool_)
-    names = list(table.key_columns)
-    columns = zip(names, keys.columns, strict=True)
-    typed = pa.table([cast(values, table.column(name).type) for name, values in columns], names)
-    batches = typed.combine_chunks().to_batches()
-    for part in ranges:
-        cuts = [cut for cut in (part.start, part.end) if cut is not None]
-        if not cuts:
-            return np.ones(keys.num_rows, np.bool_)
-        assert order is not None
-        places = np.concatenate([order.places(batch, cuts) for batch in batches] or [np.zeros(0, np.int64)])
-        inside |= places == (0 if part.start is None else 1)
-    return inside
-
-
-def _is_gone(staged: Staged, told: KeySet, keys: pa.Table) -> Any:
-    """Which rows lie in the ranges of *staged* and are not among those that were read there."""
-    return _in_ranges(staged, keys) & (told.find(keys) < 0)
-
-
-def _truncated_us(changes: Sequence[Staged]) -> int:
-    """When the table was truncated: at its epoch, and not after what came after it."""
-    epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
-    at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
-    return min([at_us, *(int(one.detail["since_us"]) for one in changes if one.detail["since_us"] is not None)])

@@ -13,25 +13,21 @@ docs/formats/manifest.md has the format.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from headwater import failpoints
-from headwater.errors import CorruptionError
-from headwater.sinks.errors import SinkError, SinkUnwritable
-from headwater.sinks.sink import Committed
+from headwater.sinks.errors import SinkUnwritable
+from headwater.sinks.manifest import Manifest, ManifestDamaged, ManifestFile
 
 DIRECTORY: Final = "_headwater"
 STAGING: Final = "_staging"
 REPLACED: Final = "_replaced"
-VERSION: Final = 2
 CHECKPOINT_MANIFESTS: Final = 32
 """One in so many has all files."""
 READ_ATTEMPTS: Final = 5
@@ -44,95 +40,6 @@ BEFORE_MOVE = failpoints.register("sink.parquet.before_move")
 AFTER_MOVE = failpoints.register("sink.parquet.after_move")
 BEFORE_FORGET = failpoints.register("sink.parquet.before_forget")
 AFTER_FORGET = failpoints.register("sink.parquet.after_forget")
-
-
-class ManifestDamaged(SinkError, CorruptionError):
-    """A manifest is not what was written, or what it names is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class ManifestFile:
-    """One file: where it was staged, its name for good, its rows and bytes."""
-
-    staged: str
-    name: str
-    rows: int
-    size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """One commit.
-
-    :ivar files: that it brings. :ivar removed: names of those that they replace.
-    :ivar changes: per query the epoch up to which its changes are here.
-    :ivar history: per query and backfill the plan and its attempt up to which its history is here.
-    :ivar all: every file that is there with it; ``None``: those of the manifest before, without *removed*, and *files*.
-    :ivar id: of this manifest; *parent*: of the one before. Of version 1 they are empty.
-    """
-
-    number: int = 0
-    files: tuple[ManifestFile, ...] = ()
-    changes: Mapping[str, int] = field(default_factory=dict)
-    history: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    removed: tuple[str, ...] = ()
-    all: tuple[ManifestFile, ...] | None = None
-    id: str = ""
-    parent: str = ""
-
-    def committed(self, query: str, backfill: str) -> Committed:
-        plan, attempt = self.history.get(f"{query}/{backfill}", (0, 0))
-        return Committed(self.changes.get(query, 0), plan, attempt)
-
-    def following(
-        self,
-        files: Sequence[ManifestFile],
-        removed: Sequence[str] = (),
-        changes: Mapping[str, int] | None = None,
-        history: Mapping[str, Sequence[int]] | None = None,
-    ) -> Manifest:
-        """The next one."""
-        return Manifest(
-            self.number + 1,
-            tuple(files),
-            self.changes if changes is None else changes,
-            self.history if history is None else history,
-            tuple(removed),
-            id=uuid.uuid4().hex,
-            parent=self.id,
-        )
-
-    def after(self, before: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
-        """All files, if *before* are those of the one before; new ones are where those were that they replace."""
-        gone = set(self.removed)
-        place = next((place for place, one in enumerate(before) if one.name in gone), len(before))
-        left = [one for one in before[place:] if one.name not in gone]
-        return (*before[:place], *self.files, *left)
-
-    def to_json(self) -> str:
-        told = asdict(self)
-        if self.all is None:
-            del told["all"]
-        return json.dumps({"version": VERSION, **told}, sort_keys=True)
-
-    @classmethod
-    def from_json(cls, text: str, path: Path) -> Manifest:
-        """:raises ManifestDamaged: it is none, or of a later version."""
-        try:
-            read: dict[str, Any] = json.loads(text)
-            if read["version"] not in (1, VERSION):
-                raise ValueError(read["version"])
-            files, all_files = (
-                None if found is None else tuple(ManifestFile(**file) for file in found)
-                for found in (read["files"], read.get("all"))
-            )
-            told = (tuple(read.get("removed", ())), all_files, read.get("id", ""), read.get("parent", ""))
-            return cls(read["number"], files or (), read["changes"], read["history"], *told)
-        except (ValueError, KeyError, TypeError) as error:
-            raise ManifestDamaged(
-                f"The manifest {path.name} is not one of version 1 or {VERSION}.",
-                next_step="Restore it, or update Headwater if a later one wrote it.",
-            ) from error
 
 
 class Manifests:

@@ -24,7 +24,8 @@ from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter
 from headwater.sinks.errors import SinkBusy, SinkInputError
-from headwater.sinks.manifests import STAGING, Manifest, ManifestFile, Manifests
+from headwater.sinks.manifest import Manifest, ManifestFile
+from headwater.sinks.manifests import STAGING, Manifests
 from headwater.sinks.partitions import Partitioning, Values
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import Part, Staging, stage_rows
