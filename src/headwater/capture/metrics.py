@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from headwater.capture.capture import Capture, CaptureState
@@ -53,17 +53,18 @@ def capture_metrics(capture: Capture) -> Iterator[Metric]:
 class MetricsServer:
     """Serves ``/metrics`` on loopback, from a thread of its own.
 
+    :param figures: what is served, asked for at each scrape.
     :param port: 0 for any that is free; :attr:`port` tells which.
     :raises InputError: the port is taken.
     """
 
-    def __init__(self, capture: Capture, location: str, port: int) -> None:
+    def __init__(self, figures: Callable[[], Iterable[Metric]], port: int) -> None:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 if self.path != "/metrics":
                     self.send_error(404)
                     return
-                body = render([*capture_metrics(capture), *_of_logs(location)]).encode()
+                body = render(list(figures())).encode()
                 self.send_response(200)
                 self.send_header("Content-Type", "text/plain; version=0.0.4")
                 self.send_header("Content-Length", str(len(body)))
@@ -87,7 +88,13 @@ class MetricsServer:
         self._server.server_close()
 
 
-def _of_logs(location: str) -> list[Metric]:
+def serve_capture(capture: Capture, location: str, port: int) -> MetricsServer:
+    """Serve the figures of *capture* and of the logs at *location*. :raises InputError: the port is taken."""
+    return MetricsServer(lambda: [*capture_metrics(capture), *of_logs(location)], port)
+
+
+def of_logs(location: str) -> list[Metric]:
+    """The figures of the logs at *location*; none where there are no logs yet."""
     try:
         return log_metrics(location)
     except HeadwaterError:  # no log yet

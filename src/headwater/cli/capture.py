@@ -14,7 +14,7 @@ import typer
 
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
-from headwater.capture.metrics import MetricsServer
+from headwater.capture.metrics import serve_capture
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
@@ -69,7 +69,7 @@ def capture(
         timer = threading.Timer(seconds, running.stop)
         timer.daemon = True
         timer.start()
-    metrics = None if metrics_port is None else MetricsServer(running, str(store), metrics_port)
+    metrics = None if metrics_port is None else serve_capture(running, str(store), metrics_port)
     if metrics is not None:
         err.print(f"metrics: http://127.0.0.1:{metrics.port}/metrics")
     line = _Line(running, as_json=as_json)

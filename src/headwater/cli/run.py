@@ -19,7 +19,9 @@ from rich.console import Console
 from rich.live import Live
 
 from headwater.cli.status import PipelineFile, Rates, duration, phase_of, problems, view
+from headwater.cli.terminal import err
 from headwater.pipeline.config import DEFAULT_FILE
+from headwater.pipeline.metrics import serve_metrics
 from headwater.pipeline.pipeline import Pipeline
 from headwater.pipeline.status import LIVE, PipelineStatus
 from headwater.pipeline.supervision import LOG_FOLDER
@@ -32,11 +34,17 @@ def run(
     pipeline: PipelineFile = Path(DEFAULT_FILE),
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a live view.")] = False,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve http://127.0.0.1:PORT/metrics for Prometheus.", min=0, max=65535)
+    ] = None,
 ) -> None:
     """Run a pipeline: capture the changes, read the history, deliver both. Ctrl-C stops it; run it again to go on."""
     made = Pipeline.from_toml(pipeline)
     logs = made.config.work / LOG_FOLDER
     logs.mkdir(parents=True, exist_ok=True)
+    metrics = None if metrics_port is None else serve_metrics(made.config, metrics_port)
+    if metrics is not None:
+        err.print(f"metrics: http://127.0.0.1:{metrics.port}/metrics")
     with _spark_is_quiet(logs / "spark.log") as console:
         made.start()
         _stop_on_signals(made)
@@ -45,6 +53,8 @@ def run(
         for _ in show(made, console):
             if end is not None and time.monotonic() >= end:
                 made.ask_to_stop()
+    if metrics is not None:
+        metrics.close()
     made.wait()
 
 

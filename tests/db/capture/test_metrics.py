@@ -12,7 +12,7 @@ import pytest
 from tests.db.capture.running import running
 from tests.servers.postgres import Database
 
-from headwater.capture.metrics import MetricsServer
+from headwater.capture.metrics import serve_capture
 from headwater.errors import InputError
 
 
@@ -26,7 +26,7 @@ def scraped(port: int) -> dict[str, float]:
 def test_the_figures_of_the_capture_and_its_logs_can_be_scraped(newest_postgres: Database, tmp_path: Path) -> None:
     newest_postgres.execute("CREATE TABLE t (id int PRIMARY KEY)")
     with running(newest_postgres, tmp_path, "t") as capture:
-        server = MetricsServer(capture.capture, str(capture.store), 0)
+        server = serve_capture(capture.capture, str(capture.store), 0)
         newest_postgres.execute("INSERT INTO t SELECT generate_series(1, 30)")
         capture.catch_up()
         found = scraped(server.port)
@@ -46,4 +46,4 @@ def test_a_port_that_is_taken_is_refused(newest_postgres: Database, tmp_path: Pa
     with running(newest_postgres, tmp_path, "t") as capture, socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InputError, match="cannot be used"):
-            MetricsServer(capture.capture, str(capture.store), port)
+            serve_capture(capture.capture, str(capture.store), port)

@@ -11,6 +11,9 @@ import pytest
 from tests.servers.postgres import Database
 from tests.spark.pipeline.driven import RunningPipeline
 
+from headwater.pipeline.config import load
+from headwater.pipeline.metrics import pipeline_metrics
+
 
 @pytest.fixture
 def shop(newest_postgres: Database) -> Database:
@@ -42,7 +45,9 @@ def table(running: RunningPipeline, name: str) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(600)
-def test_what_the_sink_refuses_is_parked_and_comes_back(running: RunningPipeline, shop: Database) -> None:
+def test_what_the_sink_refuses_is_parked_and_comes_back(
+    running: RunningPipeline, shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running.wait_for(lambda: table(running, "shop.notes")["phase"] == "parked")
     assert "shop.notes" in table(running, "shop.notes")["waiting"]
     running.wait_for(lambda: table(running, "shop.orders")["phase"] == "live")
@@ -59,6 +64,16 @@ def test_what_the_sink_refuses_is_parked_and_comes_back(running: RunningPipeline
     assert [(one["table"], one["rows"]) for one in letters] == [("shop.orders", 1)]
     assert letters[0]["shown"][0]["id"] == "202"
     assert "much too long" not in running.complaints()
+
+    monkeypatch.setenv("SHOP_DSN", shop.dsn)
+    figures = {
+        (one.name, dict(one.labels).get("sink")): one.value
+        for one in pipeline_metrics(load(running.folder / "pipeline.toml"))
+    }
+    assert figures["pipeline_up", None] == 1
+    assert figures["sink_up", "warehouse"] == figures["sink_up", "delta"] == 1
+    assert figures["sink_parked_tables", "warehouse"] == figures["sink_refused_rows", "warehouse"] == 1
+    assert figures["sink_parked_tables", "delta"] == 0
 
     shop.execute("ALTER TABLE shown.orders DROP CONSTRAINT short")
     replayed = running.headwater("sink", "replay", "warehouse")

@@ -1,0 +1,78 @@
+"""Figures of a pipeline, its sinks and its logs, for Prometheus.
+
+===================================  ====================================================================
+metric                               meaning
+===================================  ====================================================================
+``pipeline_up``                      1 while it runs
+``sink_up``                          1 while its query runs; 0 while it waits, is paused, or has failed
+``sink_state``                       1 for the state that it is in, a label
+``sink_batches_total``               that were delivered since the start; ``sink_restarts_total``: of its query
+``sink_delivered_epoch``             the newest
+``sink_lag_rows``                    changes of a table that are not delivered
+``sink_lag_seconds``                 how old the oldest of them is
+``sink_parked_tables``               that the sink does not take
+``sink_refused_rows``                that were parked, by table
+``sink_pending_batches``             that are staged and not committed; ``sink_pending_seconds``: the oldest
+``sink_backfill_rows``               of history that are read; ``sink_backfill_total_rows``: an estimate
+===================================  ====================================================================
+
+The metrics of the logs follow (:mod:`headwater.log_store.metrics`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from headwater.backfill.planner import PARKED
+from headwater.capture.metrics import MetricsServer, of_logs
+from headwater.log_store.metrics import Metric
+from headwater.pipeline.config import PipelineConfig
+from headwater.pipeline.status import PipelineStatus, SinkStatus, read_status
+from headwater.sinks.coordinator import DeliveryState, read_deliveries
+from headwater.sinks.dead_letters import DeadLetters
+
+
+def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
+    """The figures of the pipeline at this moment."""
+    found: PipelineStatus = read_status(config)
+    labels = (("pipeline", config.name),)
+    yield Metric("pipeline_up", labels, float(found.running))
+    for sink in found.sinks:
+        yield from _of_sink(sink)
+    for section in config.sink:
+        yield from _of_deliveries(config.store, config.query(section), section.label)
+        letters = DeadLetters(str(config.dead_letters(section)))
+        for table, rows in letters.counts().items():
+            yield Metric("sink_refused_rows", (("sink", section.label), ("table", table)), float(rows))
+    yield from of_logs(config.store)
+
+
+def _of_sink(sink: SinkStatus) -> Iterator[Metric]:
+    labels = (("sink", sink.name),)
+    yield Metric("sink_up", labels, float(sink.state == "running"))
+    yield Metric("sink_state", (*labels, ("state", sink.state)), 1.0)
+    yield Metric("sink_batches_total", labels, float(sink.batches))
+    yield Metric("sink_restarts_total", labels, float(sink.restarts))
+    yield Metric("sink_delivered_epoch", labels, float(sink.epoch))
+    yield Metric("sink_parked_tables", labels, float(sum(table.phase == PARKED for table in sink.tables)))
+    for table in sink.tables:
+        of_table = (*labels, ("table", table.name))
+        yield Metric("sink_lag_rows", of_table, float(table.lag_rows))
+        yield Metric("sink_lag_seconds", of_table, table.lag_seconds)
+        yield Metric("sink_backfill_rows", of_table, float(table.rows))
+        if table.total is not None:
+            yield Metric("sink_backfill_total_rows", of_table, float(table.total))
+
+
+def _of_deliveries(location: str, query: str, sink: str) -> Iterator[Metric]:
+    waiting = [record for record in read_deliveries(location, query) if record.state is DeliveryState.PENDING]
+    labels = (("sink", sink),)
+    yield Metric("sink_pending_batches", labels, float(len(waiting)))
+    oldest = min((record.since_ms for record in waiting), default=None)
+    yield Metric("sink_pending_seconds", labels, 0.0 if oldest is None else max(0.0, time.time() - oldest / 1000))
+
+
+def serve_metrics(config: PipelineConfig, port: int) -> MetricsServer:
+    """Serve them on loopback. :raises InputError: the port is taken."""
+    return MetricsServer(lambda: pipeline_metrics(config), port)
