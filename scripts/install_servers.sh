@@ -1,7 +1,8 @@
 #!/bin/sh
-# The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12.
+# The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12, MariaDB, Kafka.
 # As root: installed with apt, without the cluster that Debian's package makes. Otherwise: unpacked into a cache directory.
 set -eu
+sh "$(dirname "$0")/install_mariadb.sh"
 sh "$(dirname "$0")/install_kafka.sh"
 MAJOR=15
 PACKAGE=postgresql-$MAJOR

@@ -94,3 +94,16 @@ def kafka_jars() -> Path:
     if not found or not list(found[-1].glob("kafka*.jar")):
         raise FileNotFoundError("The tests need a real Kafka broker. Run: sh scripts/install_kafka.sh")
     return found[-1]
+
+
+@cache
+def mariadb_root() -> Path:
+    """The directory in which MariaDB is unpacked.
+
+    :raises FileNotFoundError: when it is not on this machine; the text is the command that installs it.
+    """
+    named = os.environ.get("HEADWATER_MARIADB")
+    root = Path(named) if named else unpacked_servers() / "mariadb"
+    if not (root / "usr/sbin/mariadbd").exists():
+        raise FileNotFoundError("The tests need a real MariaDB. Run: sh scripts/install_mariadb.sh")
+    return root

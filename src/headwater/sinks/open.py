@@ -23,6 +23,7 @@ KINDS: Final[Mapping[str, str]] = {
     "delta": "headwater.sinks.delta:DeltaSink",
     "iceberg": "headwater.sinks.iceberg:IcebergSink",
     "kafka": "headwater.sinks.kafka:KafkaSink",
+    "mysql": "headwater.sinks.mysql:MySqlSink",
     "parquet": "headwater.sinks.parquet:ParquetSink",
     "postgres": "headwater.sinks.postgres:PostgresSink",
     "webhook": "headwater.sinks.webhook:WebhookSink",

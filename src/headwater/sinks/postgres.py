@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.sinks.errors import SinkDriverMissing, SinkInputError
+from headwater.sinks.errors import SinkDriverMissing
 from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Mode
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable
+from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, check_table_name, table_name
 from headwater.sources.table import SourceTable
 
 if TYPE_CHECKING:
@@ -79,23 +79,6 @@ class PostgresSink(SqlSink):
 
         place = (self.schema or table.namespace or "public", table_name(self.table, table))
         return SqlTable.of(table, place, self.mode, sql_type, self.on_drop)
-
-
-def check_table_name(pattern: str) -> None:
-    """:raises SinkInputError: not every table would have a name of its own."""
-    try:
-        first, second = (pattern.format(schema="a", table=name) for name in "bc")
-    except (KeyError, IndexError, ValueError):
-        first = second = ""
-    if first == second:
-        raise SinkInputError(
-            f"Received table = {pattern!r}; it must have {{table}} in it, and may have {{schema}}.",
-            next_step='For example table = "{schema}_{table}".',
-        )
-
-
-def table_name(pattern: str, table: SourceTable) -> str:
-    return pattern.format(schema=table.namespace, table=table.name)
 
 
 def _library() -> Any:

@@ -26,7 +26,7 @@ from typing import Final, Literal
 import pyarrow as pa
 
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION, changes_schema
-from headwater.sinks.errors import SinkSchemaError
+from headwater.sinks.errors import SinkInputError, SinkSchemaError
 from headwater.sinks.fold import DELETED
 from headwater.sinks.sink import Mode, Token
 from headwater.sinks.types import sink_schema
@@ -89,8 +89,7 @@ class SqlTable:
             )
         shape = {Mode.MIRROR: pa.schema, Mode.CHANGES: changes_schema, Mode.HISTORY: versions_schema}[mode](own)
         columns = columns_of(shape, table, type_of)
-        is_whole = set(table.key_columns) >= {one.name for one in table.columns if not one.dropped}
-        return cls(table, place, columns, own, mode, is_whole, type_of)
+        return cls(table, place, columns, own, mode, is_whole(table), type_of)
 
     @property
     def name(self) -> str:
@@ -111,6 +110,11 @@ class SqlTable:
     def staged(self, schema: pa.Schema) -> tuple[SqlColumn, ...]:
         """The columns of a relation with rows of *schema*."""
         return columns_of(schema, self.source, self.type_of)
+
+
+def is_whole(table: SourceTable) -> bool:
+    """Whether the key is all there is: such rows have no key at the source, and may have nulls in it."""
+    return set(table.key_columns) >= {one.name for one in table.columns if not one.dropped}
 
 
 def columns_of(schema: pa.Schema, table: SourceTable, type_of: TypeOf) -> tuple[SqlColumn, ...]:
@@ -172,8 +176,9 @@ def steps(
     added, renamed, filled, widened = [], [], [], []
     for column in wanted.columns:
         there = known.get(column.name)
-        old = None if there is not None or column.field_id is None else gone.get(column.field_id)
-        if old is not None and on_rename == "rename":
+        is_known = there is not None and (there.field_id is not None or column.field_id is None)
+        old = None if is_known or column.field_id is None else gone.get(column.field_id)
+        if old is not None and there is None and on_rename == "rename":
             there = gone.pop(column.field_id)  # type: ignore[arg-type]
             renamed.append((old.name, column.name))
         elif old is not None and wanted.mode is not Mode.CHANGES and holds(column.type, old.type):
@@ -189,7 +194,8 @@ def steps(
                     next_step=f"Change its type there, or remove {wanted.name} and take a new snapshot.",
                 )
             widened.append(column)
-    dropped = [column.name for column in gone.values()] if on_drop == "drop" else []
+    kept = {column.field_id for column in wanted.columns}
+    dropped = [column.name for column in gone.values() if column.field_id not in kept] if on_drop == "drop" else []
     return Steps(*(tuple(found) for found in (added, renamed, filled, widened, dropped)))  # type: ignore[arg-type]
 
 
@@ -235,6 +241,24 @@ def packed(rows: pa.Table) -> bytes:
 def unpacked(part: SqlPart) -> pa.Table:
     """The rows that are inside."""
     return pa.ipc.open_stream(part.inside).read_all()
+
+
+def check_table_name(pattern: str) -> None:
+    """:raises SinkInputError: not every table would have a name of its own."""
+    try:
+        first, second = (pattern.format(schema="a", table=name) for name in "bc")
+    except (KeyError, IndexError, ValueError):
+        first = second = ""
+    if first == second:
+        raise SinkInputError(
+            f"Received table = {pattern!r}; it must have {{table}} in it, and may have {{schema}}.",
+            next_step='For example table = "{schema}_{table}".',
+        )
+
+
+def table_name(pattern: str, table: SourceTable) -> str:
+    """What *table* is called."""
+    return pattern.format(schema=table.namespace, table=table.name)
 
 
 def relation_name(table: SqlTable, token: Token) -> str:

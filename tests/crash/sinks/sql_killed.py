@@ -21,7 +21,9 @@ from headwater.sinks.sink import Committed
 from . import deliveries, sql_deliveries
 
 _PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["headwater.sinks.postgres_target", "tests.crash.sinks.sql_deliveries"])
+_PROCESSES.set_forkserver_preload(
+    ["headwater.sinks.postgres_target", "headwater.sinks.mysql_target", "tests.crash.sinks.sql_deliveries"]
+)
 
 Database = Callable[[], AbstractContextManager[str]]
 """A fresh database for a while: its address."""
@@ -52,7 +54,7 @@ class KilledScenarios:
 
     kind: ClassVar[str]
 
-    @pytest.mark.parametrize("mode", ["mirror", "changes", "history"])
+    @pytest.mark.parametrize("mode", ["mirror", "history"])
     def test_killed_at_any_step(self, mode: str, database: Database, tmp_path: Path) -> None:
         with database() as dsn:
             assert run(sql_deliveries.count_hits, self.kind, dsn, mode, str(tmp_path / "hits")) == 0
@@ -93,6 +95,6 @@ class KilledScenarios:
             if any(one.exitcode for one in runs):  # one found that the other had been faster
                 assert run(sql_deliveries.child, self.kind, dsn, "changes", "", 1) == 0
             found = contents(self.kind, dsn, "changes")
-            with database() as other:
-                assert run(sql_deliveries.child, self.kind, other, "changes", "", 1) == 0
-                assert contents(self.kind, other, "changes") == found
+        with database() as dsn:
+            assert run(sql_deliveries.child, self.kind, dsn, "changes", "", 1) == 0
+            assert contents(self.kind, dsn, "changes") == found

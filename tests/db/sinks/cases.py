@@ -132,10 +132,23 @@ def _kafka(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
     yield Place(case, {"brokers": server.brokers, "topic": topic, "staging": str(folder / "staging"), "replication": 1})
 
 
+@contextmanager
+def _mysql(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
+    from tests.servers.mariadb import MariaDbServer
+
+    from headwater.sinks.mysql import SESSIONS
+
+    number = next(_numbers)
+    server = servers.get("mariadb", MariaDbServer)
+    yield Place(case, {"dsn": server.dsn, "database": f"d{number}", "own_database": f"own{number}"})
+    SESSIONS.close()
+
+
 PLACES: Final[dict[str, Open]] = {
     "delta": _directory,
     "iceberg": _warehouse,
     "kafka": _kafka,
+    "mysql": _mysql,
     "parquet": _directory,
     "postgres": _postgres,
 }

@@ -1,0 +1,165 @@
+"""Sessions with the MySQL or MariaDB of a sink: the address, connecting, and errors of the server in our own words."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from typing import Any, Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.constants import CLIENT
+from pymysql.converters import conversions
+
+from headwater.errors import HeadwaterError
+from headwater.sinks.errors import (
+    SinkBusy,
+    SinkError,
+    SinkInputError,
+    SinkRowError,
+    SinkUnreachable,
+    SinkUnwritable,
+    StagedLost,
+)
+
+IDLE_SECONDS: Final = 60
+
+_SETTINGS: Final = (
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
+    f"innodb_lock_wait_timeout = {IDLE_SECONDS}, foreign_key_checks = 1",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+)
+_ROW_REASONS: Final = {
+    1048: "a value is null where the column takes none",
+    1062: "another row has the same value in a unique index",
+    1118: "the row is too large",
+    1216: "a foreign key does not allow it",
+    1217: "a foreign key does not allow it",
+    1264: "a value is out of the range of its column",
+    1265: "a value does not fit its column",
+    1292: "a value is none of its column's type",
+    1364: "a column that is not delivered has no default",
+    1366: "a value is none of its column's type",
+    1367: "a value is none of its column's type",
+    1406: "a value is too long for its column",
+    1411: "a value is none of its column's type",
+    1451: "a foreign key does not allow it",
+    1452: "a foreign key does not allow it",
+    1644: "a trigger of the table refuses it",
+    3819: "a check constraint is violated",
+    4025: "a check constraint is violated",
+}
+_DENIED: Final = frozenset((1044, 1045, 1142, 1143, 1227, 1410, 1698, 1049))
+_BUSY: Final = frozenset((1205, 1213, 1040, 1203, 1054, 1146, 1412))
+_COLUMN: Final = re.compile(r"[Cc]olumn ['`](.+?)['`](?: at row| cannot| has|$)")
+_CONSTRAINT: Final = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](.+?)[`']")
+_OPTIONS: Final = frozenset(("unix_socket", "ssl_ca", "connect_timeout"))
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a server is. Its text never shows the password."""
+
+    host: str
+    port: int
+    user: str
+    database: str
+    password: str = field(repr=False)
+    options: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        return f"mysql://{user}{self.host}:{self.port}/{self.database}"
+
+    def hide(self, text: str) -> str:
+        return text.replace(self.password, "***") if self.password else text
+
+
+def address(dsn: str) -> Address:
+    """:raises SinkInputError: it cannot be read; the text is not repeated."""
+    try:
+        parts = urlsplit(dsn)
+        options = tuple(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+        if parts.scheme not in ("mysql", "mariadb") or not _OPTIONS.issuperset(name for name, _ in options):
+            raise ValueError
+        return Address(
+            unquote(parts.hostname or "localhost"),
+            parts.port or 3306,
+            unquote(parts.username or ""),
+            unquote(parts.path.lstrip("/")),
+            unquote(parts.password or ""),
+            options,
+        )
+    except ValueError:
+        raise SinkInputError(
+            "The connection string is not one of MySQL.",
+            next_step="Write mysql://user@host:3306/database, with %-escapes; options are "
+            f"{', '.join(sorted(_OPTIONS))}.",
+        ) from None
+
+
+def connect(place: Address) -> pymysql.Connection[Any]:
+    """:raises pymysql.err.MySQLError: it cannot be reached."""
+    options: dict[str, Any] = dict(place.options)
+    if "ssl_ca" in options:
+        options["ssl"] = {"ca": options.pop("ssl_ca")}
+    connection = pymysql.connect(
+        host=place.host,
+        port=place.port,
+        user=place.user,
+        password=place.password,
+        charset="utf8mb4",
+        autocommit=True,
+        local_infile=True,
+        connect_timeout=int(options.pop("connect_timeout", 10)),
+        client_flag=CLIENT.FOUND_ROWS,
+        # what is read comes as text, which Arrow converts
+        conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
+        **options,
+    )
+    connection._local_infile = False  # only while we ask for it
+    try:
+        with connection.cursor() as cursor:
+            for statement in _SETTINGS:
+                cursor.execute(statement)
+            with contextlib.suppress(pymysql.err.MySQLError):  # MariaDB alone has it
+                cursor.execute(f"SET SESSION idle_transaction_timeout = {IDLE_SECONDS}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:
+    """The error of our tree for one of the library. :param table: the full name of the table at the source."""
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    said = place.hide(" ".join(str(error.args[1] if len(error.args) > 1 else error).split()))
+    if code in _ROW_REASONS:
+        constraint = _CONSTRAINT.search(said)
+        reason = f"{_ROW_REASONS[code]}{f' (constraint {constraint[1]})' if constraint else ''}"
+        column = _COLUMN.search(said)
+        name = column[1].rpartition("`")[2] if column else None
+        return SinkRowError(table, reason, column=name)
+    if code == 1146 and f"'{own}.s" in said:
+        return StagedLost(f"What was staged for {table} is gone from {place}.", next_step="It is staged anew.")
+    if code in _DENIED:
+        return SinkUnwritable(
+            f"{place} refused the user {place.user!r}: {said}.",
+            next_step="Check the password, and grant CREATE, ALTER, DROP, INDEX, INSERT, UPDATE, DELETE, SELECT and "
+            f"CREATE TEMPORARY TABLES on the databases of the tables and on {own}.",
+        )
+    if code in _BUSY:
+        return SinkBusy(f"{place} did not take {table or 'it'} now (error {code}).", next_step="Try again.")
+    if (
+        code in (0, 1053, 1077, 1079, 1927, 4031)
+        or 2000 <= code < 3000
+        or isinstance(error, pymysql.err.InterfaceError)
+    ):
+        return SinkUnreachable(
+            f"{place} cannot be reached (error {code}).", next_step="Check that the server runs and answers."
+        )
+    return SinkError(
+        f"{place} refused a statement for {table or 'our own tables'} (error {code}).",
+        next_step="Look the error up; the server's log may have the statement.",
+    )
