@@ -25,10 +25,11 @@ _numbers = count(1)
 class Delivery:
     """A pipeline that runs in a session, for one table and one sink.
 
+    :param options: of the sink; by themselves it is a directory in *folder*.
     :ivar began: when its query was first seen, in seconds of the clock on the wall.
     """
 
-    def __init__(self, spark: Any, orders: Orders, kind: str, folder: Path) -> None:
+    def __init__(self, spark: Any, orders: Orders, kind: str, folder: Path, **options: Any) -> None:
         self.name = f"bench{next(_numbers)}"
         self.orders = orders
         self.target = folder / self.name / "sink"
@@ -36,7 +37,7 @@ class Delivery:
         self._query: Any = None
         source = {"dsn": orders.database.dsn, "tables": [orders.full_name], "slot": self.name, "publication": self.name}
         self._pipeline = Pipeline(source, store=folder / self.name / "store", name=self.name)
-        self._pipeline.sink(kind, path=self.target)
+        self._pipeline.sink(kind, **(options or {"path": self.target}))
         self.began = 0.0
 
     def __enter__(self) -> Self:

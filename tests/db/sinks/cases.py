@@ -15,6 +15,7 @@ from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import numpy as np
 import psycopg
@@ -165,6 +166,30 @@ def _messages(sink: Any, table: SourceTable) -> list[dict[str, Any]]:
     return [of_json(row, pa.struct(list(schema))) for row in told]
 
 
+def _lines(sink: Any, table: SourceTable) -> list[dict[str, Any]]:
+    """The rows that lines of JSON tell, one step after the other."""
+    file = Path(urlsplit(sink.url).path if hasattr(sink, "url") else sink.path)
+    lines = [json.loads(line, parse_int=_number) for line in file.read_text().splitlines()] if file.exists() else []
+    told = [line for line in lines if line["_table"] == table.full_name]
+    schema = _SCHEMAS[sink.mode](sink_schema(table))
+    if sink.mode is Mode.MIRROR:
+        told = list(_after_steps(told, table.key_columns).values())
+    return [of_json(row, pa.struct(list(schema))) for row in told]
+
+
+def _after_steps(lines: list[dict[str, Any]], key_columns: Sequence[str]) -> dict[str, dict[str, Any]]:
+    now: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        key = "" if line["_step"] == "clear" else json.dumps([line[name] for name in key_columns])
+        if line["_step"] == "clear":
+            now.clear()
+        elif line["_step"] == "delete":
+            now.pop(key, None)
+        elif line["_step"] == "upsert" or key in now:
+            now[key] = {**now.get(key, {}), **line}
+    return now
+
+
 def _number(text: str) -> float:
     return -0.0 if text == "-0" else int(text)
 
@@ -194,10 +219,16 @@ def of_json(value: Any, kind: pa.DataType) -> Any:
 
 COLUMNS_BY_ID: Final = frozenset({"iceberg"})
 """Kinds of which also old changes have the new name of a column that was renamed."""
-FIXED_MESSAGES: Final = frozenset({"kafka"})
+FINITE_FLOATS: Final = frozenset({"mysql"})
+"""Kinds that have no NaN and no infinities, of which a row is refused, and only one zero."""
+FIXED_MESSAGES: Final = frozenset({"console", "kafka", "webhook"})
 """Kinds whose messages stay as they were sent."""
 
-READERS: Final[dict[str, Callable[[Any, SourceTable], list[dict[str, Any]]]]] = {"kafka": _messages}
+READERS: Final[dict[str, Callable[[Any, SourceTable], list[dict[str, Any]]]]] = {
+    "console": _lines,
+    "kafka": _messages,
+    "webhook": _lines,
+}
 """How the rows of sinks are read that do not read them themselves."""
 
 
@@ -215,10 +246,24 @@ def _left_relations(options: dict[str, Any]) -> list[str]:
         return [name for (name,) in session.execute("SELECT relname FROM pg_class WHERE relname ~ '^s[0-9a-f]{16}_'")]
 
 
+def _left_tables(options: dict[str, Any]) -> list[str]:
+    import pymysql
+
+    at = urlsplit(options["dsn"])
+    address = {"host": at.hostname, "port": at.port, "user": at.username, "password": at.password}
+    with pymysql.connect(**address) as session, session.cursor() as cursor:
+        cursor.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = %s AND table_name RLIKE %s",
+            (options["own_database"], "^s[0-9a-f]{16}_"),
+        )
+        return [name for (name,) in cursor.fetchall()]
+
+
 LEFT: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
     "delta": _left_files,
     "iceberg": _left_files,
     "kafka": _left_files,
+    "mysql": _left_tables,
     "parquet": _left_files,
     "postgres": _left_relations,
 }
