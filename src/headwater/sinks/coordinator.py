@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, Self
 
-from headwater import failpoints
+from headwater import __version__, failpoints
 from headwater.errors import FencedError, NotFoundError
 from headwater.sinks.errors import (
     OtherAttempt,
@@ -85,7 +85,8 @@ _PARKED: Final = "parked/"
 _SUSPECT: Final = "suspect/"
 _COMMITS: Final = 4
 _LARGEST_STAGED: Final = 16 << 20
-_STAGED_VERSION: Final = 1
+_STAGED_VERSION: Final = f"1 {__version__}"
+"""What is staged is pickled: only the release that wrote it reads it."""
 
 
 class DeliveryState(Enum):
