@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import pyarrow as pa
 
 from headwater.sinks.errors import SinkFenced, SinkInputError
+from headwater.sinks.json_rows import slices
 from headwater.sinks.kafka_channel import KafkaChannel, KafkaChannels, KafkaCluster, token_topics
 from headwater.sinks.kafka_messages import (
     ChangeMessages,
@@ -26,7 +27,6 @@ from headwater.sinks.kafka_messages import (
     keys_of,
     merged,
     row_messages,
-    slices,
 )
 from headwater.sinks.row_batch import Append, Clear, Delete, RowBatch, Step, Update, Upsert
 from headwater.sinks.row_sink import Overtaken, RowSink
@@ -38,7 +38,17 @@ TOPIC: Final = "{namespace}.{table}"
 LONGEST_TOPIC: Final = 249
 TOMBSTONE_SLICE: Final = 20_000
 
-_OURS = frozenset({"bootstrap.servers", "transactional.id", "enable.idempotence", "isolation.level", "group.id"})
+_OURS = frozenset(
+    {
+        "bootstrap.servers",
+        "enable.idempotence",
+        "group.id",
+        "isolation.level",
+        "queue.buffering.max.kbytes",
+        "queue.buffering.max.messages",
+        "transactional.id",
+    }
+)
 _NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _channels = KafkaChannels()
 _known_topics: set[tuple[str, str]] = set()

@@ -36,6 +36,8 @@ from headwater.sinks.token_record import TokenRecord
 
 SECONDS: Final = 60.0
 OPEN_CHANNELS: Final = 16
+PIECE_BYTES: Final = 32 << 20
+ON_THEIR_WAY: Final = 20_000
 TAIL: Final = 16
 """How many records back from the end of a token topic are looked at first; each commit takes two."""
 
@@ -64,8 +66,8 @@ _PRODUCER_SETTINGS: Final = {
     "compression.type": "lz4",
     "linger.ms": "5",
     "partitioner": "murmur2_random",  # that of the Java clients: others who write find the same partitions
-    "queue.buffering.max.kbytes": "65536",
-    "queue.buffering.max.messages": "100000",
+    "queue.buffering.max.kbytes": str(256 << 10),
+    "queue.buffering.max.messages": "200000",
     "transaction.timeout.ms": "300000",
 }
 _NOT_YET: Final = (
@@ -75,6 +77,16 @@ _NOT_YET: Final = (
     "_UNKNOWN_PARTITION",
     "_UNKNOWN_TOPIC",
 )
+_OVER: Final = (
+    "INVALID_PRODUCER_EPOCH",
+    "INVALID_PRODUCER_ID_MAPPING",  # its id was not used for a week
+    "PRODUCER_FENCED",
+    "UNKNOWN_PRODUCER_ID",
+    "_FATAL",  # what is asked of a producer that was fenced a moment ago
+    "_FENCED",
+    "_STATE",
+)
+"""The producer can be used no more; what is there tells the next one."""
 _REFUSED: Final = (
     "_INVALID_ARG",
     "TOPIC_EXCEPTION",
@@ -246,6 +258,7 @@ class KafkaChannel:
             for some in messages:
                 self._send(topic, some)
             self._send(self.tokens, Messages([key.encode()], [record.text.encode()]))
+            self._wait(topic, 0)
             failpoints.hit(AFTER_PRODUCE)
             failpoints.hit(BEFORE_COMMIT)
             self._commit()
@@ -253,23 +266,28 @@ class KafkaChannel:
         self.record = record
 
     def _send(self, topic: str, messages: Messages) -> None:
-        """Until the brokers have them: what is on its way is bounded by one slice."""
+        """Hand them over once what was sent before is nearly gone: two slices are on their way, no more.
+
+        That keeps the queue from being full: it would then refuse some and take later ones, out of order.
+        """
         kafka = kafka_library()
-        pairs = zip(messages.keys, messages.values, strict=True)
-        left: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in pairs]
-        while left:
-            self._producer.produce_batch(topic, left)
-            refused = [one for one in left if "_error" in one]
-            for one in refused:
-                error = one.pop("_error")
-                if error.code() != kafka.KafkaError._QUEUE_FULL:
-                    raise kafka.KafkaException(error)
-            if self._producer.flush(SECONDS):
+        for some in messages.pieces(PIECE_BYTES):
+            self._wait(topic, ON_THEIR_WAY)
+            pairs = zip(some.keys, some.values, strict=True)
+            made: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in pairs]
+            if self._producer.produce_batch(topic, made) < len(made):
+                raise kafka.KafkaException(next(one["_error"] for one in made if "_error" in one))
+
+    def _wait(self, topic: str, limit: int) -> None:
+        """Until the brokers have all messages but *limit*."""
+        deadline = time.monotonic() + SECONDS
+        while len(self._producer) > limit:
+            if self._producer.poll(_WAIT / 10):
+                deadline = time.monotonic() + SECONDS
+            if time.monotonic() > deadline:
                 raise SinkUnreachable(
-                    f"The brokers did not take what was sent to topic {topic} in {SECONDS:.0f} s.",
-                    next_step="Try again.",
+                    f"Topic {topic} did not take what was sent in {SECONDS:.0f} s.", next_step="Try again."
                 )
-            left = refused
 
     def _commit(self) -> None:
         for attempt in range(3):
@@ -319,7 +337,7 @@ def told(place: str, table: str | None = None) -> Iterator[None]:
 
 def _error_of(error: Any, place: str, table: str | None) -> Exception:
     name = error.name()
-    if name in ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"):
+    if name in _OVER:
         return Overtaken()
     if name == "MSG_SIZE_TOO_LARGE" and table is not None:
         return SinkRowError(table, "it is larger than a message may be (message.max.bytes)")

@@ -28,15 +28,13 @@ import pyarrow.types as pt
 from headwater import __version__
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION
 from headwater.sinks.fold import names_column, unavailable_names
-from headwater.sinks.json_rows import json_objects, json_texts, objects_of
+from headwater.sinks.json_rows import json_objects, json_texts, objects_of, slices
 from headwater.sinks.row_batch import Append
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 from headwater.stream.op import Op
 
 Format = Literal["json", "debezium"]
 UNAVAILABLE_VALUE: Final = '"__debezium_unavailable_value"'
-SLICE_ROWS: Final = 20_000
-SLICE_BYTES: Final = 8 << 20
 
 _ADDED = (CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN)
 _DELETE, _POSTIMAGE, _PREIMAGE = (op.change_type for op in (Op.DELETE, Op.UPDATE_INSERT, Op.UPDATE_DELETE))
@@ -52,13 +50,12 @@ class Messages:
     def __len__(self) -> int:
         return len(self.keys)
 
-
-def slices(rows: pa.Table) -> Iterator[pa.Table]:
-    """*rows* in slices that are sent at once."""
-    of_row = max(rows.nbytes // max(rows.num_rows, 1), 1)
-    step = max(min(SLICE_ROWS, SLICE_BYTES // of_row), 1)
-    for start in range(0, rows.num_rows, step):
-        yield rows.slice(start, step)
+    def pieces(self, limit: int) -> Iterator[Messages]:
+        """In pieces of about *limit* bytes; escaped text may be longer than rows look."""
+        count = -(-sum(map(len, filter(None, self.values))) // limit)
+        step = max(-(-len(self) // max(count, 1)), 1)
+        for start in range(0, len(self), step):
+            yield Messages(self.keys[start : start + step], self.values[start : start + step])
 
 
 def key_texts(table: SourceTable, rows: pa.Table) -> Any:

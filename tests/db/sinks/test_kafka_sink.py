@@ -6,7 +6,8 @@ import itertools
 import json
 import pickle
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -28,11 +29,12 @@ from tests.store.sinks.file_sinks import (
     table_of,
 )
 
+from headwater.sinks import json_rows, kafka_messages, open_sink
 from headwater.sinks import kafka as kafka_sink
-from headwater.sinks import kafka_messages, open_sink
 from headwater.sinks.errors import OtherAttempt, SinkFenced, SinkInputError, SinkRowError, SinkUnreachable
 from headwater.sinks.kafka import KafkaSink
-from headwater.sinks.kafka_channel import KafkaChannels
+from headwater.sinks.kafka_channel import KafkaChannel, KafkaChannels, KafkaCluster
+from headwater.sinks.row_sink import Overtaken
 from headwater.sinks.sink import Committed, Token
 
 _numbers = itertools.count(1)
@@ -153,6 +155,25 @@ def test_two_processes_take_turns_and_none_repeats_a_batch(kafka: KafkaServer, m
             Feed(sink).changes(epoch, (INSERT, order(epoch)))
     forget()
     assert [row["id"] for row in values(kafka, sink)] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.7])
+def test_a_channel_that_is_fenced_says_so_whenever_it_notices(kafka: KafkaServer, make: Make, pause: float) -> None:
+    sink = make()
+    assert Feed(sink).changes(1, (INSERT, order(1)))
+    cluster, tokens = KafkaCluster(kafka.brokers, {}), sink._tokens(ORDERS, "q")
+    stale = KafkaChannel(cluster, tokens)
+    KafkaChannel(cluster, tokens)
+
+    def messages() -> Iterator[kafka_messages.Messages]:
+        for number in range(3):
+            yield kafka_messages.Messages([b"k"], [str(number).encode()])
+            time.sleep(pause)
+
+    with pytest.raises(Overtaken):
+        stale.write("public.orders", sink.topic_of(ORDERS), messages(), "k", stale.record)
+    forget()
+    assert [row["id"] for row in values(kafka, sink)] == [1]
 
 
 def test_an_earlier_generation_is_refused_and_disturbs_nobody(kafka: KafkaServer, make: Make) -> None:
@@ -302,7 +323,7 @@ def test_any_batches_give_what_a_dictionary_gives(seed: int, kafka: KafkaServer,
 def test_changes_of_a_key_stay_in_order_in_one_partition(
     kafka: KafkaServer, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_messages, "SLICE_ROWS", 700)
+    monkeypatch.setattr(json_rows, "SLICE_ROWS", 700)
     sink = make(partitions=4)
     feed = Feed(sink)
     changes = [(UPDATE, order(place % 100, str(place))) for place in range(5000)]
