@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import multiprocessing
 import pickle
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 from headwater import failpoints
 from headwater.sinks import iceberg, iceberg_snapshot, iceberg_waste, rewrite
-from headwater.sinks.errors import SinkBusy, SinkInputError, SinkUnwritable
+from headwater.sinks.errors import SinkBusy, SinkDriverMissing, SinkInputError, SinkUnwritable
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode, Token
 
@@ -344,3 +345,9 @@ def test_the_snapshot_tells_its_token(sink: IcebergSink) -> None:
         assert summary["headwater.changes.q"] == "7"
         assert (summary["added-records"], summary["total-records"]) == ("1", "1")
     assert snapshot_id(sink) is not None
+
+
+def test_a_library_that_is_missing_is_told_with_the_command(sink: IcebergSink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyiceberg_core", None)
+    with pytest.raises(SinkDriverMissing, match=r"pip install 'headwater\[iceberg\]'"):
+        sink.check()
