@@ -25,7 +25,7 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -67,6 +67,7 @@ BEFORE_COMMITTED = failpoints.register("delivery.before_committed")
 AFTER_COMMITTED = failpoints.register("delivery.after_committed")
 
 BEFORE_PARKED = failpoints.register("delivery.before_parked")
+AFTER_PARKED = failpoints.register("delivery.after_parked")
 
 FOLDER: Final = "deliveries"
 DELIVERIES = TableSchema(
@@ -174,24 +175,24 @@ class Coordinator:
         failures: Sequence[TableFailure] = (),
         *,
         parks_rows: bool = False,
-        tables: int = 1,
+        tables: Sequence[str] = (),
     ) -> None:
         """Commit one batch, each of its tables once.
 
         :param failures: tables that could not be staged: nothing of them is committed.
         :param parks_rows: rows that the sink refuses are parked: a table with one is suspect, and staged anew.
-        :param tables: how many the query has: the last one that is not parked is not parked either.
+        :param tables: of the query: the last one that is not parked is not parked either.
         :raises SinkFenced: a later generation delivers; nothing of the batch was committed here.
         :raises SinkError: the others are committed; the batch stays pending, and is committed when it comes again.
         """
         failed = {one.table.full_name: one for one in failures}
         by_table = {name: parts for name, parts in _by_table(staged).items() if name not in failed}
         token = max((one.token for one in staged), key=lambda one: (one.epoch, one.plan), default=None)
-        record = None if token is None else self._pending(token, by_table, staged)
+        record = None if token is None else self._pending(token, by_table)
         errors = _commit(sink, by_table)
         self._judge(sink, failed, errors, parks_rows=parks_rows, tables=tables)
         if record is not None:
-            self._finish(record)
+            self._finish(sink, record, {name: parts for name, parts in by_table.items() if name not in errors})
 
     def _judge(
         self,
@@ -200,12 +201,13 @@ class Coordinator:
         errors: Mapping[str, tuple[SourceTable, BaseException]],
         *,
         parks_rows: bool,
-        tables: int,
+        tables: Sequence[str],
     ) -> None:
         """Park the tables that cannot be delivered; raise what is about more than one of them."""
         parked = dict(failed)
         for name, (table, error) in errors.items():
-            if parks_rows and isinstance(error, SinkRowError):
+            # one that is suspect already was staged without the rows that the sink refuses one by one
+            if parks_rows and isinstance(error, SinkRowError) and name not in self._told(_SUSPECT):
                 self._suspect(name)
                 raise RowsRefused(error.message, next_step="Nothing: the batch is staged anew without them.") from error
             failure = TableFailure.of(table, error)
@@ -214,7 +216,7 @@ class Coordinator:
             parked[name] = failure
         if not parked:
             return
-        if len(read_parked(self._location, self._query).keys() | parked.keys()) >= tables:
+        if not set(tables) - self._told(_PARKED).keys() - parked.keys():
             first = next(iter(parked.values()))
             raise SinkRefuses(first.reason, next_step=first.next_step)
 
@@ -225,8 +227,14 @@ class Coordinator:
 
         failpoints.hit(BEFORE_PARKED)
         self._seal(change)
+        failpoints.hit(AFTER_PARKED)
         for one in parked.values():
             sink.abort(one.table, self._query, self.generation + 1)
+
+    def _told(self, prefix: str) -> dict[str, Any]:
+        """What is known of tables, by their names."""
+        with self._store.snapshot() as view:
+            return _of_tables(self._state, view, prefix)
 
     def _suspect(self, name: str) -> None:
         self._seal(lambda batch: self._state.put(batch, 0, (f"{_SUSPECT}{name}",), (_now_ms(),)))
@@ -240,10 +248,14 @@ class Coordinator:
         for record in self.records:
             if record.state is DeliveryState.PENDING:
                 self._settle(sink, record)
-        with self._store.snapshot() as view:
-            epochs = _epochs(self._state, view)
+        epochs = self._told(_TABLE)
+        lost: list[str] = []
         for table, has in _behind(sink, self._query, backfill, tables, epochs):
-            raise SinkBehind(table.full_name, sink.name, has.epoch, epochs[table.full_name])
+            if has != Committed():
+                raise SinkBehind(table.full_name, sink.name, has.epoch, epochs[table.full_name])
+            lost.append(table.full_name)
+        if lost:  # they begin anew: what was committed before is not what the sink must have
+            self._seal(lambda batch: self._forget(batch, _TABLE, lost))
         for table in tables:
             sink.abort(table, self._query, self.generation)
         if any(record.state is DeliveryState.ABORTED for record in self.records):
@@ -266,7 +278,8 @@ class Coordinator:
         if staged is None:
             self._abort(record, "What was staged is not kept: the batch is staged anew.")
             return
-        errors = [error for _, error in _commit(sink, _by_table(staged)).values()]
+        by_table = _by_table(staged)
+        errors = [error for _, error in _commit(sink, by_table).values()]
         if any(isinstance(error, OtherAttempt | NotFoundError | FileNotFoundError) for error in errors):
             self._abort(record, "What was staged is gone, or of another attempt: the batch is staged anew.")
         elif any(TableFailure.of(staged[0].table, error) is not None for error in errors):
@@ -274,11 +287,9 @@ class Coordinator:
         elif errors:
             raise errors[0]
         else:
-            self._finish(record)
+            self._finish(sink, record, by_table)
 
-    def _pending(
-        self, token: Token, by_table: Mapping[str, Sequence[Staged]], staged: Sequence[Staged]
-    ) -> DeliveryRecord:
+    def _pending(self, token: Token, by_table: Mapping[str, Sequence[Staged]]) -> DeliveryRecord:
         record = DeliveryRecord(
             number=0,
             state=DeliveryState.PENDING,
@@ -289,7 +300,7 @@ class Coordinator:
             changed=[name for name, parts in by_table.items() if any(_has_changes(one) for one in parts)],
             since_ms=_now_ms(),
         )
-        packed = _packed(staged)
+        packed = _packed([one for parts in by_table.values() for one in parts])
 
         def change(batch: WriteBatch) -> None:
             nonlocal record
@@ -305,20 +316,26 @@ class Coordinator:
         failpoints.hit(AFTER_PENDING)
         return record
 
-    def _finish(self, record: DeliveryRecord) -> None:
+    def _finish(self, sink: Sink, record: DeliveryRecord, committed: Mapping[str, Sequence[Staged]]) -> None:
+        """*record* is over; the sink has of it what is *committed*."""
+        changed = [name for name in record.changed if name in committed and _is_there(sink, committed[name])]
+
         def change(batch: WriteBatch) -> None:
             for old in self.records:
                 if old.number < record.number and old.state is DeliveryState.COMMITTED:
                     self._rows.delete(batch, 0, (old.number,))
             self._put(batch, record, DeliveryState.COMMITTED, None)
-            for name in record.tables:
-                self._state.delete(batch, 0, (f"{_SUSPECT}{name}",))
-            for name in record.changed:
+            self._forget(batch, _SUSPECT, record.tables)
+            for name in changed:
                 self._state.put(batch, 0, (f"{_TABLE}{name}",), (record.epoch,))
 
         failpoints.hit(BEFORE_COMMITTED)
         self._seal(change)
         failpoints.hit(AFTER_COMMITTED)
+
+    def _forget(self, batch: WriteBatch, prefix: str, names: Iterable[str]) -> None:
+        for name in names:
+            self._state.delete(batch, 0, (f"{prefix}{name}",))
 
     def _abort(self, record: DeliveryRecord, reason: str) -> None:
         self._seal(lambda batch: self._put(batch, record, DeliveryState.ABORTED, reason))
@@ -396,15 +413,16 @@ def behind_of(
         with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
             catalog = Catalog.load(view)
             known = DELIVERY_STATE.name in catalog.names()
-            epochs = _epochs(catalog.open(DELIVERY_STATE), view) if known else {}
+            epochs = _of_tables(catalog.open(DELIVERY_STATE), view, _TABLE) if known else {}
     except StoreNotFound:
         return []
-    return list(_behind(sink, query, backfill, tables, epochs))
+    found = _behind(sink, query, backfill, tables, epochs)
+    return [(table, has) for table, has in found if has != Committed()]
 
 
-def _epochs(state: StateTable, view: Snapshot) -> dict[str, int]:
+def _of_tables(state: StateTable, view: Snapshot, prefix: str) -> dict[str, Any]:
     rows = state.scan(view, 0)
-    return {key[0].removeprefix(_TABLE): int(value[0]) for key, value in rows if key[0].startswith(_TABLE)}
+    return {key[0].removeprefix(prefix): value[0] for key, value in rows if key[0].startswith(prefix)}
 
 
 def _behind(
@@ -414,8 +432,16 @@ def _behind(
         wanted = epochs.get(table.full_name, 0)
         if wanted:
             has = sink.committed(table, query, backfill)
-            if has != Committed() and has.epoch < wanted:  # one that has nothing at all begins anew
+            if has.epoch < wanted:
                 yield table, has
+
+
+def _is_there(sink: Sink, staged: Sequence[Staged]) -> bool:
+    """Whether the sink's token has come to this batch: not if it had the truncation, and there was nothing more."""
+    token, table = staged[0].token, staged[0].table
+    if any(one.rows for one in staged if not one.is_snapshot):
+        return True
+    return sink.committed(table, token.query, token.backfill).epoch >= token.epoch
 
 
 def _has_changes(staged: Staged) -> bool:
@@ -431,11 +457,11 @@ class DeliveryLook:
 
     def parked(self) -> dict[str, dict[str, Any]]:
         """The tables that are parked: ``reason``, ``next_step`` and ``since_ms`` of each."""
-        return {name.removeprefix(_PARKED): value for name, value in self._read(_PARKED).items()}
+        return self._read(_PARKED)
 
     def suspects(self) -> frozenset[str]:
         """The tables of which the sink refused rows at the commit."""
-        return frozenset(name.removeprefix(_SUSPECT) for name in self._read(_SUSPECT))
+        return frozenset(self._read(_SUSPECT))
 
     def _read(self, prefix: str) -> dict[str, Any]:
         try:
@@ -445,8 +471,7 @@ class DeliveryLook:
                 catalog = Catalog.load(view)
                 if DELIVERY_STATE.name not in catalog.names():
                     return {}
-                rows = catalog.open(DELIVERY_STATE).scan(view, 0)
-                return {key[0]: value[0] for key, value in rows if key[0].startswith(prefix)}
+                return _of_tables(catalog.open(DELIVERY_STATE), view, prefix)
         except StoreNotFound:
             return {}
 

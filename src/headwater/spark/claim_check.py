@@ -268,7 +268,7 @@ class ClaimWriter(DataSourceStreamArrowWriter):
             staged,
             failures,
             parks_rows=delivery.dead_letters is not None,
-            tables=len(delivery.options.tables),
+            tables=delivery.options.tables,
         )
 
     def _coordinator(self, generation: int) -> Coordinator:
