@@ -9,6 +9,7 @@ with up to four application transactions in it:
 ``headwater/<query>/<backfill>/<table>/history`` the plan up to which it has the history
 ``headwater/<query>/<backfill>/<table>/attempt`` the attempt of that plan
 ``headwater/<query>/<backfill>/<table>/upsert``  1: there were rows before this backfill, its rows replace them
+``headwater/<query>/<table>/generation``         processes of earlier generations commit nothing any more
 ===============================================  ================================================================
 
 Tasks write history as files of the table, which nobody sees before the commit. Changes are folded to one row per key,
@@ -28,7 +29,7 @@ from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy
 from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, refuse_late
 from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
@@ -103,12 +104,28 @@ class DeltaSink(LakeSink):
         Staging(self._root, directory_of(table), query).abort(generation)
         storage = self._table(table)
         left = [info.path for info in storage.list() if is_left(info.path, query, generation)]
-        if left:
-            with self._log(table) as log:
-                known = log.paths() if log.open() else frozenset()
-            for path in left:
-                if path not in known:
-                    storage.remove(path)
+        with self._log(table) as log:
+            known: frozenset[str] = frozenset()
+            if log.open():
+                self._fence(log, table, query, generation, must=bool(left))
+                known = log.paths()
+        for path in left:
+            if path not in known:
+                storage.remove(path)
+
+    def _fence(self, log: DeltaLog, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
+        """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.
+
+        A generation that is higher than ours is of a query whose state was removed: it began anew.
+        """
+        app = _Apps(table, query, "").generation
+        for _ in range(COMMIT_ATTEMPTS):
+            has = log.transaction(app) or 0
+            if has == generation or (has < generation and not must):
+                return
+            if log.commit([], [], {app: generation}, is_data_change=False):
+                return
+        raise _busy(table)
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the newest version."""
@@ -143,6 +160,7 @@ class DeltaSink(LakeSink):
             if batch is None:
                 self._staging(table, token).clean(token)
                 return False
+            refuse_late(table, token, log.transaction(apps.generation) or 0)
             evolution = self._evolution(log, fitted, wanted)
             if evolution.added and not evolution.must_rewrite:
                 if log.is_behind():
@@ -154,10 +172,7 @@ class DeltaSink(LakeSink):
                 self._staging(table, token).clean(token)
                 self._tidy(log, fitted, token, since)
                 return True
-        raise SinkBusy(
-            f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
-            next_step="Look for another query or job that writes to it.",
-        )
+        raise _busy(table)
 
     def _commit(
         self, log: DeltaLog, fitted: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
@@ -253,6 +268,13 @@ class DeltaSink(LakeSink):
         return PartitionWriter(self._table(table), by.added(table.full_name, schema), by, self._file_bytes, prefix)
 
 
+def _busy(table: SourceTable) -> SinkBusy:
+    return SinkBusy(
+        f"The Delta table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
+        next_step="Look for another query or job that writes to it.",
+    )
+
+
 def _configuration(retention_hours: int) -> dict[str, str]:
     """The log remembers removals an hour longer than files are kept, so that none is forgotten before its file goes."""
     return {
@@ -266,7 +288,9 @@ class _Apps:
     """The application transactions of one table."""
 
     def __init__(self, table: SourceTable, query: str, backfill: str) -> None:
-        self.changes = f"headwater/{query}/{table.full_name}/changes"
+        self.changes, self.generation = (
+            f"headwater/{query}/{table.full_name}/{what}" for what in ("changes", "generation")
+        )
         of_backfill = f"headwater/{query}/{backfill}/{table.full_name}"
         self.history, self.attempt, self.upsert = (f"{of_backfill}/{what}" for what in ("history", "attempt", "upsert"))
 

@@ -26,7 +26,7 @@ from headwater.sinks.batch import Batch
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkBusy
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, refuse_late
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage, directory_of
@@ -106,12 +106,29 @@ class IcebergSink(LakeSink):
         Staging(self._root, directory_of(table), query).abort(generation)
         with self._opened(table) as found:
             if found.open():
-                found.remove_orphans(partial(is_left, query=query, generation=generation))
+                left = partial(is_left, query=query, generation=generation)
+                self._fence(found, table, query, generation, must=found.has_orphans(left))
+                found.remove_orphans(left)
             elif not self._catalog.is_remote:
                 storage = self._planned(table)
                 for info in storage.list("data"):
                     if is_left(info.base_name, query, generation):
                         storage.remove(info.path)
+
+    def _fence(self, found: IcebergTable, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
+        """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.
+
+        A generation that is higher than ours is of a query whose state was removed: it began anew.
+        """
+        key, prefix = _Tokens(query, "").generation, file_prefix(query, generation)
+        for _ in range(COMMIT_ATTEMPTS):
+            has = int(found.token(key) or 0)
+            if has == generation or (has < generation and not must):
+                return
+            made = {key: str(generation)}
+            if found.commit([], [], made, prefix, self.retention_hours, is_data_change=False):
+                return
+        raise _busy(table)
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the newest snapshot."""
@@ -136,6 +153,7 @@ class IcebergSink(LakeSink):
             if batch is None:
                 self._staging(table, token).clean(token)
                 return False
+            refuse_late(table, token, int(found.token(tokens.generation) or 0))
             plan = found.plan(wanted)
             if batch.is_empty and not plan.is_changed:
                 return True
@@ -144,10 +162,7 @@ class IcebergSink(LakeSink):
                 self._tidy(found, table, token)
                 return True
             time.sleep(random.uniform(0, min(FIRST_WAIT_SECONDS * 2**attempt, LONGEST_WAIT_SECONDS)))
-        raise SinkBusy(
-            f"The Iceberg table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
-            next_step="Look for another query or job that writes to it.",
-        )
+        raise _busy(table)
 
     def _commit(
         self, found: IcebergTable, table: SourceTable, token: Token, tokens: _Tokens, batch: Batch, plan: Plan
@@ -256,11 +271,18 @@ class IcebergSink(LakeSink):
         return IcebergWriter(storage, layout.columns(schema.names), self._file_bytes, prefix, by)
 
 
+def _busy(table: SourceTable) -> SinkBusy:
+    return SinkBusy(
+        f"The Iceberg table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
+        next_step="Look for another query or job that writes to it.",
+    )
+
+
 class _Tokens:
     """The keys of the tokens of one table."""
 
     def __init__(self, query: str, backfill: str) -> None:
-        self.changes = f"headwater.changes.{query}"
+        self.changes, self.generation = (f"headwater.{what}.{query}" for what in ("changes", "generation"))
         self.history, self.upsert = (f"headwater.{what}.{query}.{backfill}" for what in ("history", "upsert"))
 
     def committed(self, found: IcebergTable) -> Committed:

@@ -314,8 +314,8 @@ class IcebergTable:
         try:
             answer = self._catalog.commit_table(self._table, requirements, updates)
         except CommitFailedException:
-            for path in made.written:
-                self._table.io.delete(path)
+            for path in made.written:  # who took over may have removed them already
+                _delete(self._table.io, path)
             self.open()
             return False
         except Exception:
@@ -336,6 +336,10 @@ class IcebergTable:
             self._waste(retention_hours).remove(self._paths())
         except (OSError, SinkUnwritable) as error:
             logger.warning("The Iceberg table of %s could not be tidied: %s.", self._name, type(error).__name__)
+
+    def has_orphans(self, is_left: Callable[[str], bool]) -> bool:
+        """Whether there are any that :meth:`remove_orphans` removes."""
+        return any(True for _ in self._waste(0).orphans(self._paths(), is_left))
 
     def remove_orphans(self, is_left: Callable[[str], bool]) -> None:
         """Remove files that *is_left* chooses by their names and that were never committed."""

@@ -39,6 +39,7 @@ class Manifest:
     :ivar history: per query and backfill the plan and its attempt up to which its history is here.
     :ivar all: every file that is there with it; ``None``: those of the manifest before, without *removed*, and *files*.
     :ivar id: of this manifest; *parent*: of the one before. Of version 1 they are empty.
+    :ivar generations: per query the oldest generation whose processes may commit.
     """
 
     number: int = 0
@@ -49,6 +50,7 @@ class Manifest:
     all: tuple[ManifestFile, ...] | None = None
     id: str = ""
     parent: str = ""
+    generations: Mapping[str, int] = field(default_factory=dict)
 
     def committed(self, query: str, backfill: str) -> Committed:
         plan, attempt = self.history.get(f"{query}/{backfill}", (0, 0))
@@ -60,6 +62,7 @@ class Manifest:
         removed: Sequence[str] = (),
         changes: Mapping[str, int] | None = None,
         history: Mapping[str, Sequence[int]] | None = None,
+        generations: Mapping[str, int] | None = None,
     ) -> Manifest:
         """The next one."""
         return Manifest(
@@ -70,6 +73,7 @@ class Manifest:
             tuple(removed),
             id=uuid.uuid4().hex,
             parent=self.id,
+            generations=self.generations if generations is None else generations,
         )
 
     def after(self, before: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
@@ -97,7 +101,8 @@ class Manifest:
                 for found in (read["files"], read.get("all"))
             )
             told = (tuple(read.get("removed", ())), all_files, read.get("id", ""), read.get("parent", ""))
-            return cls(read["number"], files or (), read["changes"], read["history"], *told)
+            generations = read.get("generations", {})
+            return cls(read["number"], files or (), read["changes"], read["history"], *told, generations)
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestDamaged(
                 f"The manifest {path.name} is not one of version 1 or {VERSION}.",

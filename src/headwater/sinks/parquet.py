@@ -24,6 +24,7 @@ from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter
 from headwater.sinks.errors import SinkBusy, SinkInputError
+from headwater.sinks.lake import refuse_late
 from headwater.sinks.manifest import Manifest, ManifestFile
 from headwater.sinks.manifests import STAGING, Manifests
 from headwater.sinks.partitions import Partitioning, Values
@@ -129,6 +130,7 @@ class ParquetSink:
             if batch is None:
                 self._clean(table, token)
                 return False
+            refuse_late(table, token, newest.generations.get(token.query, 0))
             if batch.is_empty:
                 return True
             if small is None:
@@ -140,20 +142,32 @@ class ParquetSink:
                 self._clean(table, token)
                 self._tidy(table, token, manifests, manifest.number)
                 return True
-        raise SinkBusy(
-            f"Others committed to the files of {table.full_name} {COMMIT_ATTEMPTS} times in a row.",
-            next_step="Look for another query that delivers the same table there.",
-        )
+        raise _busy(table)
 
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove the files in staging; what a manifest names is moved before."""
-        self._manifests(table).newest()
         self._small(table, query).abort(generation)
-        storage = self._root.within(directory_of(table))
-        for info in storage.list(_staging(query)):
-            found = _STAGED.fullmatch(info.path)
-            if found and int(found[1]) < generation:
-                storage.remove(info.path)
+        manifests, storage = self._manifests(table), self._root.within(directory_of(table))
+        manifests.newest()
+        staged = ((info.path, _STAGED.fullmatch(info.path)) for info in storage.list(_staging(query)))
+        left = [path for path, found in staged if found and int(found[1]) < generation]
+        self._fence(manifests, table, query, generation, must=bool(left))
+        for path in left:
+            storage.remove(path)
+
+    def _fence(self, manifests: Manifests, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
+        """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.
+
+        A generation that is higher than ours is of a query whose state was removed: it began anew.
+        """
+        for _ in range(COMMIT_ATTEMPTS):
+            newest = manifests.newest()
+            has = newest.generations.get(query, 0)
+            if has == generation or (has < generation and not must):
+                return
+            if manifests.put(newest.following((), generations={**newest.generations, query: generation})):
+                return
+        raise _busy(table)
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of all committed batches."""
@@ -276,6 +290,13 @@ def _to_join(manifests: Manifests, file_bytes: int, count: int) -> list[Manifest
             if len(found) >= count:
                 return found
     return []
+
+
+def _busy(table: SourceTable) -> SinkBusy:
+    return SinkBusy(
+        f"Others committed to the files of {table.full_name} {COMMIT_ATTEMPTS} times in a row.",
+        next_step="Look for another query that delivers the same table there.",
+    )
 
 
 def _staging(query: str) -> str:

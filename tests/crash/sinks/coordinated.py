@@ -48,6 +48,8 @@ from headwater.stream.vnode import hash_keys
 
 QUERY, BACKFILL, LOG = "q", "b1", "public.orders"
 IDLE_SECONDS: Final = 2
+delivering = [0]
+"""The number of the batch that this process delivers."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def deliver(delivery: Delivery) -> None:
         coordinator.recover(sink, BACKFILL, [WIDER])
         for batch in batches():
             if consumer.delivered() < epoch(batch.epoch) <= epoch(delivery.upto):
+                delivering[0] = batch.epoch
                 coordinator.deliver(sink, batch.staged(sink, delivery.generation))
                 consumer.commit(epoch(batch.epoch))
 
@@ -166,16 +169,17 @@ def look(delivery: Delivery) -> None:
 
 
 def stop_and_go_on(delivery: Delivery) -> None:
-    """Deliver; this process stops itself at the failpoint that is armed, and once it is continued writes down how it
-    ended. An error that passes is tried again, as a query does that is started again.
+    """Deliver; this process stops itself at the failpoint that is armed, in the batch with the number behind ``@``, and
+    once it is continued writes down how it ended. An error that passes is tried again, as by a query that is started
+    again.
     """
-    step, _, at = delivery.armed.partition("@")
-    passed = 0
+    step, _, number = delivery.armed.partition("@")
+    is_stopped = False
 
     def hit(name: str) -> None:
-        nonlocal passed
-        passed += name == step
-        if name == step and passed == int(at):
+        nonlocal is_stopped
+        if name == step and delivering[0] >= int(number) and not is_stopped:
+            is_stopped = True
             os.kill(os.getpid(), signal.SIGSTOP)
 
     failpoints.hit = hit

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.crash.sinks.coordinated import look, stop_and_go_on
-from tests.crash.sinks.matrix import EXACT, PROCESSES, Matrix, found_by
+from tests.crash.sinks.coordinated import deliver, look, stop_and_go_on
+from tests.crash.sinks.matrix import EXACT, PROCESSES, Matrix, found_by, run
 from tests.db.sinks.cases import Case, Servers
 
 INSIDE = {
@@ -23,11 +23,10 @@ INSIDE = {
     "postgres": "sink.sql.before_commit",
 }
 """Where the commit at the sink is under way."""
-ENDS = {"SinkFenced", "StagedLost"}
-LACKS_FILES = {"iceberg": {"SinkUnwritable"}}
-"""Who took over removes what the commit that sleeps has written."""
 NUMBER = 3
 """Of the batch before which, or in which, it stops: a large one."""
+READ_AGAIN = 7
+"""Of the batch that a recovery does not commit but drops: what it replaces only its source can tell."""
 STEPS = ["delivery.before_pending", "delivery.after_pending", "inside", "delivery.before_committed"]
 
 
@@ -55,10 +54,31 @@ def test_a_process_that_was_taken_over_commits_nothing(case: Case, step: str, ma
             process.kill()
             process.join()
         assert process.exitcode == 0
-        assert Path(stale.output).read_text().partition(":")[0] in ENDS | LACKS_FILES.get(case.kind, set())
+        assert Path(stale.output).read_text().partition(":")[0] in ("SinkFenced", "StagedLost")
         _, after = found_by(replace(delivery, generation=2), look)
         assert after == taken_over
         assert after.problem(case.mode, taken_over) is None
+
+
+@pytest.mark.parametrize("case", EXACT, ids=str)
+def test_a_commit_that_sleeps_while_a_recovery_drops_its_batch_does_no_harm(case: Case, matrix: Matrix) -> None:
+    with matrix.place(case) as delivery:
+        _, clean = found_by(delivery)
+    with matrix.place(case) as delivery:
+        stale = replace(delivery, armed=f"{INSIDE[case.kind]}@{READ_AGAIN}", output=f"{delivery.output}-stale")
+        process = PROCESSES.Process(target=stop_and_go_on, args=(stale,))
+        process.start()
+        assert process.pid is not None
+        try:
+            wait_until_stopped(process.pid)
+            assert run(deliver, replace(delivery, generation=2, upto=0)) == 0
+            os.kill(process.pid, signal.SIGCONT)
+            process.join(60)
+        finally:
+            process.kill()
+            process.join()
+        _, after = found_by(replace(delivery, generation=3))
+        assert after.problem(case.mode, clean) is None
 
 
 def wait_until_stopped(pid: int) -> None:
