@@ -1,6 +1,6 @@
 """Iceberg tables in a REST catalog: pyiceberg's client over HTTP, against a small server of this test's own.
 
-No REST catalog can be had as a package, so the server here answers from a SQLite catalog of pyiceberg. It shows that
+The server here answers from a SQLite catalog of pyiceberg. It shows that
 our options reach the client, where tables are put, and that of two commits one is refused; not how others behave.
 """
 
