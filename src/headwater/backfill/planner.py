@@ -17,18 +17,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
-from itertools import pairwise
 from typing import Any, Final
 
+from headwater.backfill.batch_units import large_first, log_units, split_units
 from headwater.backfill.cdc.executor import HandedOut
 from headwater.backfill.control import QueryRequests
 from headwater.backfill.errors import QueryStateLost, SourceBehind
+from headwater.backfill.held_snapshot import HeldSnapshot
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, PlanRecord, QueryState, history_position
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
-from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
+from headwater.backfill.units import SplitUnit, Unit
 from headwater.capture.source_state import SourceState
 from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import ConsumerGroup, LogNotFound
@@ -39,10 +40,8 @@ from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_s
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.state.beside import open_beside_writer
-from headwater.stream import DEFAULT_VNODE_COUNT, Barrier, BarrierKind, Epoch, EpochPair
+from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
 
-_SMALL_ROWS: Final = 20_000
-"""Changes of a table up to this many are read by one task."""
 _LOOK_SECONDS: Final = 0.05
 _COMMIT_SECONDS: Final = 1.0
 _STATUS_SECONDS: Final = 0.5
@@ -81,11 +80,7 @@ class QueryPlanner:
         self._parked = parked or dict
         self._parked_tables: dict[str, str] = {}
         self._source = open_snapshots(options.source)
-        self._held: ExportedSnapshot | None = None
-        self._held_plan = 0
-        self._handed: tuple[int, float] | None = None
-        self._rate: float | None = None
-        self._is_warm = False
+        self._held = HeldSnapshot()
         self._at: QueryOffset | None = None
         self._forgotten: QueryOffset | None = None
         self._end: tuple[int, CdcOffset] | None = None
@@ -238,7 +233,7 @@ class QueryPlanner:
         self._roll_back(start)
         if self._retaken:
             self._check_attempt()
-        self._let_go()
+        self._held.let_go()
         self._recovering = False
         if self._end is not None and self._end[0] == start.epoch:
             for table in self._tables.values():
@@ -411,7 +406,7 @@ class QueryPlanner:
     def _budget(self) -> int:
         """Rows that are read in about one interval, as the last plans went; a split for each task at least."""
         least = self._options.parallelism * self._options.split_rows
-        return least if self._rate is None else max(least, int(self._rate * self._options.interval_seconds))
+        return max(least, self._held.rows_in(self._options.interval_seconds))
 
     def _keep(
         self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
@@ -428,22 +423,7 @@ class QueryPlanner:
         )
         self._state.plan = plan
         self._state.put_plan()
-        self._held, self._held_plan = snapshot, plan.number
-        rows = sum(part.rows for parts in handed.values() for part in parts)
-        self._handed = (rows, time.monotonic())
-
-    def _let_go(self) -> None:
-        """The batch is over: its snapshot may end."""
-        if self._held is not None:
-            self._held.close()
-            self._held = None
-        if self._handed is not None:
-            rows, since = self._handed
-            self._handed = None
-            if rows and self._is_warm:
-                rate = rows / max(time.monotonic() - since, 0.01)
-                self._rate = rate if self._rate is None or rate > self._rate else (self._rate + rate) / 2
-            self._is_warm = True  # what the first batch takes tells of the start of tasks, not of the source
+        self._held.hold(snapshot, plan.number, sum(part.rows for parts in handed.values() for part in parts))
 
     # -- units -----------------------------------------------------------------------------------------------------
 
@@ -468,24 +448,10 @@ class QueryPlanner:
             for name, table in self._tables.items():
                 changes = ranges.changes(name, table.after(start.epoch), end.epoch)
                 if changes:
-                    made += self._log_units(table, changes, start, end)
+                    made += log_units(table, changes, end, self._options.parallelism)
             if end.plan > start.plan:
                 made += self._split_units(ranges, end)
-        return sorted(made, key=_size, reverse=True)
-
-    def _log_units(
-        self, table: QueryTable, changes: TableChanges, start: QueryOffset, end: QueryOffset
-    ) -> list[LogUnit]:
-        if changes.renewed and table.executor is not None:  # the sink empties its table; history follows
-            return [LogUnit(changes.table, end.epoch, end.epoch, 0, 1, end.plan, truncated=changes.truncated)]
-        kept = table.filter(end.plan)
-        parts = self._options.parallelism if changes.rows > _SMALL_ROWS else 1
-        count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
-        cuts = [count * part // parts for part in range(parts + 1)]
-        return [
-            LogUnit(changes.table, changes.after, end.epoch, low, high, end.plan, kept, changes.truncated)
-            for low, high in pairwise(cuts)
-        ]
+        return large_first(made)
 
     def _split_units(self, ranges: LogRanges, end: QueryOffset) -> list[SplitUnit]:
         plan = self._state.plan
@@ -494,38 +460,16 @@ class QueryPlanner:
             names = [name for name in names if not self._is_committed(name, plan)]
         if not names:
             return []
-        if self._held is None or self._held_plan != end.plan or (self._recovering and not self._held.is_open()):
-            self._retake(ranges, names)
-        assert self._held is not None
+        snapshot = self._held.of(end.plan, ask=self._recovering) or self._retake(ranges, names)
         made: list[SplitUnit] = []
         for name in names:
-            table = self._tables[name]
-            readable = table.readable(ranges.changes(name, end.epoch, end.epoch).table, self._held)
-            groups = _groups(table.handed_out(plan.number), 2 * self._options.parallelism)
-            for parts in groups:
-                made.append(
-                    SplitUnit(
-                        table=readable,
-                        kind=table.kind,
-                        ranges=tuple(covered([part.range for part in parts])),
-                        snapshot=self._held.name,
-                        plan=plan.number,
-                        attempt=plan.attempt,
-                        upto=end.epoch,
-                        position=bytes.fromhex(plan.positions[name]),
-                        commit_time_us=plan.commit_time_us,
-                        rows=sum(part.rows for part in parts),
-                        columns=table.columns,
-                        changed_since=table.changed_since,
-                        until=None if table.changed_since is None else self._held.mark.high,
-                        replaces=table.replaces,
-                    )
-                )
+            newest = ranges.changes(name, end.epoch, end.epoch).table
+            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, self._options.parallelism)
         return made
 
-    def _retake(self, ranges: LogRanges, names: Sequence[str]) -> None:
+    def _retake(self, ranges: LogRanges, names: Sequence[str]) -> ExportedSnapshot:
         """The snapshot of the newest plan is gone: take another one, and write down what it has."""
-        self._let_go()
+        self._held.let_go()
         snapshot = self._source.export()
         try:
             if _is_behind(snapshot, ranges):
@@ -550,11 +494,10 @@ class QueryPlanner:
         except BaseException:
             snapshot.close()
             raise
-        self._held, self._held_plan, self._retaken = snapshot, plan.number, True
-        self._handed = (
-            sum(part.rows for name in names for part in self._tables[name].handed_out(plan.number)),
-            time.monotonic(),
-        )
+        rows = sum(part.rows for name in names for part in self._tables[name].handed_out(plan.number))
+        self._held.hold(snapshot, plan.number, rows)
+        self._retaken = True
+        return snapshot
 
     # -- requests, status, end -------------------------------------------------------------------------------------
 
@@ -608,27 +551,10 @@ class QueryPlanner:
 
     def close(self) -> None:
         """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
-        self._let_go()
+        self._held.let_go()
         self._stack.close()
 
 
 def _is_behind(snapshot: ExportedSnapshot, ranges: LogRanges) -> bool:
     """Whether the log knows more than *snapshot*, though it was taken later: that of a standby may."""
     return ranges.record is not None and snapshot.mark.high < ranges.record.offset
-
-
-def _size(unit: Unit) -> int:
-    return unit.rows if isinstance(unit, SplitUnit) else 0
-
-
-def _groups(parts: Sequence[HandedOut], count: int) -> list[list[HandedOut]]:
-    """At most *count* groups of neighbours of about the same number of rows."""
-    total = sum(max(part.rows, 1) for part in parts)
-    groups: list[list[HandedOut]] = []
-    passed = 0
-    for part in parts:
-        if not groups or passed * count >= total * len(groups):
-            groups.append([])
-        groups[-1].append(part)
-        passed += max(part.rows, 1)
-    return groups

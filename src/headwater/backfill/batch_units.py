@@ -1,0 +1,81 @@
+"""The units of a batch: what was planned, cut into what tasks read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+from headwater.backfill.cdc.executor import HandedOut
+from headwater.backfill.log_ranges import TableChanges
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.plans import PlanRecord
+from headwater.backfill.query_table import QueryTable
+from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
+from headwater.sources.snapshots import ExportedSnapshot
+from headwater.sources.table import SourceTable
+from headwater.stream import DEFAULT_VNODE_COUNT
+
+_SMALL_ROWS: Final = 20_000
+"""Changes of a table up to this many are read by one task."""
+
+
+def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, parallelism: int) -> list[LogUnit]:
+    """The changes of *table* in a batch up to *end*, by ranges of vnodes."""
+    if changes.renewed and table.executor is not None:  # the sink empties its table; history follows
+        return [LogUnit(changes.table, end.epoch, end.epoch, 0, 1, end.plan, truncated=changes.truncated)]
+    kept = table.filter(end.plan)
+    parts = parallelism if changes.rows > _SMALL_ROWS else 1
+    count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
+    cuts = [count * part // parts for part in range(parts + 1)]
+    return [
+        LogUnit(changes.table, changes.after, end.epoch, low, high, end.plan, kept, changes.truncated)
+        for low, high in pairwise(cuts)
+    ]
+
+
+def split_units(
+    table: QueryTable, newest: SourceTable, plan: PlanRecord, snapshot: ExportedSnapshot, upto: int, parallelism: int
+) -> list[SplitUnit]:
+    """The history of *table* that *plan* reads inside *snapshot*.
+
+    :param newest: the table as its log has it at the end of the batch, the epoch *upto*.
+    """
+    readable = table.readable(newest, snapshot)
+    return [
+        SplitUnit(
+            table=readable,
+            kind=table.kind,
+            ranges=tuple(covered([part.range for part in parts])),
+            snapshot=snapshot.name,
+            plan=plan.number,
+            attempt=plan.attempt,
+            upto=upto,
+            position=bytes.fromhex(plan.positions[table.name]),
+            commit_time_us=plan.commit_time_us,
+            rows=sum(part.rows for part in parts),
+            columns=table.columns,
+            changed_since=table.changed_since,
+            until=None if table.changed_since is None else snapshot.mark.high,
+            replaces=table.replaces,
+        )
+        for parts in _groups(table.handed_out(plan.number), 2 * parallelism)
+    ]
+
+
+def large_first(units: Sequence[Unit]) -> list[Unit]:
+    """*units* in the order in which they are best begun."""
+    return sorted(units, key=lambda unit: unit.rows if isinstance(unit, SplitUnit) else 0, reverse=True)
+
+
+def _groups(parts: Sequence[HandedOut], count: int) -> list[list[HandedOut]]:
+    """At most *count* groups of neighbours of about the same number of rows."""
+    total = sum(max(part.rows, 1) for part in parts)
+    groups: list[list[HandedOut]] = []
+    passed = 0
+    for part in parts:
+        if not groups or passed * count >= total * len(groups):
+            groups.append([])
+        groups[-1].append(part)
+        passed += max(part.rows, 1)
+    return groups
