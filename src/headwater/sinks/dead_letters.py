@@ -2,7 +2,8 @@
 
 They are in a directory of Parquet files for each table (:class:`~headwater.sinks.parquet.ParquetSink`), each row once:
 the table's columns, ``_reason``, and what every change has. A row is parked before the batch that it is left out of is
-committed, so none is ever in neither place.
+committed, so none is ever in neither place. A batch that is delivered again may leave out other rows than before, or
+read its history anew: every generation parks its own, and rows that two of them parked are shown once.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from headwater.stream.op import Op
 
 REASON: Final = "_reason"
 _REPLAYED: Final = "_replayed"
+_PLACE: Final = "_place"
 _PIECE_ROWS: Final = 8192
 
 
@@ -91,13 +93,13 @@ class DeadLetters:
 
     def stage_changes(self, table: SourceTable, token: Token, rows: Sequence[pa.RecordBatch]) -> Staged:
         """Stage refused changes."""
-        return self._sink.stage_changes(_kept(table), token, iter(rows), None)
+        return self._sink.stage_changes(_kept(table), _of_generation(token), iter(rows), None)
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, rows: Sequence[pa.RecordBatch]
     ) -> Staged:
         """Stage refused rows of history."""
-        return self._sink.stage_history(_kept(table), token, replace(part, columns=None), iter(rows))
+        return self._sink.stage_history(_kept(table), _of_generation(token), replace(part, columns=None), iter(rows))
 
     def commit(self, staged: Sequence[Staged]) -> None:
         """Make them visible, once."""
@@ -112,7 +114,7 @@ class DeadLetters:
 
     def rows(self, directory: str) -> pa.Table:
         """The rows of the table in *directory*, the oldest first."""
-        return read(Path(self.path) / directory)
+        return _once(read(Path(self.path) / directory))
 
     def counts(self) -> dict[str, int]:
         """How many each table has."""
@@ -127,6 +129,18 @@ class DeadLetters:
     @property
     def _sink(self) -> ParquetSink:
         return ParquetSink(self.path)
+
+
+def _of_generation(token: Token) -> Token:
+    return replace(token, query=f"{token.query}#{token.generation}")
+
+
+def _once(rows: pa.Table) -> pa.Table:
+    """*rows*, the first of those that are equal but for the reason. Nested columns tell nothing that a key does not."""
+    names = [field.name for field in rows.schema if field.name != REASON and not pa.types.is_nested(field.type)]
+    places = pa.array(np.arange(rows.num_rows))
+    kept = rows.select(names).append_column(_PLACE, places).group_by(names).aggregate([(_PLACE, "min")])
+    return rows.take(kept.column(f"{_PLACE}_min").sort()) if kept.num_rows < rows.num_rows else rows
 
 
 def _kept(table: SourceTable) -> SourceTable:
