@@ -69,7 +69,7 @@ class PipelineSection(_Section):
 class SourceSection(_Section):
     """The database. ``tables``: names, or patterns such as ``public.*``."""
 
-    dsn: str | None = None
+    dsn: str | None = Field(default=None, repr=False)
     dsn_env: str | None = None
     tables: list[str] = Field(min_length=1)
     slot: str = "headwater"
@@ -103,6 +103,10 @@ class SinkSection(_Section):
     mode: Literal["mirror", "changes", "history"] | None = None
     tables: list[str] = Field(default_factory=lambda: ["*"], min_length=1)
     bad_rows: Literal["stop", "park"] = "stop"
+
+    def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
+        """Without its options: some of them are secret."""
+        return ((name, getattr(self, name)) for name in type(self).model_fields)
 
     @property
     def label(self) -> str:

@@ -46,11 +46,16 @@ class SinkRequestKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SinkRequest:
-    """What somebody asks of a sink. :ivar epoch: to which it is rewound; ``None``: to what the sink has."""
+    """What somebody asks of a sink.
+
+    :ivar epoch: to which it is rewound; ``None``: to what the sink has.
+    :ivar until: the time after which nobody waits for it any more, and it is not done; ``None``: not asked yet.
+    """
 
     sink: str
     kind: SinkRequestKind
     epoch: int | None = None
+    until: float | None = None
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -74,18 +79,20 @@ class SinkRequests:
         :raises SinkRequestFailed: what it answered. :raises NoAnswer: it did not.
         """
         self._requests.mkdir(parents=True, exist_ok=True)
-        value = asdict(request) | {"kind": request.kind.value}
+        value = asdict(request) | {"kind": request.kind.value, "until": time.time() + seconds}
         _replace(self._path(request.id), json.dumps(value))
         answer = self._answer(request.id)
         end = time.monotonic() + seconds
-        while not answer.exists():
-            if time.monotonic() > end:
-                self._path(request.id).unlink(missing_ok=True)
-                raise NoAnswer(
-                    f"The pipeline did not answer within {seconds:g} s.",
-                    next_step="Look whether it runs: headwater status",
-                )
-            time.sleep(_LOOK_SECONDS)
+        try:
+            while not answer.exists():
+                if time.monotonic() > end:
+                    raise NoAnswer(
+                        f"The pipeline did not answer within {seconds:g} s.",
+                        next_step="Look whether it runs: headwater status",
+                    )
+                time.sleep(_LOOK_SECONDS)
+        finally:
+            self._path(request.id).unlink(missing_ok=True)
         told: dict[str, Any] = json.loads(answer.read_text())
         answer.unlink(missing_ok=True)
         if told["error"] is not None:
@@ -93,7 +100,7 @@ class SinkRequests:
         return dict(told["result"])
 
     def unanswered(self) -> Iterator[SinkRequest]:
-        """Those that nobody has done yet, the oldest first."""
+        """Those that nobody has done yet and somebody waits for, the oldest first."""
         try:
             found = sorted(self._requests.glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
         except OSError:
@@ -101,9 +108,13 @@ class SinkRequests:
         for path in found:
             try:
                 value = json.loads(path.read_text())
-                yield SinkRequest(**(value | {"kind": SinkRequestKind(value["kind"])}))
+                request = SinkRequest(**(value | {"kind": SinkRequestKind(value["kind"])}))
+                if request.until is None or request.until < time.time():
+                    raise TimeoutError
             except (OSError, ValueError, TypeError, KeyError):
                 path.unlink(missing_ok=True)
+            else:
+                yield request
 
     def answer(self, request: SinkRequest, error: HeadwaterError | None, result: dict[str, Any] | None = None) -> None:
         """Say what became of *request*."""

@@ -22,7 +22,7 @@ from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock
 from headwater.pipeline.capture_process import CaptureProcess
 from headwater.pipeline.config import PipelineConfig, SinkSection, load, matching
-from headwater.pipeline.errors import AlreadyRunning, ConfigError
+from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
 from headwater.pipeline.sink_query import SinkQuery, SinkState
@@ -213,6 +213,9 @@ class Supervisor:
                 result = self._serve_one(request)
             except HeadwaterError as error:
                 self._requests.answer(request, error)
+            except Exception as error:  # the pipeline goes on, whatever one sink cannot do
+                problem = f"It could not be done: {type(error).__name__}."
+                self._requests.answer(request, PipelineError(problem, next_step="Look: headwater status"))
             else:
                 self._requests.answer(request, None, result)
 

@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import Any, Final, cast
 
 from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 
 from headwater.sinks.errors import SinkInputError
 from headwater.sinks.sink import Mode, Sink
@@ -128,6 +129,11 @@ def _checked(kind: str, found: type[Any], options: dict[str, Any]) -> Sink:
             f"The option {option} of a sink of kind {kind!r} is wrong: {first['msg'][:1].lower()}{first['msg'][1:]}.",
             option=option,
             next_step="docs/sinks.md lists the options.",
+        ) from None
+    except PydanticUserError as error:
+        raise SinkInputError(
+            f"The options of {kind} cannot be checked: {str(error).splitlines()[0]}",
+            next_step="Its parameters have to be texts, numbers, booleans, enums, or arrays and tables of them.",
         ) from None
 
 
