@@ -91,15 +91,13 @@ class SparkHost:
             self._made = made
         except BaseException as error:
             self._problem = error
+            if not _java_runs():  # it was killed while it started: the next try starts another one
+                self.forget()
 
     @property
     def is_alive(self) -> bool:
         """Whether its Java still runs; true before the first session."""
-        from pyspark import SparkContext
-
-        gateway: Any = SparkContext._gateway
-        process = getattr(gateway, "proc", None)
-        return self._made is None or process is None or process.poll() is None
+        return self._made is None or _java_runs()
 
     def forget(self) -> None:
         """Its Java is gone: the next session starts another one."""
@@ -130,6 +128,15 @@ class SparkHost:
     def _clean(self) -> None:
         """What a killed run left behind."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _java_runs() -> bool:
+    """Whether the Java that this process started runs; true where it started none."""
+    from pyspark import SparkContext
+
+    gateway: Any = SparkContext._gateway
+    process = getattr(gateway, "proc", None)
+    return process is None or process.poll() is None
 
 
 def _use_here(made: Any) -> None:

@@ -30,6 +30,7 @@ _PASSING: Final = (
     "Python worker exited unexpectedly",
     "Python worker faulthandler",
     "Connection reset",
+    "Connection refused",
     "Broken pipe",
     "SocketException",
     "SparkContext was shut down",
