@@ -14,9 +14,8 @@ from headwater.journal.owner import OwnerLock, current_owner
 from headwater.pipeline.config import PipelineConfig, SinkSection, load
 from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
-from headwater.pipeline.sink_state import forget_sink, rewind_sink
+from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
-from headwater.sinks.coordinator import unpark
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.storage import directory_of
 
@@ -47,13 +46,17 @@ def _do(config: PipelineConfig, section: SinkSection, request: SinkRequest) -> d
     requests = SinkRequests(config.work)
     match request.kind:
         case SinkRequestKind.PAUSE:
+            if requests.wish(section.label).dropped:
+                return {"state": "dropped"}
             requests.put_wish(section.label, SinkWish(paused=True))
             return {"state": "paused"}
         case SinkRequestKind.RESUME:
+            if requests.wish(section.label).dropped:  # a process that died may have left something
+                forget_sink(config, section)
             requests.put_wish(section.label, SinkWish())
             return {"state": "not running"}
         case SinkRequestKind.RETRY:
-            return {"state": "not running", "tables": unpark(config.store, config.query(section))}
+            return {"state": "not running", "tables": let_back(config.store, config.query(section))}
         case SinkRequestKind.REWIND:
             return rewind_sink(config, section, request.epoch)
         case SinkRequestKind.DROP:

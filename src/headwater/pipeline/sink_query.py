@@ -27,9 +27,9 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
-from headwater.pipeline.sink_state import forget_sink, rewind_sink
+from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
-from headwater.sinks.coordinator import read_parked, unpark
+from headwater.sinks.coordinator import read_parked
 from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
 
@@ -174,35 +174,39 @@ class SinkQuery:
         """Do what is asked. :raises HeadwaterError: it cannot be done; nothing has changed."""
         match request.kind:
             case SinkRequestKind.PAUSE:
-                self._rest(SinkState.PAUSED, SinkWish(paused=True))
+                if self.state is not SinkState.DROPPED:
+                    self._rest(SinkState.PAUSED, SinkWish(paused=True))
             case SinkRequestKind.RESUME:
+                if self.state is SinkState.DROPPED:  # a process that died may have left something
+                    forget_sink(self._config, self._section)
                 if self.state in (SinkState.PAUSED, SinkState.DROPPED):
                     self._requests.put_wish(self.label, SinkWish())
                     self._begin_anew()
             case SinkRequestKind.RETRY:
                 return self._retry()
             case SinkRequestKind.REWIND:
-                before = self.state
-                self._end(before)
-                result = rewind_sink(self._config, self._section, request.epoch)
-                if before is not SinkState.PAUSED:
-                    self._begin_anew()
-                return result
+                return self._rewind(request.epoch)
             case SinkRequestKind.DROP:
                 self._rest(SinkState.DROPPED, SinkWish(dropped=True))
                 return {"tables": forget_sink(self._config, self._section)}
         return {"state": self.state.value}
 
-    def _retry(self) -> dict[str, Any]:
-        """Start it now, and let the tables come back that it had parked."""
-        parked = sorted(read_parked(self._options.store, self._options.query))
-        if parked and self.state is SinkState.RUNNING:
-            self._end(SinkState.STARTING)
-        if parked:
-            unpark(self._options.store, self._options.query)
-        if parked or self.state in (SinkState.FAILED, SinkState.WAITING):
+    def _rewind(self, epoch: int | None) -> dict[str, Any]:
+        before = self.state
+        self._end(SinkState.STARTING if before is SinkState.RUNNING else before)
+        result = rewind_sink(self._config, self._section, epoch)
+        if before is not SinkState.PAUSED:
             self._begin_anew()
-        return {"state": self.state.value, "tables": parked}
+        return result
+
+    def _retry(self) -> dict[str, Any]:
+        """Start it now, unless it is paused, and let the tables come back that it had parked."""
+        if self.state is SinkState.RUNNING and read_parked(self._options.store, self._options.query):
+            self._end(SinkState.STARTING)
+        back = let_back(self._options.store, self._options.query)
+        if self.state in (SinkState.STARTING, SinkState.FAILED, SinkState.WAITING):
+            self._begin_anew()
+        return {"state": self.state.value, "tables": back}
 
     def _rest(self, state: SinkState, wish: SinkWish) -> None:
         self._requests.put_wish(self.label, wish)

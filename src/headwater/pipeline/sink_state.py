@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from headwater import failpoints
 from headwater.backfill.cdc.executor import Phase
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
@@ -22,71 +23,121 @@ from headwater.log_store.progress_book import GROUP_FOLDER
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.errors import CannotRewind
 from headwater.sinks.coordinator import FOLDER as DELIVERIES
-from headwater.sinks.coordinator import behind_of
+from headwater.sinks.coordinator import behind_of, forget_committed, read_parked, unpark
 from headwater.state import open_reader
 from headwater.state.beside import open_beside_reader, open_beside_writer, remove_beside
 from headwater.state.errors import StoreNotFound
 from headwater.stream import Epoch
 
+BEFORE_STEP = failpoints.register("pipeline.sink_before_step")
+"""Before each durable step of what is done here."""
+
 
 def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
-    """Let the logs wait for the sink no longer, and forget all that is known of its query; its tables."""
+    """Let the logs wait for the sink no longer, and forget all that is known of its query; its tables.
+
+    What a process that died left of it goes when it is done again.
+    """
     query = config.query(section)
     tables = _tables(config, query)
+    failpoints.hit(BEFORE_STEP)
     with ConsumerGroup.open(config.store, query, takeover=True) as consumers:
         for name in tables:
             with suppress(LogNotFound):
                 consumers.drop(name)
     for folder in (GROUP_FOLDER, QUERIES, DELIVERIES):
+        failpoints.hit(BEFORE_STEP)
         remove_beside(config.store, folder, query)
+    failpoints.hit(BEFORE_STEP)
     shutil.rmtree(config.checkpoint(section), ignore_errors=True)
     return tables
+
+
+def let_back(location: str, query: str) -> list[str]:
+    """Let the tables come back that *query*, which does not run, has parked: they are read once more; which they are.
+
+    That they were away is written down first: the query may have ended before it knew.
+    """
+    names = sorted(read_parked(location, query))
+    if names:
+        with open_beside_writer(location, QUERIES, query, takeover=True) as store:
+            _leave(location, query, QueryState(store), names)
+        failpoints.hit(BEFORE_STEP)
+        unpark(location, query)
+    return names
+
+
+def _leave(location: str, query: str, state: QueryState, names: Sequence[str]) -> None:
+    """The query does not have these tables any more; when they come back they are read once more."""
+    failpoints.hit(BEFORE_STEP)
+    with ConsumerGroup.open(location, query, takeover=True) as consumers:
+        for name in names:
+            with suppress(LogNotFound):
+                consumers.drop(name)
+    for name in names:
+        state.table(name).left = True
+        state.put_table(name)
+    failpoints.hit(BEFORE_STEP)
+    state.save()
 
 
 def rewind_sink(config: PipelineConfig, section: SinkSection, epoch: int | None) -> dict[str, Any]:
     """Deliver again what came after *epoch*; ``None``: what the sink does not have.
 
+    What was committed before is forgotten last: while anything is left of where the query stood, a sink that lacks
+    something is noticed at the next start, and this is done again.
+
     :raises CannotRewind: history is being read, the log no longer has it, or the sink was never delivered to.
     """
     query = config.query(section)
-    try:
-        store = open_beside_writer(config.store, QUERIES, query, takeover=True)
-    except StoreNotFound:
-        raise CannotRewind(
-            f"Nothing was delivered to sink {section.label!r} yet.", next_step="Run: headwater run"
-        ) from None
-    with store:
+    if not _tables(config, query):
+        raise CannotRewind(f"Nothing was delivered to sink {section.label!r} yet.", next_step="Run: headwater run")
+    with open_beside_writer(config.store, QUERIES, query, takeover=True) as store:
         state = QueryState(store)
-        tables = [name for name, record in state.tables.items() if not record.left]
+        parked = sorted(read_parked(config.store, query).keys() & state.tables.keys())
+        tables = [name for name, record in state.tables.items() if not record.left and name not in parked]
         _check_history(state, section, tables)
         if epoch is None:
             epoch = _what_it_has(config, section, query, state.id, tables)
         before = None if state.delivered is None else state.delivered.epoch
-        try:
-            with ConsumerGroup.open(config.store, query, takeover=True) as consumers:
-                for name in tables:
-                    if consumers.consumer(name).delivered() > epoch:
-                        consumers.consumer(name).rewind(Epoch(epoch))
-        except EpochGone:
-            raise CannotRewind(
-                f"The log no longer has what came after epoch {epoch}: it was delivered and forgotten.",
-                next_step=f"Read what is missing once more: headwater resnapshot --sink {section.label}",
-            ) from None
-        except InvalidOffset:
-            raise CannotRewind(
-                f"Epoch {epoch} is not sealed yet.", next_step="Name an earlier one: headwater log status"
-            ) from None
+        if parked:
+            _leave(config.store, query, state, parked)
+        _go_back(config, section, tables, epoch)
+        failpoints.hit(BEFORE_STEP)
         state.put_delivered(QueryOffset(epoch, state.plan.number))
         state.save()
-    remove_beside(config.store, DELIVERIES, query)  # what was committed counts no more: the sink itself tells
-    shutil.rmtree(config.checkpoint(section), ignore_errors=True)
+        owner = store.owner()
+        assert owner is not None
+        failpoints.hit(BEFORE_STEP)
+        shutil.rmtree(config.checkpoint(section), ignore_errors=True)
+        failpoints.hit(BEFORE_STEP)
+        forget_committed(config.store, query, owner.generation)
     return {"epoch": epoch, "was": before, "tables": tables}
+
+
+def _go_back(config: PipelineConfig, section: SinkSection, tables: Sequence[str], epoch: int) -> None:
+    try:
+        with ConsumerGroup.open(config.store, config.query(section), takeover=True) as consumers:
+            for name in tables:
+                if consumers.consumer(name).delivered() > epoch:
+                    consumers.consumer(name).rewind(Epoch(epoch))
+    except EpochGone:
+        raise CannotRewind(
+            f"The log no longer has what came after epoch {epoch}: it was delivered and forgotten.",
+            next_step=f"Read what is missing once more: headwater resnapshot --sink {section.label}",
+        ) from None
+    except InvalidOffset:
+        raise CannotRewind(
+            f"Epoch {epoch} is not sealed yet.", next_step="Name an earlier one: headwater log status"
+        ) from None
 
 
 def _check_history(state: QueryState, section: SinkSection, tables: Sequence[str]) -> None:
     with state.store.snapshot() as view:
         status = QueryState.read_status(view) or {"tables": {}}
     reading = [name for name in tables if status["tables"].get(name, {}).get("phase") != Phase.DONE.value]
+    if state.delivered is None or state.delivered.plan != state.plan.number:  # what is told may be a moment old
+        reading += tables
     if reading:
         raise CannotRewind(
             f"The history of {reading[0]} is not delivered to sink {section.label!r} yet.",

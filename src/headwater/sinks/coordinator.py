@@ -261,6 +261,16 @@ class Coordinator:
         if any(record.state is DeliveryState.ABORTED for record in self.records):
             self._seal(self._without_aborted)
 
+    def forget(self) -> None:
+        """Forget every batch, and how far each table is."""
+
+        def change(batch: WriteBatch) -> None:
+            for record in self.records:
+                self._rows.delete(batch, 0, (record.number,))
+            self._forget(batch, _TABLE, self._told(_TABLE))
+
+        self._seal(change)
+
     def close(self) -> None:
         self._store.close()
 
@@ -499,6 +509,15 @@ def unpark(location: str, query: str) -> list[str]:
                 state.delete(batch, 0, (f"{_PARKED}{name}",))
             store.seal(EpochClock(_now_ms, store.committed_epoch()).next(), batch)
     return names
+
+
+def forget_committed(location: str, query: str, generation: int) -> None:
+    """What *query*, which does not run, has committed counts no more: the sink itself tells. What is parked stays.
+
+    :param generation: processes of earlier ones are refused from now on.
+    """
+    with Coordinator(location, query, generation) as coordinator:
+        coordinator.forget()
 
 
 def _commit(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> dict[str, tuple[SourceTable, BaseException]]:

@@ -147,7 +147,7 @@ class Delivering:
         between("logged")
         units = self.planner.units(start, end)
         between("units")
-        read = [(unit, self._read(unit)) for unit in units]
+        read = [(unit, self.read(unit)) for unit in units]
         between("read")
         self.sink.commit(read, end)
         between("committed")
@@ -155,7 +155,7 @@ class Delivering:
         self.batches += 1
         return True
 
-    def _read(self, unit: Unit) -> list[pa.RecordBatch]:
+    def read(self, unit: Unit) -> list[pa.RecordBatch]:
         if isinstance(unit, LogUnit):
             return list(read_changes(self.options, unit))
         batches = list(read_history(self.options, unit))

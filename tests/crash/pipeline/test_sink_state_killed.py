@@ -1,0 +1,209 @@
+"""What is kept of a sink's query is forgotten or set back, and the process is killed before any step of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.db.backfill.test_parked_tables import LINES, ORDERS, Parking, change, park
+from tests.db.capture.running import RunningCapture, running
+from tests.servers.postgres import PostgresServer
+from tests.store.sinks.file_sinks import INSERT, log_rows
+
+from headwater import failpoints
+from headwater.backfill.control import status
+from headwater.backfill.log_ranges import described_tables
+from headwater.log_store.progress_book import GROUP_FOLDER, group_rows
+from headwater.pipeline.config import PipelineConfig, configure
+from headwater.pipeline.errors import CannotRewind
+from headwater.pipeline.sink_commands import ask_sink
+from headwater.pipeline.sink_requests import SinkRequestKind
+from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
+from headwater.sinks.coordinator import Coordinator, behind_of, read_parked
+from headwater.sinks.delta import DeltaSink
+from headwater.sinks.errors import SinkFenced
+from headwater.sinks.sink import Staged, Token
+from headwater.sources.table import SourceTable
+from headwater.state.beside import stores_beside
+
+pytestmark = pytest.mark.crash
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+STEP = "pipeline.sink_before_step"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with PostgresServer() as made:
+        yield made
+
+
+@pytest.fixture
+def capture(server: PostgresServer, tmp_path: Path) -> Iterator[RunningCapture]:
+    with server.database() as database:
+        for name in ("orders", "lines"):
+            database.execute(
+                f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)",
+                f"INSERT INTO {name} SELECT n, 'old' FROM generate_series(1, 100) n",
+            )
+        with running(database, tmp_path, ORDERS, LINES) as made:
+            yield made
+
+
+def config_of(capture: RunningCapture) -> PipelineConfig:
+    settings = {
+        "pipeline": {"name": "shop", "store": str(capture.store), "work": str(capture.folder / "work")},
+        "source": {"dsn": capture.database.dsn, "tables": [ORDERS, LINES]},
+        "sink": [{"kind": "delta", "path": str(capture.folder / "lake")}],
+    }
+    return configure(settings, folder=capture.folder)
+
+
+def act(config: PipelineConfig, what: str, armed: str) -> None:
+    """In another process."""
+    failpoints.arm(armed)
+    (section,) = config.sink
+    match what:
+        case "drop":
+            ask_sink(config, section.label, SinkRequestKind.DROP)
+        case "back":
+            let_back(config.store, config.query(section))
+        case _:
+            rewind_sink(config, section, None if what == "rewind" else int(what))
+
+
+def killed(config: PipelineConfig, what: str, at: int) -> bool:
+    """Whether there is so many a step; the process was killed before it."""
+    process = _PROCESSES.Process(target=act, args=(config, what, f"{STEP}=kill@{at}"))
+    process.start()
+    process.join(60)
+    assert process.exitcode in (0, -signal.SIGKILL)
+    return process.exitcode != 0
+
+
+def delivered(capture: RunningCapture) -> Parking:
+    query = Parking(capture, ORDERS, LINES, query="shop-delta")
+    query.finish()
+    told = {"waiting"}
+    while told != {"done"}:
+        query.batch(timeout=0.3)
+        found = status(str(capture.store), "shop-delta")
+        told = set() if found is None else {table["phase"] for table in found.value["tables"].values()}
+    return query
+
+
+def staged(sink: DeltaSink, table: SourceTable, token: Token, key: int) -> Staged:
+    rows = log_rows(table, [(INSERT, {"id": key, "note": ""})])
+    place = rows.schema.get_field_index("_epoch")
+    return sink.stage_changes(
+        table,
+        token,
+        iter([rows.set_column(place, rows.schema.field(place), pa.array([token.epoch], pa.uint64()))]),
+        None,
+    )
+
+
+def test_a_sink_that_is_dropped_begins_anew_whatever_was_left(capture: RunningCapture) -> None:
+    config = config_of(capture)
+    (section,) = config.sink
+    at = 1
+    while True:
+        query = delivered(capture)
+        query.planner.close()
+        config.checkpoint(section).mkdir(parents=True)
+        if not killed(config, "drop", at):
+            break
+        ask_sink(config, section.label, SinkRequestKind.PAUSE)  # it is dropped, and stays so
+        assert ask_sink(config, section.label, SinkRequestKind.RESUME) == {"state": "not running"}
+        for folder in (GROUP_FOLDER, "queries", "deliveries"):
+            assert not stores_beside(config.store, folder, 1), at
+        assert not config.checkpoint(section).exists()
+        at += 1
+    assert at == 6
+
+
+def test_a_table_is_let_back_once_and_nothing_of_it_is_missing(capture: RunningCapture) -> None:
+    config = config_of(capture)
+    query = delivered(capture)
+    for at in range(1, 4):
+        park(query, 100 + 2 * at)
+        query.planner.close()
+        assert killed(config, "back", at)
+        assert list(read_parked(config.store, query.options.query)) == [LINES]
+        assert let_back(config.store, query.options.query) == [LINES]
+        query.start()
+        change(capture, 101 + 2 * at)
+        query.finish()
+        query.assert_equal()
+    query.close()
+
+
+def test_a_sink_that_lacks_something_is_noticed_until_it_is_wholly_set_back(capture: RunningCapture) -> None:
+    config = config_of(capture)
+    (section,) = config.sink
+    query = delivered(capture)
+    assert query.checkpoint is not None
+    name, place = query.options.query, query.checkpoint.epoch
+    tables = [table for table in described_tables(config.store) if table.full_name == ORDERS]
+    sink = DeltaSink(str(capture.folder / "lake"))
+    backfill = query.planner.backfill_id
+    first = Token(name, backfill, place - 1, place, 0)
+    later = Token(name, backfill, place, place + 1, 0, generation=query.planner.generation)
+    assert sink.commit(tables[0], first, [staged(sink, tables[0], first, 1)])
+    with Coordinator(config.store, name, query.planner.generation) as coordinator:
+        gone = DeltaSink(str(capture.folder / "before the backup came"))
+        coordinator.deliver(gone, [staged(gone, tables[0], later, 2)])
+    query.planner.close()
+    config.checkpoint(section).mkdir(parents=True)
+    at = 1
+    while killed(config, "rewind", at):
+        assert [has.epoch for _, has in behind_of(config.store, name, backfill, sink, tables)] == [place], at
+        at += 1
+    assert at == 4
+    assert not behind_of(config.store, name, backfill, sink, tables)
+    with pytest.raises(SinkFenced):  # one that slept since before
+        Coordinator(config.store, name, later.generation)
+    assert not config.checkpoint(section).exists()
+    query.start()
+    assert query.planner.initial().epoch == place
+    query.close()
+
+
+def test_what_was_dropped_or_never_begun_cannot_be_set_back(capture: RunningCapture) -> None:
+    config = config_of(capture)
+    (section,) = config.sink
+    with pytest.raises(CannotRewind, match="Nothing was delivered"):
+        rewind_sink(config, section, 5)
+    delivered(capture).close()
+    forget_sink(config, section)
+    with pytest.raises(CannotRewind, match="Nothing was delivered"):
+        rewind_sink(config, section, 5)
+    assert not stores_beside(config.store, "queries", 1)
+    assert not group_rows(config.store, config.query(section))
+
+
+def test_a_table_that_is_parked_stays_so_when_its_sink_is_set_back(capture: RunningCapture) -> None:
+    config = config_of(capture)
+    (section,) = config.sink
+    query = delivered(capture)
+    assert query.checkpoint is not None
+    place = query.checkpoint.epoch
+    park(query, 101)
+    query.planner.close()
+    assert rewind_sink(config, section, place)["tables"] == [ORDERS]
+    assert list(read_parked(config.store, query.options.query)) == [LINES]
+    query.checkpoint = query.logged = None
+    query.start()
+    change(capture, 102)
+    query.finish()
+    assert query.sink.mirror[ORDERS].keys() == {(key,) for key in range(3, 103)}
+    query.planner.close()
+    assert let_back(config.store, query.options.query) == [LINES]
+    query.start()
+    query.finish()
+    query.assert_equal(LINES)
+    query.close()

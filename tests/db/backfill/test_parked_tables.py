@@ -1,0 +1,124 @@
+"""Tables that a sink did not take, and that come back: whatever the query knew of it, nothing of them is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.db.backfill.delivering import Delivering
+from tests.db.capture.running import RunningCapture, running
+from tests.servers.postgres import Database
+
+from headwater.backfill.planner import QueryPlanner
+from headwater.backfill.units import Unit
+from headwater.failpoints import FailpointError, arm
+from headwater.log_store.progress_book import group_rows
+from headwater.pipeline.sink_state import let_back
+from headwater.sinks.coordinator import Coordinator, TableFailure, read_parked
+from headwater.sinks.delta import DeltaSink
+
+pytestmark = pytest.mark.db
+
+ORDERS, LINES = "public.orders", "public.lines"
+
+
+class Parking(Delivering):
+    """A query whose sink does not take the table :attr:`refused`."""
+
+    refused: str | None = None
+
+    def start(self) -> None:
+        def parked() -> dict[str, str]:
+            return {name: one["reason"] for name, one in read_parked(self.options.store, self.options.query).items()}
+
+        self.planner = QueryPlanner(self.options, committed=self.sink.committed, parked=parked, takeover=True)
+
+    def read(self, unit: Unit) -> list[pa.RecordBatch]:
+        if unit.table.full_name != self.refused:
+            return super().read(unit)
+        with Coordinator(self.options.store, self.options.query, self.planner.generation) as coordinator:
+            nowhere = DeltaSink(str(self.capture.folder / "nowhere"))
+            coordinator.deliver(nowhere, [], [TableFailure(unit.table, "another type")], tables=self.options.tables)
+        return []
+
+
+@pytest.fixture
+def capture(newest_postgres: Database, tmp_path: Path) -> Iterator[RunningCapture]:
+    for name in ("orders", "lines"):
+        newest_postgres.execute(
+            f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)",
+            f"INSERT INTO {name} SELECT n, 'old' FROM generate_series(1, 100) n",
+        )
+    with running(newest_postgres, tmp_path, ORDERS, LINES) as made:
+        yield made
+    arm("")
+
+
+def change(capture: RunningCapture, key: int) -> None:
+    for name in ("orders", "lines"):
+        capture.database.execute(
+            f"INSERT INTO {name} VALUES ({key}, 'new')", f"DELETE FROM {name} WHERE id = {key} - 100"
+        )
+    capture.catch_up()
+
+
+def park(query: Parking, key: int = 101) -> None:
+    """Deliver a batch of which the sink does not take one table."""
+    change(query.capture, key)
+    query.refused = LINES
+    assert query.batch()
+    query.refused = None
+    assert list(read_parked(query.options.store, query.options.query)) == [LINES]
+
+
+def test_one_that_comes_back_before_its_query_knew_of_it_is_read_once_more(capture: RunningCapture) -> None:
+    query = Parking(capture, ORDERS, LINES)
+    query.finish()
+    park(query)
+    query.planner.close()  # killed before anything else was planned
+    assert let_back(query.options.store, query.options.query) == [LINES]
+    query.start()
+    change(capture, 102)
+    query.finish()
+    query.assert_equal()
+    query.close()
+
+
+def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(capture: RunningCapture) -> None:
+    query = Parking(capture, ORDERS, LINES)
+    query.finish()
+    park(query)
+    arm("query.before_save=raise")
+    with pytest.raises(FailpointError):
+        query.batch()
+    arm("")
+    assert list(group_rows(query.options.store, query.options.query)) == [ORDERS]
+    query.planner.close()
+    assert let_back(query.options.store, query.options.query) == [LINES]
+    query.start()
+    change(capture, 102)
+    query.finish()
+    query.assert_equal()
+    query.close()
+
+
+def test_one_that_was_away_for_a_while_comes_back(capture: RunningCapture) -> None:
+    query = Parking(capture, ORDERS, LINES)
+    query.finish()
+    park(query)
+    change(capture, 102)
+    while query.batch(timeout=0.1):
+        pass
+    assert query.planner.status()["tables"][LINES]["phase"] == "parked"
+    assert list(group_rows(query.options.store, query.options.query)) == [ORDERS]  # its log does not wait
+    query.crash()
+    change(capture, 103)
+    query.planner.close()
+    assert let_back(query.options.store, query.options.query) == [LINES]
+    assert let_back(query.options.store, query.options.query) == []
+    query.start()
+    query.finish()
+    query.assert_equal()
+    query.close()
