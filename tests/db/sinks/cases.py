@@ -13,9 +13,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from decimal import Decimal
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import psycopg
@@ -145,13 +147,54 @@ def _mysql(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
     SESSIONS.close()
 
 
+@contextmanager
+def _console(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
+    yield Place(case, {"path": str(folder / "lines"), "format": "json", "staging": str(folder / "staging")})
+
+
+@contextmanager
+def _webhook(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
+    server = servers.get("webhook", _hook_server)
+    address = f"http://127.0.0.1:{server.server_port}{folder / 'lines'}"
+    yield Place(case, {"url": address, "staging": str(folder / "staging")})
+
+
+@contextmanager
+def _hook_server() -> Iterator[ThreadingHTTPServer]:
+    """Takes each key once, and appends what is posted to the file that the address names."""
+    taken: set[tuple[str, str | None]] = set()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = (self.path, self.headers["Idempotency-Key"])
+            if request not in taken:
+                taken.add(request)
+                with Path(unquote(self.path)).open("ab") as file:
+                    file.write(body)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            """Nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
 PLACES: Final[dict[str, Open]] = {
+    "console": _console,
     "delta": _directory,
     "iceberg": _warehouse,
     "kafka": _kafka,
     "mysql": _mysql,
     "parquet": _directory,
     "postgres": _postgres,
+    "webhook": _webhook,
 }
 
 
@@ -168,7 +211,7 @@ def _messages(sink: Any, table: SourceTable) -> list[dict[str, Any]]:
 
 def _lines(sink: Any, table: SourceTable) -> list[dict[str, Any]]:
     """The rows that lines of JSON tell, one step after the other."""
-    file = Path(urlsplit(sink.url).path if hasattr(sink, "url") else sink.path)
+    file = Path(unquote(urlsplit(sink.url).path) if hasattr(sink, "url") else sink.path)
     lines = [json.loads(line, parse_int=_number) for line in file.read_text().splitlines()] if file.exists() else []
     told = [line for line in lines if line["_table"] == table.full_name]
     schema = _SCHEMAS[sink.mode](sink_schema(table))
@@ -221,6 +264,8 @@ COLUMNS_BY_ID: Final = frozenset({"iceberg"})
 """Kinds of which also old changes have the new name of a column that was renamed."""
 FINITE_FLOATS: Final = frozenset({"mysql"})
 """Kinds that have no NaN and no infinities, of which a row is refused, and only one zero."""
+KEYLESS: Final = frozenset({"console", "webhook"})
+"""Kinds of which a part of a table cannot be replaced: nobody knows which keys they have."""
 FIXED_MESSAGES: Final = frozenset({"console", "kafka", "webhook"})
 """Kinds whose messages stay as they were sent."""
 
