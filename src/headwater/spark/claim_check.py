@@ -66,6 +66,11 @@ class ClaimDelivery:
     stop_file: str
     dead_letters: str | None = None
 
+    @property
+    def may_park(self) -> tuple[str, ...]:
+        """Tables that may be parked, but for the last of them: without history what they miss would not come back."""
+        return self.options.tables if self.options.history else ()
+
     def to_option(self) -> str:
         return base64.b64encode(pickle.dumps(self)).decode()
 
@@ -220,7 +225,7 @@ class ClaimWriter(DataSourceStreamArrowWriter):
                 self._stage_unit(replace(claim, tries=True), made)
         except HeadwaterError as error:
             failure = TableFailure.of(claim.unit.table, error)
-            if failure is None or len(self._delivery.options.tables) == 1:
+            if failure is None or len(self._delivery.may_park) < 2:
                 raise
             made.failures.append(failure)
 
@@ -268,7 +273,7 @@ class ClaimWriter(DataSourceStreamArrowWriter):
             staged,
             failures,
             parks_rows=delivery.dead_letters is not None,
-            tables=delivery.options.tables,
+            tables=delivery.may_park,
         )
 
     def _coordinator(self, generation: int) -> Coordinator:
