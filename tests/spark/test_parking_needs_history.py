@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.store.sinks.test_parking import LINES, NAMES, ORDERS, QUERY, PickySink, staged
+from tests.store.sinks.file_sinks import ORDERS
+from tests.store.sinks.test_parking import LINES, NAMES, QUERY, PickySink, staged
 
 from headwater.backfill.query import QueryOptions
 from headwater.sinks.coordinator import read_parked
