@@ -50,19 +50,23 @@ class Sieve:
     refused: list[pa.RecordBatch] = field(default_factory=list)
 
     def through(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows that are taken, and all that bring no values: deletes, and rows as they were before."""
+        """The rows that are taken, and deletes, which bring no values. An update stays or goes with its old row."""
         for batch in batches:
-            for start in range(0, batch.num_rows, _PIECE_ROWS):
-                taken = self._taken(batch.slice(start, _PIECE_ROWS))
+            ops = batch.column(OP).to_numpy() if OP in batch.schema.names else None
+            start = 0
+            while start < batch.num_rows:
+                end = min(start + _PIECE_ROWS, batch.num_rows)
+                if ops is not None and end < batch.num_rows and ops[end - 1] == Op.UPDATE_DELETE:
+                    end += 1
+                taken = self._taken(batch.slice(start, end - start))
+                start = end
                 if taken.num_rows:
                     yield taken
 
     def _taken(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         names = [name for name in self.table.schema.names if name in rows.schema.names]
-        places = np.arange(rows.num_rows)
-        if OP in rows.schema.names:
-            ops = rows.column(OP).to_numpy()
-            places = np.flatnonzero((ops == Op.INSERT) | (ops == Op.UPDATE_INSERT))
+        ops = rows.column(OP).to_numpy() if OP in rows.schema.names else np.full(rows.num_rows, Op.INSERT, np.int8)
+        places = np.flatnonzero((ops == Op.INSERT) | (ops == Op.UPDATE_INSERT))
         tried = pa.Table.from_batches([rows.select(names).take(pa.array(places))])
         found = {int(places[place]): reason for place, reason in self.sink.refused(self.table, tried)}
         if not found:
@@ -70,6 +74,8 @@ class Sieve:
         self.refused.append(_with_reason(rows.take(pa.array(sorted(found))), found, len(names)))
         taken = np.ones(rows.num_rows, np.bool_)
         taken[list(found)] = False
+        opens = np.append((ops[:-1] == Op.UPDATE_DELETE) & (ops[1:] == Op.UPDATE_INSERT) & ~taken[1:], False)
+        taken &= ~opens  # the row stays as it was before
         return rows.filter(pa.array(taken))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 
+from headwater.sinks import dead_letters
 from headwater.sinks.dead_letters import DeadLetters, Sieve
 from headwater.sinks.sink import Token
 from headwater.sources.table import SourceTable
 
-from .file_sinks import INSERT, ORDERS, history_part, log_rows, order, own_rows
+from .file_sinks import DELETE, INSERT, OLD, ORDERS, UPDATE, history_part, log_rows, order, own_rows
 
 
 class Picky:
@@ -53,3 +55,22 @@ def test_of_rows_that_are_read_for_one_column_the_others_are_unknown(tmp_path: P
     letters.commit([letters.stage_history(ORDERS, Token("q", "b1", 0, 1, 1), part, sieve.refused)])
     (found,) = letters.rows("public.orders").to_pylist()
     assert (found["id"], found["total"], found["_reason"]) == (2, None, "a check")
+
+
+def test_an_update_that_is_refused_goes_with_its_old_row_also_over_the_end_of_a_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(dead_letters, "_PIECE_ROWS", 3)
+    changes = [
+        (INSERT, order(1)),
+        (DELETE, order(2)),
+        (OLD, order(4)),
+        (UPDATE, order(4, "refused")),
+        (OLD, order(5)),
+        (UPDATE, order(5, "taken")),
+        (UPDATE, order(6, "refused alone")),
+    ]
+    sieve = Sieve(Picky(2, 4, 6), ORDERS)
+    taken = [row for batch in sieve.through(iter([log_rows(ORDERS, changes)])) for row in batch.to_pylist()]
+    assert [(row["_op"], row["id"]) for row in taken] == [(INSERT, 1), (DELETE, 2), (OLD, 5), (UPDATE, 5)]
+    assert [row["id"] for batch in sieve.refused for row in batch.to_pylist()] == [4, 6]

@@ -105,7 +105,7 @@ def test_changes_are_lines_with_the_name_of_their_batch(server: Server, tmp_path
     feed = Feed(sink)
     assert feed.history(1, [order(7)])
     assert feed.changes(1, (INSERT, order(1)), (DELETE, order(7)))
-    assert server.keys == ["q/public.orders/0/1", "q/public.orders/1/0"]
+    assert server.keys == ["q/public.orders/0/b1.1", "q/public.orders/1/0"]
     path, _, rows, headers = server.requests[1]
     assert path == "/hook?token=hidden"
     assert (headers["Content-Type"], headers["Authorization"]) == ("application/x-ndjson", "Bearer x")
@@ -152,7 +152,7 @@ def test_history_that_was_read_anew_has_another_name(server: Server, tmp_path: P
     feed = Feed(sink)
     token = feed.token(0, 1, attempt=2)
     assert sink.commit(ORDERS, token, [feed.stage_history(token, [order(1)])])
-    assert server.keys == ["q/public.orders/0/1/attempt-2"]
+    assert server.keys == ["q/public.orders/0/b1.1/attempt-2"]
     assert sink.committed(ORDERS, "q", "b1") == Committed(0, 1, 2)
 
 
