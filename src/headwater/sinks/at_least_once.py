@@ -81,7 +81,8 @@ class AtLeastOnceSink(RowSink):
 def batch_key(table: SourceTable, token: Token) -> str:
     """What a batch of a table is called, each time that it is sent: ``query/table/epoch/plan``.
 
-    The plan is 0 before the first, then named with the state that it is of: ``backfill.plan``. History that was read anew has other rows, and another name: the attempt comes after it.
+    The plan is 0 before the first, then named with the state that it is of: ``backfill.plan``. History that was read
+    anew has other rows, and another name: the attempt comes after it.
     """
     plan = f"{token.backfill}.{token.plan}" if token.plan else "0"
     key = f"{token.query}/{directory_of(table)}/{token.epoch}/{plan}"
