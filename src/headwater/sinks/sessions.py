@@ -6,6 +6,7 @@ at a time. One that an error came out of is closed, one that rested for a while 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
@@ -33,6 +34,7 @@ class Sessions(Generic[S]):
     """The sessions of this process, by address."""
 
     def __init__(self) -> None:
+        atexit.register(self.close)
         self._lock = threading.Lock()
         self._idle: dict[tuple[int, Hashable], list[tuple[float, S]]] = {}
 

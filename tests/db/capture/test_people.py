@@ -31,7 +31,7 @@ def test_another_store_does_not_take_the_slot_away(newest_postgres: Database, tm
     second.start()
     error = second.wait_for_end()
     assert isinstance(error, SourceMisconfigured)
-    assert "--store" in str(error)
+    assert "another name for the slot" in str(error)
     newest_postgres.execute("INSERT INTO t VALUES (1)")
     first.start()
     first.assert_equal("t")
