@@ -43,6 +43,8 @@ from headwater.state.beside import open_beside_writer
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
 
 _LOOK_SECONDS: Final = 0.05
+_LOCK_SECONDS: Final = 2.0
+"""Who plans for many tables does not wait longer for one that is locked."""
 _COMMIT_SECONDS: Final = 1.0
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
@@ -79,7 +81,7 @@ class QueryPlanner:
         self._committed = committed
         self._parked = parked or dict
         self._parked_tables: dict[str, str] = {}
-        self._source = open_snapshots(options.source)
+        self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
         self._held = HeldSnapshot()
         self._at: QueryOffset | None = None
         self._forgotten: QueryOffset | None = None

@@ -140,9 +140,10 @@ class SnapshotSource(Protocol):
         ...
 
 
-def open_snapshots(dsn: str) -> SnapshotSource:
+def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSource:
     """The snapshots of the database at *dsn*; nothing is connected yet. An empty *dsn*: there is no database.
 
+    :param lock_seconds: how long who plans waits for a table that others have locked: then it is ``SourceBusy``.
     :raises InvalidDsn: no kind of database that can be read. :raises DriverMissing: its driver is not installed.
     """
     if not dsn:
@@ -156,7 +157,7 @@ def open_snapshots(dsn: str) -> SnapshotSource:
         with postgres_driver():
             from headwater.sources.postgres.snapshots import PostgresSnapshots
 
-        return PostgresSnapshots(dsn)
+        return PostgresSnapshots(dsn, lock_seconds)
     raise InvalidDsn(
         "The connection string names no database that can be read.",
         next_step="Write postgresql://user@host:5432/database.",

@@ -32,12 +32,12 @@ def deliver(sink: Sink) -> None:
         sink.commit(table, token, staged)
 
 
-def batches(sink: Sink) -> Any:
+def batches(sink: Sink, generation: int = 0) -> Any:
     feed = Feed(sink)
 
     def batch(table: SourceTable, epoch: int, plan: int, changes: Any = (), history: Any = (), **more: Any) -> Any:
         feed.table = table
-        token: Token = feed.token(epoch, plan)
+        token: Token = replace(feed.token(epoch, plan), generation=generation)
         staged: list[Staged] = []
         if changes or "truncated" in more:
             staged.append(feed.stage_changes(token, changes, more.pop("truncated", None)))

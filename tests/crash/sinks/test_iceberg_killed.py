@@ -38,7 +38,7 @@ def deliver(mode: str, path: str, armed: str, generation: int) -> None:
     sink = IcebergSink(path, Mode(mode), file_bytes=64 << 10, retention_hours=0)
     if generation:
         sink.abort(ORDERS, "q", generation)
-    for token, table, staged in deliveries.batches(sink):
+    for token, table, staged in deliveries.batches(sink, generation):
         sink.commit(table, token, staged)
 
 

@@ -34,7 +34,6 @@ from headwater.sources.table import SourceTable, SpecialValues
 STANDBY_TRIES: Final = 200
 _PAUSE_SECONDS: Final = 0.002
 
-_LOCK_TIMEOUT: Final = "SET lock_timeout = '2s'"  # who plans for many tables does not wait for one that is locked
 _BEGIN: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 _IS_STANDBY: Final = "SELECT pg_catalog.pg_is_in_recovery() AS standby"
 _INSERTED: Final = "SELECT (pg_catalog.pg_current_wal_insert_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
@@ -56,14 +55,15 @@ class PostgresSnapshot:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceBusy: see above, of a standby.
     """
 
-    def __init__(self, dsn: Dsn) -> None:
+    def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
         self._dsn = dsn
         self._catalogs: dict[TableName, CatalogTable] = {}
         self._session = connect(dsn)
         try:
             with server_errors(dsn):
                 settle(self._session)
-                self._session.execute(_LOCK_TIMEOUT)
+                if lock_seconds is not None:
+                    self._session.execute(f"SET lock_timeout = {int(lock_seconds * 1000)}".encode())
                 standby = ask(self._session, _IS_STANDBY)[0].standby
                 self._name, self._mark = self._exported_by_standby() if standby else self._exported()
         except BaseException:

@@ -36,18 +36,20 @@ class PostgresSnapshots:
     """The snapshots of one database; see :class:`~headwater.sources.snapshots.SnapshotSource`.
 
     :param dsn: a libpq connection string.
+    :param lock_seconds: how long a snapshot waits for a locked table while it plans; ``None``: until it is free.
     :raises InvalidDsn: it cannot be read.
     """
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, lock_seconds: float | None = None) -> None:
         self._dsn = Dsn(dsn)
+        self._lock_seconds = lock_seconds
 
     def __repr__(self) -> str:
         return f"PostgresSnapshots({str(self._dsn)!r})"
 
     def export(self) -> PostgresSnapshot:
         """A new snapshot of this moment. :raises SourceUnreachable: no answer."""
-        return PostgresSnapshot(self._dsn)
+        return PostgresSnapshot(self._dsn, self._lock_seconds)
 
     def order(self, table: SourceTable) -> PostgresKeyOrder:
         """The order of its keys. :raises UnsupportedTable: they have none."""
