@@ -25,6 +25,8 @@ _MARK: Final = "headwater-failure "
 _ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 _PASSING: Final = (
     "EOFException",
+    "OptionalDataException",  # half an answer of a worker that was killed
+    "StreamCorruptedException",
     "(no cause message)",
     "Py4JNetworkError",
     "Python worker exited unexpectedly",
