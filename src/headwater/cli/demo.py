@@ -74,7 +74,8 @@ class _Interrupts:
 
     def __exit__(self, *_: object) -> None:
         for number, before in zip(self._SIGNALS, self._before, strict=True):
-            signal.signal(number, before)
+            # who asked asks once more, perhaps, while the process ends: everything is cleared away by now
+            signal.signal(number, signal.SIG_IGN if self._asked else before)
 
     def _on(self, _number: int, _frame: FrameType | None) -> None:
         if self._asked:
