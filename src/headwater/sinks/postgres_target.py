@@ -101,7 +101,7 @@ class PostgresTarget(PostgresMerge):
             if self._one("SELECT pg_catalog.to_regclass(%(name)s)", name=plain(f"{quoted(self._own)}.fields")) is None:
                 return Committed()
             self._is_prepared = True
-        return self._held(table, query, backfill, "").committed
+        return self._held(table, query, backfill).committed
 
     def lock(self, table: SqlTable, token: Token) -> Held:
         self._run(
@@ -110,13 +110,20 @@ class PostgresTarget(PostgresMerge):
             query=token.query,
             target=table.name,
         )
-        return self._held(table, token.query, token.backfill, "FOR UPDATE")
+        # The row of the changes is the lock of all. What another transaction wrote beside it while this one waited is
+        # seen by the next statement, not by the one that waited.
+        self._run(
+            f"SELECT FROM {self._tokens} WHERE query = %(query)s AND target = %(target)s AND backfill = '' FOR UPDATE",
+            query=token.query,
+            target=table.name,
+        )
+        return self._held(table, token.query, token.backfill)
 
-    def _held(self, table: SqlTable, query: str, backfill: str, lock: str) -> Held:
+    def _held(self, table: SqlTable, query: str, backfill: str) -> Held:
         rows = self._all(
             "SELECT backfill, epoch, plan, attempt, is_upsert, generation, "
             f"pg_catalog.to_regclass(%(place)s) IS NOT NULL FROM {self._tokens} "
-            f"WHERE query = %(query)s AND target = %(target)s AND backfill IN ('', %(backfill)s) {lock}",
+            "WHERE query = %(query)s AND target = %(target)s AND backfill IN ('', %(backfill)s)",
             place=plain(name_of(table.place)),
             query=query,
             target=table.name,

@@ -21,6 +21,7 @@ from headwater.journal import (
     SqliteStore,
     Store,
     fork_at,
+    new_id,
     prune,
     repair,
     rescue,
@@ -226,6 +227,22 @@ def create_many(kind: str, root: str, session: str, wanted: str, tag: str) -> No
     store.close()
 
 
+def create_until_deleted(kind: str, root: str, session: str) -> None:
+    """Create segments until the session is gone; print how many were acknowledged."""
+    store = open_store(kind, Path(root), "none")
+    count = 0
+    try:
+        while True:
+            store.create_segment(session, new_id(), [Entry("x")])
+            count += 1
+            if count == 1:
+                sys.stdout.write("started\n")
+                sys.stdout.flush()
+    except SegmentDeletedError:
+        sys.stdout.write(f"{count}\n")
+    store.close()
+
+
 def append_until_deleted(kind: str, root: str, session: str, segment: str) -> None:
     """Append until the segment is gone; print how many were acknowledged."""
     store = open_store(kind, Path(root), "none")
@@ -264,6 +281,7 @@ _PROGRAMS = {
         read_big,
         append_keys,
         create_many,
+        create_until_deleted,
         append_until_deleted,
         hold,
     )

@@ -150,17 +150,16 @@ def test_a_segment_deleted_during_appends_stays_deleted(kind: str, tmp_path: Pat
 @KINDS
 def test_nothing_is_created_in_a_session_after_its_deletion(kind: str, tmp_path: Path) -> None:
     """Scenario z: creations that race with the deletion are deleted with it or refused."""
-    session, wanted = new_id(), [new_id() for _ in range(3000)]
-    (tmp_path / "wanted").write_text("\n".join(wanted))
+    session = new_id()
     with open_store(kind, tmp_path, "none") as store:
         store.create_segment(session, new_id())
-        racers = [start("create_many", kind, tmp_path, session, tmp_path / "wanted", tag) for tag in "ab"]
+        racers = [start("create_until_deleted", kind, tmp_path, session) for _ in "ab"]
         for racer in racers:
             assert racer.stdout is not None
             racer.stdout.readline()
         assert store.delete_session(session)
         for racer in racers:
-            assert finish(racer).endswith("deleted\n")
+            assert int(finish(racer)) > 0
         assert store.list_segments(session) == []
         assert store.list_sessions() == []
         assert not (tmp_path / "journal" / session).exists()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from headwater import failpoints
 from headwater.sinks import open_sink
@@ -23,8 +22,7 @@ def child(kind: str, dsn: str, mode: str, armed: str, generation: int) -> None:
     failpoints.arm(armed)
     sink = sink_of(kind, dsn, mode)
     sink.abort(deliveries.WIDER, "q", generation)
-    deliveries.Feed = _feed_of(generation)  # type: ignore[attr-defined]
-    for token, table, staged in deliveries.batches(sink):
+    for token, table, staged in deliveries.batches(sink, generation):
         sink.commit(table, token, staged)
 
 
@@ -40,15 +38,3 @@ def count_hits(kind: str, dsn: str, mode: str, hits_file: str) -> None:
     failpoints.hit = counted
     child(kind, dsn, mode, "", 1)
     Path(hits_file).write_text(json.dumps(hits))
-
-
-def _feed_of(generation: int) -> type[Any]:
-    from dataclasses import replace
-
-    from tests.store.sinks.file_sinks import Feed
-
-    class OfGeneration(Feed):
-        def token(self, epoch: int, plan: int = 0, attempt: int = 0) -> Any:
-            return replace(super().token(epoch, plan, attempt), generation=generation)
-
-    return OfGeneration
