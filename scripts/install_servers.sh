@@ -1,8 +1,9 @@
 #!/bin/sh
-# The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12, MariaDB, Kafka.
+# The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12, MariaDB, MySQL, Kafka.
 # As root: installed with apt, without the cluster that Debian's package makes. Otherwise: unpacked into a cache directory.
 set -eu
 sh "$(dirname "$0")/install_mariadb.sh"
+sh "$(dirname "$0")/install_mysql.sh"
 sh "$(dirname "$0")/install_kafka.sh"
 MAJOR=15
 PACKAGE=postgresql-$MAJOR

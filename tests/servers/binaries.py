@@ -107,3 +107,16 @@ def mariadb_root() -> Path:
     if not (root / "usr/sbin/mariadbd").exists():
         raise FileNotFoundError("The tests need a real MariaDB. Run: sh scripts/install_mariadb.sh")
     return root
+
+
+@cache
+def mysql_root() -> Path:
+    """The directory in which MySQL is unpacked.
+
+    :raises FileNotFoundError: when it is not on this machine; the text is the command that installs it.
+    """
+    named = os.environ.get("HEADWATER_MYSQL")
+    root = Path(named) if named else unpacked_servers() / "mysql"
+    if not (root / "usr/sbin/mysqld").exists():
+        raise FileNotFoundError("The tests need a real MySQL. Run: sh scripts/install_mysql.sh")
+    return root

@@ -35,8 +35,10 @@ rm -rf "$1"
 class MariaDbServer:
     """One server process. :param settings: over those of this module, as options of ``mariadbd``."""
 
+    kind = "MariaDB"
+
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
-        self._root = mariadb_root()
+        self._root = self._find_root()
         self._settings = dict(settings or {})
         self.password: str = secrets.token_hex(8)
         self.base = Path(tempfile.mkdtemp(prefix="headwater-maria-", dir="/tmp"))
@@ -96,8 +98,7 @@ class MariaDbServer:
     def start(self) -> None:
         """Start the server and wait until it takes connections."""
         settings = {
-            "basedir": str(self._root / "usr"),
-            "lc-messages-dir": str(self._root / "usr/share/mysql"),
+            **self._own_settings,
             "datadir": str(self.data),
             "bind-address": "127.0.0.1",
             "port": str(self.port),
@@ -112,7 +113,7 @@ class MariaDbServer:
             arguments.append("--user=root")
         with (self.base / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._root / "usr/sbin/mariadbd", "--no-defaults", *arguments],
+                [*self._program, "--no-defaults", *arguments],
                 cwd=self.base,
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -129,7 +130,7 @@ class MariaDbServer:
             except OSError:
                 pass
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"MariaDB did not start:\n{(self.base / 'log').read_text()[-4000:]}")
+                raise RuntimeError(f"{self.kind} did not start:\n{(self.base / 'log').read_text()[-4000:]}")
             time.sleep(0.05)
 
     def stop(self) -> None:
@@ -142,6 +143,18 @@ class MariaDbServer:
         self._watchdog.stdin.close()
         self._watchdog.wait()
         shutil.rmtree(self.base, ignore_errors=True)
+
+    @staticmethod
+    def _find_root() -> Path:
+        return mariadb_root()
+
+    @property
+    def _program(self) -> list[str]:
+        return [str(self._root / "usr/sbin/mariadbd")]
+
+    @property
+    def _own_settings(self) -> dict[str, str]:
+        return {"basedir": str(self._root / "usr"), "lc-messages-dir": str(self._root / "usr/share/mysql")}
 
     @property
     def _environment(self) -> dict[str, str]:
