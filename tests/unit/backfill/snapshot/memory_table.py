@@ -1,0 +1,139 @@
+"""A versioned table in memory: a table of ``id`` and ``v`` by vnode, with every epoch of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pyarrow as pa
+
+from headwater.stream import OP_COLUMN, Op
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+LOG_SCHEMA = pa.schema([*SCHEMA, (OP_COLUMN, pa.int8())])
+
+
+def position(key: int) -> bytes:
+    """Memcomparable."""
+    return (key + (1 << 63)).to_bytes(8, "big")
+
+
+class MemoryTable:
+    """The vnode of a row is its key modulo the number of vnodes.
+
+    :param batch_rows: of the batches that reads give, at most.
+    """
+
+    def __init__(self, vnode_count: int = 4, batch_rows: int = 3) -> None:
+        self.vnode_count = vnode_count
+        self.batch_rows = batch_rows
+        self.base_epoch = 0
+        self.pinned: dict[str, int] = {}
+        self._versions: dict[int, dict[int, int]] = {0: {}}
+        self.reads = 0
+
+    @property
+    def newest_epoch(self) -> int:
+        return max(self._versions)
+
+    def commit(self, epoch: int, upserts: Mapping[int, int] | None = None, deletes: tuple[int, ...] = ()) -> None:
+        """One more epoch."""
+        assert epoch > self.newest_epoch
+        rows = dict(self._versions[self.newest_epoch])
+        for key in deletes:
+            rows.pop(key, None)
+        self._versions[epoch] = rows | dict(upserts or {})
+
+    def rows(self, epoch: int) -> dict[int, int]:
+        """The table as it was at the end of *epoch*."""
+        return self._versions[max(known for known in self._versions if known <= epoch)]
+
+    def compact(self) -> None:
+        """Forget what no pin needs."""
+        self.base_epoch = min([*self.pinned.values(), self.newest_epoch])
+        kept = self.rows(self.base_epoch)
+        self._versions = {e: rows for e, rows in self._versions.items() if e > self.base_epoch}
+        self._versions[self.base_epoch] = kept
+
+    def snapshot(
+        self,
+        epoch: int,
+        vnodes: tuple[int, int],
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        assert epoch >= self.base_epoch, "the version is gone"
+        for vnode in range(*vnodes):
+            found = sorted(
+                (key, value)
+                for key, value in self.rows(epoch).items()
+                if key % self.vnode_count == vnode and _within(key, start, end)
+            )
+            for first in range(0, len(found), self.batch_rows):
+                part = found[first : first + self.batch_rows]
+                self.reads += len(part)
+                yield pa.RecordBatch.from_arrays(
+                    [pa.array([key for key, _ in part], pa.int64()), pa.array([v for _, v in part], pa.int64())],
+                    schema=SCHEMA,
+                )
+
+    def changes(
+        self, after: int, upto: int, vnodes: tuple[int, int], *, start: bytes | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Net: one record per key, in key order per vnode."""
+        assert after >= self.base_epoch, "the log is gone"
+        old, new = self.rows(after), self.rows(upto)
+        for vnode in range(*vnodes):
+            made: list[tuple[int, int, Op]] = []
+            for key in sorted(old.keys() | new.keys()):
+                if key % self.vnode_count != vnode or not _within(key, start, None):
+                    continue
+                if key in old and key in new and old[key] != new[key]:
+                    made += [(key, old[key], Op.UPDATE_DELETE), (key, new[key], Op.UPDATE_INSERT)]
+                elif key not in new:
+                    made.append((key, old[key], Op.DELETE))
+                elif key not in old:
+                    made.append((key, new[key], Op.INSERT))
+            if made:
+                yield pa.RecordBatch.from_pylist(
+                    [{"id": key, "v": value, OP_COLUMN: int(op)} for key, value, op in made], schema=LOG_SCHEMA
+                )
+
+    def blocks(self, epoch: int, vnodes: tuple[int, int]) -> list[tuple[int, bytes, int, int]]:
+        made: list[tuple[int, bytes, int, int]] = []
+        for vnode in range(*vnodes):
+            found = sorted(key for key in self.rows(epoch) if key % self.vnode_count == vnode)
+            for first in range(0, len(found), self.batch_rows):
+                part = found[first : first + self.batch_rows]
+                made.append((vnode, position(part[0]), len(part), 16 * len(part)))
+        return made
+
+
+class Rows:
+    """A source of a vnode stream.
+
+    :param opened: gives the batches of a vnode from a position on.
+    """
+
+    def __init__(self, opened: Callable[[int, bytes | None], Iterator[pa.RecordBatch]]) -> None:
+        self._opened = opened
+        self.opens: list[tuple[int, bytes | None]] = []
+
+    def open(self, vnode: int, start: bytes | None) -> Iterator[pa.RecordBatch]:
+        self.opens.append((vnode, start))
+        return self._opened(vnode, start)
+
+    def position(self, batch: pa.RecordBatch, row: int) -> bytes:
+        return position(batch.column("id")[row].as_py())
+
+
+def batch_of(*keys: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": key, "v": key * 10} for key in keys], schema=SCHEMA)
+
+
+def changes_of(*rows: tuple[int, Op]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"id": key, "v": 0, OP_COLUMN: int(op)} for key, op in rows], schema=LOG_SCHEMA)
+
+
+def _within(key: int, start: bytes | None, end: bytes | None) -> bool:
+    return (start is None or position(key) >= start) and (end is None or position(key) < end)
