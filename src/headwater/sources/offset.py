@@ -18,7 +18,11 @@ from typing import Any, ClassVar, Final
 
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 
-_MODULES: Final = {"Postgres": "headwater.sources.postgres.offset", "Written": "headwater.sources.written"}
+_MODULES: Final = {
+    "MySql": "headwater.sources.mysql.offset",
+    "Postgres": "headwater.sources.postgres.offset",
+    "Written": "headwater.sources.written",
+}
 _NEXT_STEP: Final = "Give the text that to_json() wrote."
 
 

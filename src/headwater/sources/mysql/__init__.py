@@ -1,0 +1,1 @@
+"""MySQL and MariaDB: their binlog, their catalog, their types."""

@@ -1,0 +1,225 @@
+"""Connections to MySQL and MariaDB: the address without its password, the session settings, errors in our own words.
+
+Every session has the settings of :data:`SESSION`, so that the text of a value is the same whatever the defaults of the
+server or the user are. Rows of SQL come as texts or bytes, as the server prints them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pymysql
+from pymysql.converters import conversions
+
+from headwater.sources.errors import (
+    AccessDenied,
+    InvalidDsn,
+    SourceBusy,
+    SourceError,
+    SourceMisconfigured,
+    SourceNotFound,
+    SourceUnreachable,
+)
+
+Connection: TypeAlias = "pymysql.Connection[Any]"
+
+SESSION: Final[Mapping[str, str]] = {
+    "time_zone": "'+00:00'",
+    "sql_mode": "'NO_ENGINE_SUBSTITUTION'",  # zero dates can be read, quotes and bars mean what they mean everywhere
+    "net_read_timeout": "600",
+    "net_write_timeout": "600",
+    "wait_timeout": "28800",
+    "group_concat_max_len": "1048576",
+}
+_MYSQL: Final[Mapping[str, str]] = {"max_execution_time": "0"}
+_MARIADB: Final[Mapping[str, str]] = {"max_statement_time": "0", "idle_transaction_timeout": "0"}
+
+_OLDEST: Final = {"MySQL": (8, 0, 1), "MariaDB": (10, 5, 0)}
+"""Older servers do not log the names of columns."""
+
+_OPTIONS: Final = frozenset(("unix_socket", "ssl_ca", "connect_timeout", "tinyint1"))
+_SCHEMES: Final = ("mysql", "mariadb")
+_DENIED: Final = frozenset((1044, 1045, 1130, 1142, 1143, 1227, 1370, 1698, 1862, 1820, 3118))
+_BUSY: Final = frozenset((1040, 1203, 1205, 1213, 1226, 1412, 3024, 1969))
+_NOT_FOUND: Final = frozenset((1146, 1109, 1051, 1054))
+_GONE: Final = frozenset(
+    (1053, 1077, 1079, 1080, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 3169, 4031, 1927, 1129, 1927)
+)
+_CLIENT: Final = range(2000, 3000)
+
+
+class Dsn:
+    """Where a server is. Its text and its errors never show the password.
+
+    :param text: ``mysql://user:password@host:3306/database?option=value``, also with ``mariadb://``.
+    :raises InvalidDsn: it cannot be read; the text is not repeated.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            parts = urlsplit(text)
+            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            if parts.scheme not in _SCHEMES or not _OPTIONS.issuperset(options):
+                raise ValueError
+            if options.get("tinyint1", "integer") not in ("integer", "boolean"):
+                raise ValueError
+            self.host = unquote(parts.hostname or "localhost")
+            self.port = parts.port or 3306
+            self.user = unquote(parts.username or "")
+            self.database = unquote(parts.path.lstrip("/"))
+            self._password = unquote(parts.password or "")
+            self._timeout = int(options.get("connect_timeout", 10))
+        except ValueError:
+            raise InvalidDsn(
+                "The connection string is not one of MySQL or MariaDB.",
+                next_step="Write mysql://user@host:3306/database, with %-escapes; options are connect_timeout, "
+                "ssl_ca, tinyint1 (integer or boolean) and unix_socket.",
+            ) from None
+        self._options = options
+
+    @property
+    def tinyint1_is_boolean(self) -> bool:
+        """Whether columns of type ``tinyint(1)`` hold true and false."""
+        return self._options.get("tinyint1") == "boolean"
+
+    def parameters(self) -> dict[str, Any]:
+        """For the library, with the password: for connecting alone, never for a message."""
+        made: dict[str, Any] = {"host": self.host, "port": self.port, "user": self.user, "password": self._password}
+        if "unix_socket" in self._options:
+            made["unix_socket"] = self._options["unix_socket"]
+        if "ssl_ca" in self._options:
+            made["ssl"] = {"ca": self._options["ssl_ca"]}
+        return made | {"connect_timeout": self._timeout}
+
+    def hide(self, text: str) -> str:
+        """*text* without the password, should a server or a library have repeated it."""
+        return text.replace(self._password, "***") if self._password else text
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        return f"mysql://{user}{self.host}:{self.port}/{self.database}"
+
+    def __repr__(self) -> str:
+        return f"Dsn({str(self)!r})"
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """Which server it is. :ivar family: ``MySQL`` or ``MariaDB``."""
+
+    family: str
+    number: tuple[int, int, int]
+
+    @classmethod
+    def parse(cls, text: str) -> Version:
+        """:param text: what ``version()`` gives."""
+        text = text.removeprefix("5.5.5-") if "mariadb" in text.lower() else text
+        digits = [*text.partition("-")[0].split("."), "0", "0"][:3]
+        major, minor, patch = (int("".join(letter for letter in part if letter.isdigit()) or 0) for part in digits)
+        return cls("MariaDB" if "mariadb" in text.lower() else "MySQL", (major, minor, patch))
+
+    @property
+    def is_mariadb(self) -> bool:
+        return self.family == "MariaDB"
+
+    def __str__(self) -> str:
+        return f"{self.family} {'.'.join(str(part) for part in self.number)}"
+
+
+def version_of(session: Connection) -> Version:
+    """As the server told when it was connected to."""
+    return Version.parse(session.get_server_info())
+
+
+def connect(dsn: Dsn, *, read_timeout: float | None = None) -> Connection:
+    """A session for SQL, in autocommit and without a current database.
+
+    :param read_timeout: how long the server may be silent.
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceMisconfigured: too old.
+    """
+    with server_errors(dsn):
+        session = pymysql.connect(
+            **dsn.parameters(),
+            charset="utf8mb4",
+            autocommit=True,
+            read_timeout=read_timeout,
+            # what is read comes as text, or as bytes where it is none
+            conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
+            program_name="headwater",
+        )
+        try:
+            version = version_of(session)
+            if version.number < _OLDEST[version.family]:
+                oldest = ".".join(str(part) for part in _OLDEST[version.family])
+                raise SourceMisconfigured(
+                    f"{dsn} is {version}, which is too old: it does not log the names of columns.",
+                    next_step=f"Capture from {version.family} {oldest} or later.",
+                )
+            _set(session, {**SESSION, **(_MARIADB if version.is_mariadb else _MYSQL)})
+        except BaseException:
+            session.close()
+            raise
+    return session
+
+
+def _set(session: Connection, settings: Mapping[str, str]) -> None:
+    with session.cursor() as cursor:
+        for name, value in settings.items():
+            cursor.execute(f"SET SESSION {name} = {value}")
+
+
+def ask(session: Connection, query: str, parameters: Sequence[object] = ()) -> list[dict[str, Any]]:
+    """The rows of a query of ours by the names of their columns, in lower case."""
+    with session.cursor() as cursor:
+        cursor.execute(query, parameters or None)
+        names = [column[0].lower() for column in cursor.description or ()]
+        return [dict(zip(names, (_text(value) for value in row), strict=True)) for row in cursor.fetchall()]
+
+
+def _text(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+@contextlib.contextmanager
+def server_errors(dsn: Dsn) -> Iterator[None]:
+    """Errors of the library and the server leave the block as errors of our tree, without the password."""
+    try:
+        yield
+    except pymysql.err.Error as error:
+        raise translated(error, dsn) from None
+    except OSError as error:
+        raise _unreachable(type(error).__name__, dsn) from None
+
+
+def translated(error: pymysql.err.Error, dsn: Dsn) -> SourceError:
+    """The error of our tree for one of the library: by the server's number."""
+    code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    said = dsn.hide(" ".join(str(error.args[1] if len(error.args) > 1 else error).split())).rstrip(".")
+    if code == 1049:
+        return SourceNotFound(f"{dsn} has no such database: {said}.", next_step="Name a database that exists.")
+    if code in _DENIED:
+        step = "Check the user name and its password."
+        if code not in (1045, 1698, 1130):
+            step = f"Run: headwater doctor {dsn}"
+        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+    if code in _NOT_FOUND:
+        return SourceNotFound(f"{dsn} does not have it: {said}.")
+    if code in _BUSY:
+        return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again, or end the sessions in the way.")
+    if code in _GONE or code in _CLIENT or isinstance(error, pymysql.err.InterfaceError) or not code:
+        return _unreachable(said, dsn)
+    return SourceError(
+        f"{dsn} refused a statement (error {code}).",
+        next_step="Look whether the types of the table's columns were changed; the server's log has the statement.",
+    )
+
+
+def _unreachable(said: str, dsn: Dsn) -> SourceUnreachable:
+    return SourceUnreachable(
+        f"{dsn} cannot be reached: {said or 'the connection broke'}.",
+        next_step="Check that the server runs and answers.",
+    )

@@ -1,0 +1,124 @@
+"""What a server tells of itself: who it is, what it logs, and how far its log has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headwater.sources.errors import SourceMisconfigured
+from headwater.sources.mysql.connection import Connection, Version, ask, version_of
+from headwater.sources.mysql.gtid import Gtids, MariaDbGtids, MySqlGtids
+from headwater.sources.mysql.offset import MySqlOffset
+
+_NEW_WORDS: Final = (8, 4, 0)
+"""From here on MySQL says BINARY LOG STATUS."""
+
+SETTINGS: Final = (
+    "log_bin",
+    "binlog_format",
+    "binlog_row_image",
+    "binlog_row_metadata",
+    "binlog_row_value_options",
+    "binlog_expire_logs_seconds",
+    "expire_logs_days",
+    "binlog_legacy_event_pos",
+    "gtid_mode",
+    "enforce_gtid_consistency",
+    "gtid_strict_mode",
+    "log_slave_updates",
+    "log_replica_updates",
+    "lower_case_table_names",
+    "max_connections",
+    "read_only",
+    "server_id",
+    "server_uid",
+    "server_uuid",
+    "binlog_transaction_compression",
+    "log_bin_compress",
+    "net_write_timeout",
+    "slave_net_timeout",
+    "replica_net_timeout",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server at the moment in which it was asked.
+
+    :ivar server: its own name for itself: ``server_uuid`` of MySQL, ``server_uid`` of MariaDB.
+    :ivar settings: by name, those that it has.
+    """
+
+    version: Version
+    server: str
+    settings: Mapping[str, str]
+
+    @classmethod
+    def ask(cls, session: Connection) -> Server:
+        names = ", ".join(f"'{name}'" for name in SETTINGS)
+        rows = ask(session, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
+        settings = {str(row["variable_name"]): str(row["value"]) for row in rows}
+        own = settings.get("server_uuid") or settings.get("server_uid") or f"server_id {settings.get('server_id')}"
+        return cls(version_of(session), own, settings)
+
+    @property
+    def numbers_transactions(self) -> bool:
+        """Whether every transaction has a number that is the same on all servers."""
+        return self.version.is_mariadb or self.settings.get("gtid_mode") == "ON"
+
+    def identity(self) -> dict[str, Any]:
+        """What is kept beside a position."""
+        return {"family": self.version.family, "server": self.server}
+
+
+def log_position(session: Connection, server: Server) -> MySqlOffset:
+    """Where the server's log ends now.
+
+    :raises SourceMisconfigured: it has no log.
+    """
+    words = "MASTER STATUS"
+    if not server.version.is_mariadb and server.version.number >= _NEW_WORDS:
+        words = "BINARY LOG STATUS"
+    rows = ask(session, f"SHOW {words}")
+    if not rows:
+        raise SourceMisconfigured(
+            f"The server writes no log of its changes: log_bin is {server.settings.get('log_bin', 'OFF')}.",
+            next_step="Start it with --log-bin and --server-id; then run: headwater doctor",
+        )
+    gtids: Gtids | None = None
+    filename, position = str(rows[0]["file"]), int(rows[0]["position"])
+    if server.version.is_mariadb:
+        # of this very place in the log: what was committed since is not before it
+        found = ask(
+            session, "SELECT BINLOG_GTID_POS(%s, %s) AS gtids, @@GLOBAL.gtid_slave_pos AS replica", [filename, position]
+        )
+        told = found[0]["gtids"]
+        if told is None:
+            told = ask(session, "SELECT @@GLOBAL.gtid_binlog_pos AS gtids")[0]["gtids"]
+        gtids = MariaDbGtids.parse(str(told or "")).union(MariaDbGtids.parse(str(found[0]["replica"] or "")))
+    elif server.numbers_transactions:
+        gtids = MySqlGtids.parse(str(rows[0]["executed_gtid_set"] or ""))
+    return MySqlOffset(filename, position, gtids, server.server)
+
+
+def binlog_files(session: Connection) -> dict[str, int]:
+    """The binlog files that the server still has, and their sizes."""
+    return {str(row["log_name"]): int(row["file_size"]) for row in ask(session, "SHOW BINARY LOGS")}
+
+
+def purged(session: Connection, server: Server) -> MySqlGtids | None:
+    """The transactions that MySQL has executed and logs no longer; ``None`` of MariaDB."""
+    if server.version.is_mariadb:
+        return None
+    return MySqlGtids.parse(str(ask(session, "SELECT @@GLOBAL.gtid_purged AS gtids")[0]["gtids"] or ""))
+
+
+def executed(session: Connection, server: Server) -> Gtids | None:
+    """The transactions that the server has; ``None`` where it does not number them."""
+    if server.version.is_mariadb:
+        row = ask(session, "SELECT @@GLOBAL.gtid_current_pos AS now, @@GLOBAL.gtid_binlog_pos AS logged")[0]
+        return MariaDbGtids.parse(str(row["now"] or "")).union(MariaDbGtids.parse(str(row["logged"] or "")))
+    if server.numbers_transactions:
+        return MySqlGtids.parse(str(ask(session, "SELECT @@GLOBAL.gtid_executed AS gtids")[0]["gtids"] or ""))
+    return None
