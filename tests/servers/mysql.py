@@ -1,4 +1,4 @@
-"""Real MySQL servers for tests: as :mod:`tests.servers.mariadb`, with the loader that was unpacked beside the server."""
+"""Real MySQL servers for tests: as :mod:`tests.servers.mariadb`, with the loader that came with the server."""
 
 from __future__ import annotations
 
