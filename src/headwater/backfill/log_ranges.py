@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from headwater.backfill.errors import TableNotCaptured
-from headwater.capture.renewal import RENEWED
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.log_store import LogView
 from headwater.log_store.log import Log, LogRegistry
-from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
+from headwater.log_store.log_events import RENEWED, SCHEMA, TRUNCATE, events_of
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
 from headwater.state import Snapshot, open_reader

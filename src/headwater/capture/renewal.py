@@ -35,8 +35,6 @@ from headwater.state.errors import StoreOwned
 
 INCLUDED = failpoints.register("renewal.included")
 
-RENEWED = "renewed"
-"""In the detail of a schema event: the new ``since``. Columns from before it need not be those of the same number."""
 _PATIENT = "patient"
 """In the detail of a request that nobody waits for: what is busy is tried again until it is not."""
 

@@ -20,14 +20,14 @@ from typing import Any
 from headwater import failpoints
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions
-from headwater.capture.renewal import RENEWED, TableRenewals, present_tables, reason_of, renewed_columns
+from headwater.capture.renewal import TableRenewals, present_tables, reason_of, renewed_columns
 from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
 from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import PARTITION, SCHEMA, TRUNCATE
+from headwater.log_store.log_events import PARTITION, RENEWED, SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, SlotBusy, SourceBusy, SourceMisconfigured, UnsupportedTable
 from headwater.sources.events import Boundary, Changes, Event, Finding, Registered, SchemaChanged, Stopped, Truncated
 from headwater.sources.offset import CdcOffset

@@ -28,6 +28,9 @@ TRUNCATE: Final = "truncate"
 SCHEMA: Final = "schema"
 PARTITION: Final = "partition"
 
+RENEWED: Final = "renewed"
+"""In the detail of a schema event: the new ``since``. Columns from before it need not be those of the same number."""
+
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:

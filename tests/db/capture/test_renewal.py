@@ -17,11 +17,11 @@ from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
 
 from headwater.capture import TableState
-from headwater.capture.renewal import RENEWED, renew
+from headwater.capture.renewal import renew
 from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, ask, leave
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
-from headwater.log_store.log_events import SCHEMA
+from headwater.log_store.log_events import RENEWED, SCHEMA
 from headwater.sources.errors import (
     SchemaStopped,
     ServerReplaced,

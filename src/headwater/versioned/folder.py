@@ -1,0 +1,178 @@
+"""TableFolder: the files of one versioned table: its manifests, its runs and its pins.
+
+``manifests/<number>.json`` is one version; numbers have no gaps and are given once: a manifest is written under another
+name and linked to its own, which fails if that is taken. ``runs/`` has the runs of all versions that are kept, and
+those of versions that may yet come. A version and what it alone needs goes :data:`KEPT_SECONDS` after it was replaced.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from headwater import failpoints
+from headwater.versioned.errors import TableBusy
+from headwater.versioned.manifest import Manifest
+from headwater.versioned.run_file import RunInfo, RunReader
+
+KEPT_SECONDS: Final = 300.0
+ATTEMPTS: Final = 20
+
+_UNPLAIN = re.compile(r"[^\w. -]", re.ASCII)
+
+BEFORE_MANIFEST = failpoints.register("versioned.before_manifest")
+AFTER_MANIFEST = failpoints.register("versioned.after_manifest")
+BEFORE_FORGET = failpoints.register("versioned.before_forget")
+AFTER_FORGET = failpoints.register("versioned.after_forget")
+
+
+class TableFolder:
+    """The folder of the table *name* among the kept tables in *root*. It can be pickled; it holds nothing open."""
+
+    def __init__(self, root: str | Path, name: str) -> None:
+        self.root = Path(root)
+        self.name = name
+        self.path = self.root / _UNPLAIN.sub(lambda found: f"~{ord(found[0]):x}~", name)
+        self._manifests = self.path / "manifests"
+        self.runs = self.path / "runs"
+
+    def newest(self) -> Manifest:
+        """The newest version; number 0 if there is none."""
+        while True:
+            numbers = self._numbers()
+            if not numbers:
+                return Manifest()
+            try:
+                return self._read(max(numbers))
+            except FileNotFoundError:  # forgotten meanwhile: there is a newer one
+                continue
+
+    def is_newest(self, number: int) -> bool:
+        """Whether there is a version *number*, and no newer one."""
+        return self._path(number).exists() and not self._path(number + 1).exists()
+
+    def put(self, manifest: Manifest) -> bool:
+        """Commit; ``False``: its number is taken, and nothing is changed."""
+        self._manifests.mkdir(parents=True, exist_ok=True)
+        if self.runs.exists():
+            _sync(self.runs)
+        draft = self._manifests / f".{uuid.uuid4()}.draft"
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(manifest.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        failpoints.hit(BEFORE_MANIFEST)
+        try:
+            os.link(draft, self._path(manifest.number))
+        except FileExistsError:
+            return False
+        finally:
+            draft.unlink()
+        _sync(self._manifests)
+        if any(number > manifest.number for number in self._numbers()) and not self._leads_on(manifest):
+            self._path(manifest.number).unlink()  # its number was given before, and forgotten since
+            return False
+        failpoints.hit(AFTER_MANIFEST)
+        return True
+
+    def change(self, make: Callable[[Manifest], Manifest | None]) -> Manifest:
+        """Put what *make* makes of the newest version, until nobody was faster; ``None`` leaves it as it is.
+
+        :raises TableBusy: others are, all the time.
+        """
+        for _ in range(ATTEMPTS):
+            newest = self.newest()
+            made = make(newest)
+            if made is None:
+                return newest
+            if self.put(made):
+                return made
+        raise TableBusy(
+            f"Others changed the kept table {self.name} {ATTEMPTS} times in a row.",
+            next_step="Look for another query that keeps the same table there.",
+        )
+
+    def open(self, run: RunInfo) -> RunReader:
+        """:raises FileNotFoundError: it is gone: there is a newer version."""
+        return RunReader(self.runs / run.name, run)
+
+    def forget(self, kept_seconds: float = KEPT_SECONDS) -> None:
+        """Remove what nobody needs who began to read less than *kept_seconds* ago. Nothing depends on it.
+
+        Runs that no version names stay: somebody may be about to commit them (:meth:`remove_staged`).
+        """
+        failpoints.hit(BEFORE_FORGET)
+        before = time.time() - kept_seconds
+        numbers = sorted(self._numbers())
+        gone: set[str] = set()
+        kept: set[str] = set()
+        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+            with suppress(FileNotFoundError):
+                names = {run.name for run in self._read(number).runs}
+                if following is not None and self._path(following).stat().st_mtime <= before:
+                    gone |= names
+                else:
+                    kept |= names
+        for name in gone - kept:
+            (self.runs / name).unlink(missing_ok=True)
+        for number, following in pairwise(numbers):
+            with suppress(FileNotFoundError):  # the manifest goes last: it alone names its runs
+                if self._path(following).stat().st_mtime <= before:
+                    self._path(number).unlink()
+        failpoints.hit(AFTER_FORGET)
+
+    def remove_unnamed(self, chosen: Callable[[str], bool]) -> None:
+        """Remove those runs that no version names and that are *chosen* by their names; and drafts of manifests."""
+        with suppress(FileNotFoundError):
+            for path in list(self._manifests.glob(".*.draft")):
+                path.unlink(missing_ok=True)
+            named: set[str] = set()
+            for number in self._numbers():
+                with suppress(FileNotFoundError):
+                    named |= {run.name for run in self._read(number).runs}
+            for path in list(self.runs.iterdir()):
+                if path.name not in named and chosen(path.name):
+                    path.unlink(missing_ok=True)
+
+    def _leads_on(self, manifest: Manifest) -> bool:
+        try:
+            return self._read(manifest.number + 1).parent == manifest.id
+        except FileNotFoundError:
+            return False
+
+    def _numbers(self) -> list[int]:
+        try:
+            names = [path.name for path in self._manifests.iterdir()]
+        except FileNotFoundError:
+            return []
+        return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]
+
+    def _path(self, number: int) -> Path:
+        return self._manifests / f"{number:020}.json"
+
+    def _read(self, number: int) -> Manifest:
+        path = self._path(number)
+        return Manifest.from_json(path.read_text(encoding="utf-8"), path.name)
+
+
+def kept_folders(root: str | Path) -> list[Path]:
+    """The folders of tables in *root*."""
+    try:
+        return sorted(path.parent for path in Path(root).glob("*/manifests"))
+    except FileNotFoundError:
+        return []
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,172 @@
+"""Pins: epochs of kept tables that somebody reads: the base of a table does not go past the lowest of them.
+
+A pin is a file in the folder of its table, with its owner, epoch, time, process and machine. Who makes one, and who
+chooses up to where the next batch is folded, does so under one lock of the root folder: either the pin is there before
+the epoch is chosen, and holds it back, or it comes after it, and is refused if its epoch is folded.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+from headwater import failpoints
+from headwater.versioned.errors import BaseGone
+
+LOCK: Final = ".lock"
+FOLDING: Final = "folding.json"
+FOLDER: Final = "pins"
+
+BEFORE_PIN = failpoints.register("versioned.before_pin")
+AFTER_PIN = failpoints.register("versioned.after_pin")
+BEFORE_RELEASE = failpoints.register("versioned.before_release")
+AFTER_RELEASE = failpoints.register("versioned.after_release")
+BEFORE_FOLDING = failpoints.register("versioned.before_folding")
+AFTER_FOLDING = failpoints.register("versioned.after_folding")
+
+
+@dataclass(frozen=True, slots=True)
+class PinInfo:
+    """A pin, as everybody sees it.
+
+    :ivar id: names its file. :ivar age_seconds: since it was made. :ivar is_lost: its process is gone: of this machine.
+    """
+
+    id: str
+    table: str
+    owner: str
+    epoch: int
+    created_ms: int
+    pid: int
+    host: str
+
+    @property
+    def age_seconds(self) -> float:
+        return max(0.0, time.time() - self.created_ms / 1000)
+
+    @property
+    def is_lost(self) -> bool:
+        if self.host != socket.gethostname():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+
+class Pin:
+    """A pin of this process; released by hand or at the end of a ``with`` block."""
+
+    def __init__(self, path: Path, epoch: int) -> None:
+        self._path = path
+        self.epoch = epoch
+
+    @property
+    def id(self) -> str:
+        return self._path.stem
+
+    def release(self) -> None:
+        """The base may go on. A pin that is gone is no error."""
+        failpoints.hit(BEFORE_RELEASE)
+        self._path.unlink(missing_ok=True)
+        failpoints.hit(AFTER_RELEASE)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Nobody else makes a pin or chooses an epoch meanwhile."""
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / LOCK).open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def folding(root: Path) -> int:
+    """The epoch up to which tables are folded, or are about to be."""
+    try:
+        return int(json.loads((root / FOLDING).read_text())["upto"])
+    except FileNotFoundError:
+        return 0
+
+
+def put_folding(root: Path, upto: int) -> None:
+    """Tables are folded up to *upto* from now on; under the lock."""
+    failpoints.hit(BEFORE_FOLDING)
+    _put(root / FOLDING, {"upto": upto})
+    failpoints.hit(AFTER_FOLDING)
+
+
+def put_pin(root: Path, folder: Path, table: str, owner: str, epoch: int, name: str | None = None) -> Pin:
+    """A new pin; one of the same *name* is replaced.
+
+    :param name: of a pin that outlives its process.
+    :raises BaseGone: its epoch is folded, or about to be.
+    """
+    failpoints.hit(BEFORE_PIN)
+    with locked(root):
+        gone = folding(root)
+        if epoch < gone:
+            raise BaseGone(
+                f"Epoch {epoch} of {table} is folded, or about to be: the oldest that can be pinned is {gone}.",
+                gone,
+                next_step=f"Pin epoch {gone} or a later one.",
+            )
+        path = folder / FOLDER / f"{name or uuid.uuid4().hex}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        told = {
+            "table": table,
+            "owner": owner,
+            "epoch": epoch,
+            "created_ms": time.time_ns() // 1_000_000,
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        _put(path, told)
+    failpoints.hit(AFTER_PIN)
+    return Pin(path, epoch)
+
+
+def pins_in(folder: Path) -> list[PinInfo]:
+    """The pins of one table, the lowest epoch first."""
+    found: list[PinInfo] = []
+    for path in (folder / FOLDER).glob("*.json"):
+        try:
+            found.append(PinInfo(path.stem, **json.loads(path.read_text())))
+        except FileNotFoundError:
+            continue
+    return sorted(found, key=lambda pin: (pin.epoch, pin.created_ms))
+
+
+def _put(path: Path, told: dict[str, Any]) -> None:
+    draft = path.with_name(f".{uuid.uuid4().hex}.draft")
+    with draft.open("w", encoding="utf-8") as file:
+        file.write(json.dumps(told, sort_keys=True))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,269 @@
+"""VersionedTable: a table of ours at any epoch from its base on: the base, and what its log says after it.
+
+The base is sorted runs, the newest last (:mod:`headwater.versioned.run_file`), kept by a sink of kind ``table``, which
+folds the log into it. It may be read in any process, and pickled; what it needs is opened where it is used. Whoever
+needs an epoch for longer than one call pins it: the base does not go past a pin.
+
+Rows come in the order of their positions: by vnode, then by key, ascending, texts by their bytes. A *start* or *end* is
+the position of a key within its vnode (:meth:`VersionedTable.positions`), as bytes: *start*, inclusive, in the first
+vnode of the range, *end*, exclusive, in the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from headwater.sources.table import SourceTable
+from headwater.stream import vnodes_of
+from headwater.versioned import pins as pin_files
+from headwater.versioned.changes import changes_schema, paired
+from headwater.versioned.errors import UnknownVnodes
+from headwater.versioned.folder import TableFolder
+from headwater.versioned.key_positions import keys, vnode_position
+from headwater.versioned.lookup import Lookup
+from headwater.versioned.merge import BlockHead, PieceHead, between, merged, piece_heads, run_heads
+from headwater.versioned.net_rows import Piece
+from headwater.versioned.pins import Pin, PinInfo
+from headwater.versioned.version import Version, Versions
+
+OVERLAY_ROWS: Final = 1_000_000
+"""About so many changes of the log are in memory at a time."""
+WINDOW_ROWS: Final = 32 * 1024
+
+
+class Block(NamedTuple):
+    """Some rows that lie together: those of *vnode* from *first* on, up to the next block."""
+
+    vnode: int
+    first: bytes
+    rows: int
+    bytes: int
+
+
+class VersionedTable:
+    """One kept table.
+
+    :raises TableNotKept: there is none of that name. :raises NotComplete: its history is not read yet.
+    """
+
+    def __init__(self, store: str, table: str, folder: str | Path) -> None:
+        self._store, self._name, self._root = store, table, Path(folder)
+        self._folder = TableFolder(folder, table)
+        self._versions = Versions(store, self._folder)
+        self._lookup = Lookup(self._versions)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return VersionedTable, (self._store, self._name, self._root)
+
+    @classmethod
+    def open(cls, store: str, table: str, folder: str | Path) -> VersionedTable:
+        """The table *table* (``schema.name``) of the log store *store*, among the kept tables in *folder*."""
+        made = cls(store, table, folder)
+        with made._versions.at():
+            return made
+
+    def close(self) -> None:
+        """Let go of the store; it is opened again when it is needed."""
+        self._versions.close()
+
+    # -- what there is ---------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    @property
+    def base_epoch(self) -> int:
+        """The oldest epoch that can be read."""
+        with self._versions.at() as version:
+            return version.base
+
+    @property
+    def newest_epoch(self) -> int:
+        """The newest epoch that can be read: the newest that is sealed."""
+        with self._versions.at() as version:
+            return version.newest
+
+    @property
+    def vnode_count(self) -> int:
+        with self._versions.at() as version:
+            return version.log.vnode_count
+
+    def table(self, epoch: int) -> SourceTable:
+        """The table with the columns that it has at *epoch*. :raises BaseGone: :raises NotYet: as :meth:`snapshot`."""
+        with self._versions.at(epoch) as version:
+            return version.table
+
+    def positions(self, rows: pa.RecordBatch, epoch: int) -> pa.BinaryArray:
+        """The position of each row within its vnode; *rows* have the key columns."""
+        return keys(rows, self.table(epoch).key_columns)
+
+    def vnodes(self, rows: pa.RecordBatch, epoch: int) -> pa.UInt16Array:
+        """The vnode of each row; *rows* have the key columns."""
+        with self._versions.at(epoch) as version:
+            return vnodes_of(rows, version.table.key_columns, version.log.vnode_count)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def snapshot(
+        self,
+        epoch: int,
+        vnodes: tuple[int, int],
+        *,
+        start: bytes | None = None,
+        end: bytes | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of *vnodes* (half-open) as they are at *epoch*, with the columns of :meth:`table` or *columns*.
+
+        :raises BaseGone: the epoch is before the base. :raises NotYet: it is not sealed, or not known yet.
+        """
+        for part in self._parts(epoch, vnodes):
+            with self._versions.at(epoch) as version:
+                wanted = _wanted(version.table, columns)
+                low, high = _bounds(part, vnodes, start, end)
+                overlay = between(version.overlay(version.base, epoch, part), low, high)
+                runs = version.runs()
+            names = version.table.schema.names if columns is None else list(columns)
+            for rows in _merged(version, runs, overlay, low, high, wanted):
+                kept = rows.finished() if isinstance(rows, Piece) else rows
+                if kept.num_rows:
+                    yield kept.select(names)
+
+    def changes(
+        self,
+        after: int,
+        upto: int,
+        vnodes: tuple[int, int],
+        *,
+        start: bytes | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """What became of the rows of *vnodes* from *after* to *upto*: one record for each key that was changed.
+
+        An insert, a delete, or an ``update_delete`` and the ``update_insert`` right after it, with the columns of
+        :meth:`table` at *upto* or *columns*, then ``_op`` and ``_vnode``.
+
+        :raises BaseGone: *after* is before the base. :raises NotYet: *upto* is not sealed, or not known yet.
+        """
+        for part in self._parts(upto, vnodes, after):
+            with self._versions.at(after, upto) as version:
+                low, high = _bounds(part, vnodes, start, None)
+                fresh = between(version.overlay(after, upto, part), low, high)
+                before = between(version.overlay(version.base, after, part), low, high)
+                is_truncated = version.log.truncated(after, upto) is not None
+                runs = version.runs(after)
+            schema = changes_schema(version.table.schema, columns)
+            if is_truncated:
+                old: Iterator[Piece] = version.finished_pieces(
+                    _merged(version, runs, before, low, high, version.table.schema)
+                )
+            else:
+                old = version.found(runs, before, fresh.positions, WINDOW_ROWS)
+            for rows in paired(old, fresh, schema):
+                if rows.num_rows:
+                    yield rows
+
+    def lookup(self, rows: pa.Table, epoch: int | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of these keys at *epoch* (the newest), in the order of the keys; those that are not there are not.
+
+        :param rows: the key columns.
+        """
+        return self._lookup.find(rows, epoch, columns)
+
+    def blocks(self, epoch: int, vnodes: tuple[int, int]) -> list[Block]:
+        """About how the rows of *vnodes* at *epoch* lie, for whoever plans: a read may begin at each of them."""
+        with self._versions.at(epoch) as version:
+            runs = version.runs()
+        made: list[Block] = []
+        first, last = vnodes
+        low, high = vnode_position(first), vnode_position(last)
+        largest = max(runs, key=lambda run: run.info.size, default=None)
+        starts = [vnode_position(vnode) for vnode in range(first, last)]
+        if largest is not None:
+            starts += [at for at in largest.firsts if low < at < high]
+        for place, at in enumerate(bounds := [*sorted(set(starts)), high]):
+            if at == high:
+                break
+            rows, size = version.share(runs, at, bounds[place + 1])
+            made.append(Block(int.from_bytes(at[:2], "big"), at[2:], rows, size))
+        return made
+
+    # -- pins ------------------------------------------------------------------------------------------------------
+
+    def pin(self, owner: str, epoch: int | None = None, *, name: str | None = None) -> Pin:
+        """Keep *epoch* (the newest) readable until the pin is released.
+
+        :param owner: who needs it, for ``status``.
+        :param name: of a pin that outlives its process: who comes later pins it again, or releases it
+            (:meth:`release`). Without one it goes with its process.
+        :raises BaseGone: the epoch is folded, or about to be. :raises NotComplete: the history is being read.
+        """
+        with self._versions.at(epoch) as version:
+            chosen = version.newest if epoch is None else epoch
+        return pin_files.put_pin(self._root, self._folder.path, self._name, owner, chosen, name)
+
+    def release(self, name: str) -> None:
+        """Release the pin that was called so; one that is gone is no error."""
+        Pin(self._folder.path / pin_files.FOLDER / f"{name}.json", 0).release()
+
+    def pins(self) -> list[PinInfo]:
+        """All pins of the table, the lowest epoch first."""
+        return pin_files.pins_in(self._folder.path)
+
+    # -- within ----------------------------------------------------------------------------------------------------
+
+    def _parts(self, upto: int, vnodes: tuple[int, int], after: int | None = None) -> Iterator[tuple[int, int]]:
+        """*vnodes* in parts of which the log has little enough."""
+        with self._versions.at(upto if after is None else after, upto) as version:
+            count = version.log.vnode_count
+            _check_vnodes(vnodes, count)
+            share = version.log.rows(version.base, upto) * (vnodes[1] - vnodes[0]) // count
+        parts = max(1, min(vnodes[1] - vnodes[0], share // OVERLAY_ROWS))
+        cuts = [vnodes[0] + (vnodes[1] - vnodes[0]) * part // parts for part in range(parts + 1)]
+        yield from pairwise(cuts)
+
+
+def _merged(
+    version: Version, runs: Sequence[Any], overlay: Piece, low: bytes, high: bytes, wanted: pa.Schema
+) -> Iterator[pa.RecordBatch | Piece]:
+    names = [*wanted.names, *(field for field in overlay.rows.schema.names if field not in version.table.schema.names)]
+    keys_of = version.table.key_columns
+    sources: list[Iterator[BlockHead | PieceHead]] = [run_heads(run, low, high, wanted, keys_of) for run in runs]
+    if len(overlay):
+        sources.append(piece_heads(Piece(overlay.rows.select(names), overlay.positions)))
+    for rows in merged(sources):
+        if isinstance(rows, Piece):
+            yield rows
+        else:
+            yield rows if all(run.info.plain for run in runs) else Piece(rows, _NO_POSITIONS)
+
+
+_NO_POSITIONS: Final = pa.array([], pa.binary())
+
+
+def _wanted(table: SourceTable, columns: Sequence[str] | None) -> pa.Schema:
+    """The fields to be read: those that are asked for, and the key."""
+    names = table.schema.names if columns is None else [*columns, *(k for k in table.key_columns if k not in columns)]
+    return pa.schema([table.schema.field(name) for name in names])
+
+
+def _bounds(
+    part: tuple[int, int], whole: tuple[int, int], start: bytes | None, end: bytes | None
+) -> tuple[bytes, bytes]:
+    low, high = vnode_position(part[0]), vnode_position(part[1])
+    if start is not None and part[0] == whole[0]:
+        low += start
+    if end is not None and part[1] == whole[1]:
+        high = vnode_position(whole[1] - 1) + end
+    return low, high
+
+
+def _check_vnodes(vnodes: tuple[int, int], count: int) -> None:
+    if not 0 <= vnodes[0] < vnodes[1] <= count:
+        raise UnknownVnodes(f"Received the vnodes {vnodes[0]} to {vnodes[1]}; the table has {count}.")
