@@ -7,49 +7,72 @@ traceback; ``--json`` commands print machine-readable output on stdout and nothi
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
 from headwater import __version__
-from headwater.cli import journal, log, state
-from headwater.cli.capture import add_table, capture
-from headwater.cli.control import pause, resnapshot, resume, throttle
-from headwater.cli.demo import demo
-from headwater.cli.doctor import doctor
-from headwater.cli.run import run as run_pipeline
-from headwater.cli.sink import add_sink
-from headwater.cli.sink import app as sink_app
-from headwater.cli.status import status
 from headwater.cli.terminal import fail
-from headwater.cli.verify import verify
 from headwater.errors import HeadwaterError, InputError
+
+_COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
+    "demo": ("demo", "demo", "Start here"),
+    "doctor": ("doctor", "doctor", "Start here"),
+    "run": ("run", "run", "Run"),
+    "status": ("status", "status", "Run"),
+    "pause": ("control", "pause", "Run"),
+    "resume": ("control", "resume", "Run"),
+    "throttle": ("control", "throttle", "Run"),
+    "resnapshot": ("control", "resnapshot", "Run"),
+    "verify": ("verify", "verify", "Run"),
+    "capture": ("capture", "capture", "Run"),
+    "add-table": ("capture", "add_table", "Run"),
+    "add-sink": ("sink", "add_sink", "Run"),
+    "sink": ("sink", "app", "Run"),
+    "state": ("state", "app", "Look inside"),
+    "log": ("log", "app", "Look inside"),
+    "journal": ("journal", "app", "Look inside"),
+}
+"""By name: the module of this package, what it has there (a function, or an app of sub-commands), and its panel."""
+
+
+class _Commands(TyperGroup):
+    """The commands above; the module of one is imported when it is asked for: what others need is not waited for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in _COMMANDS:
+            for known in _COMMANDS:
+                self.get_command(ctx, known)  # one of them may have been meant
+            return None
+        if cmd_name not in self.commands:
+            module, name, panel = _COMMANDS[cmd_name]
+            found: Any = getattr(import_module(f"headwater.cli.{module}"), name)
+            one = typer.Typer(pretty_exceptions_enable=False, rich_markup_mode="rich")
+            one.callback()(lambda: None)
+            if isinstance(found, typer.Typer):
+                one.add_typer(found, name=cmd_name, rich_help_panel=panel)
+            else:
+                one.command(cmd_name, rich_help_panel=panel)(found)
+            made = typer.main.get_command(one)
+            assert isinstance(made, TyperGroup)
+            self.commands[cmd_name] = made.commands[cmd_name]
+        return self.commands[cmd_name]
+
 
 app = typer.Typer(
     name="headwater",
+    cls=_Commands,
     help="Bring operational databases into Spark, exactly once.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-app.command(rich_help_panel="Start here")(demo)
-app.command(rich_help_panel="Start here")(doctor)
-app.command("run", rich_help_panel="Run")(run_pipeline)
-app.command(rich_help_panel="Run")(status)
-app.command(rich_help_panel="Run")(pause)
-app.command(rich_help_panel="Run")(resume)
-app.command(rich_help_panel="Run")(throttle)
-app.command(rich_help_panel="Run")(resnapshot)
-app.command(rich_help_panel="Run")(verify)
-app.command(rich_help_panel="Run")(capture)
-app.command("add-table", rich_help_panel="Run")(add_table)
-app.command("add-sink", rich_help_panel="Run")(add_sink)
-app.add_typer(sink_app, name="sink", rich_help_panel="Run")
-app.add_typer(state.app, name="state", rich_help_panel="Look inside")
-app.add_typer(log.app, name="log", rich_help_panel="Look inside")
-app.add_typer(journal.app, name="journal", rich_help_panel="Look inside")
 
 
 def _version(wanted: bool) -> None:
