@@ -1,0 +1,255 @@
+"""UpstreamTableExecutor: consumes one upstream table, or some vnodes of it, between barriers.
+
+The order of the calls for each barrier:
+
+1. ``plan(barrier)``: the parts that are read before it. The progress of the vnodes moves with them, in memory;
+2. ``save(batch)`` for a durable barrier: what was planned up to it is sealed with it. What was planned since the last
+   durable barrier is forgotten by a crash, and planned again, the same;
+3. what the barrier carries holds from then on: pause, resume and throttle in every phase, snapshot and change log
+   alike. Other vnodes (:class:`~headwater.stream.UpdateVnodeBitmap`) are taken over with ``take_over`` once the barrier
+   is sealed by all owners, in any phase.
+
+A table that no longer keeps what comes next stops the stream, not the executor: barriers pass, ``stopped`` tells why,
+and nothing is tried again until the executor is made anew, or ``restart`` begins with a new snapshot.
+
+Pure but for the table that it is given: the time is told, and the same calls give the same parts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from headwater.backfill.rate_limit import RateLimit
+from headwater.backfill.snapshot.consume_upstream.errors import InvalidUpstream, RetentionMiss
+from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase, UpstreamStream
+from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind, UpstreamTable
+from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption
+from headwater.backfill.snapshot.state import BackfillState
+from headwater.state import Snapshot, StateTable, WriteBatch
+from headwater.stream import (
+    ALL_TARGETS,
+    Barrier,
+    BarrierKind,
+    EpochPair,
+    Pause,
+    Resume,
+    Stop,
+    Throttle,
+    UpdateVnodeBitmap,
+    VnodeBitmap,
+)
+
+ALL_ROWS: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamOptions:
+    """How a table is consumed.
+
+    :ivar batch_rows: read before one barrier, about; a vnode's next piece is never cut.
+    :ivar batch_epochs: of the change log that are read before one barrier, at most.
+    :ivar rows_per_second: until a throttle says otherwise; ``None`` is no limit, 0 stands still.
+    :ivar burst_seconds: for how long what the rate allows may gather: about the time between two barriers.
+    :raises InvalidSnapshotOption: a number that makes no sense.
+    """
+
+    batch_rows: int = 10_000_000
+    batch_epochs: int = 100
+    rows_per_second: int | None = None
+    burst_seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.batch_rows < 1 or self.batch_epochs < 1 or self.burst_seconds <= 0:
+            raise InvalidSnapshotOption(
+                f"Received batch_rows={self.batch_rows}, batch_epochs={self.batch_epochs}.",
+                next_step="Valid are numbers from 1.",
+            )
+
+
+class UpstreamTableExecutor:
+    """Consumes the vnodes of *table* that *state* has.
+
+    :param owner: the name under which barriers know it. :param snapshot_epoch: of the snapshot.
+    :raises InvalidUpstream: the state is of a table with another number of vnodes.
+    """
+
+    def __init__(
+        self,
+        table: UpstreamTable,
+        state: BackfillState,
+        snapshot_epoch: int,
+        options: UpstreamOptions | None = None,
+        *,
+        owner: str = "upstream",
+        paused: bool = False,
+    ) -> None:
+        if state.vnodes.count != table.vnode_count:
+            raise InvalidUpstream(
+                f"Table {table.name} has {table.vnode_count} vnodes, its progress is of {state.vnodes.count}.",
+                next_step="Open it with the number of vnodes that it was begun with, or begin anew.",
+            )
+        self.table, self.options, self.owner = table, options or UpstreamOptions(), owner
+        self.snapshot_epoch = snapshot_epoch
+        self._state = state
+        self._stream = UpstreamStream(table, snapshot_epoch, state)
+        self._rate = RateLimit(self.options.rows_per_second, self.options.burst_seconds)
+        self._paused, self._ended = paused, False
+        self._epochs: EpochPair | None = None
+        self._next_vnodes: VnodeBitmap | None = None
+
+    @classmethod
+    def load(
+        cls,
+        table: UpstreamTable,
+        states: StateTable,
+        view: Snapshot,
+        snapshot_epoch: int,
+        vnodes: VnodeBitmap,
+        options: UpstreamOptions | None = None,
+        *,
+        owner: str = "upstream",
+        paused: bool = False,
+    ) -> UpstreamTableExecutor:
+        """As it was sealed last."""
+        state = BackfillState.load(states, view, table.name, vnodes)
+        return cls(table, state, snapshot_epoch, options, owner=owner, paused=paused)
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> StreamPhase:
+        return self._stream.phase
+
+    @property
+    def stopped(self) -> RetentionMiss | None:
+        """Why nothing is read any more."""
+        return self._stream.stopped
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
+    @property
+    def rows_per_second(self) -> int | None:
+        return self._rate.rows_per_second
+
+    @property
+    def vnodes(self) -> VnodeBitmap:
+        return self._state.vnodes
+
+    @property
+    def consumed_epoch(self) -> int:
+        """The epoch that every vnode has finished; 0 where one has not finished the snapshot."""
+        if not self.has_snapshot:
+            return 0
+        rows = (row for _, row in self._state.items() if row is not None)
+        return min((row.epoch if row.is_finished else row.epoch - 1 for row in rows), default=0)
+
+    @property
+    def needed_epoch(self) -> int:
+        """The oldest epoch that must stay readable."""
+        return max(self.snapshot_epoch, self.consumed_epoch)
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether every vnode has finished the snapshot."""
+        return self._state.has_finished(self.snapshot_epoch)
+
+    @property
+    def snapshot_rows(self) -> int:
+        """Rows of the snapshot that were taken by vnodes that are at it."""
+        return self._state.rows_of(self.snapshot_epoch)
+
+    @property
+    def least_epoch(self) -> int:
+        """The epoch that every vnode has begun; 0 where one has read nothing."""
+        return self._state.least_epoch()
+
+    # -- barriers --------------------------------------------------------------------------------------------------
+
+    def plan(self, barrier: Barrier, now: float, *, upto: int | None = None) -> list[Part]:
+        """What is read before *barrier*; nothing before an initial one. Then what it carries holds.
+
+        :param upto: no epochs after this one.
+        :raises BarrierOutOfOrder: it does not follow the one before, or moves vnodes and is not durable.
+        """
+        self._follow(barrier)
+        parts = [] if barrier.kind is BarrierKind.INITIAL else self._take(now, upto)
+        self._apply(barrier, now)
+        return parts
+
+    def _follow(self, barrier: Barrier) -> None:
+        if self._epochs is not None and not barrier.epoch.follows(self._epochs):
+            raise BarrierOutOfOrder(
+                f"Received a barrier that closes epoch {barrier.closes}; the one before opened {self._epochs.curr}.",
+                next_step="Start the query again: it goes on from what is stored.",
+            )
+        if self._next_vnodes is not None:
+            raise BarrierOutOfOrder("Other vnodes were not taken over yet.", next_step="Call take_over() first.")
+        if isinstance(barrier.mutation, UpdateVnodeBitmap) and not barrier.is_durable:
+            raise BarrierOutOfOrder("Vnodes move with a durable barrier.", next_step="Send them with a checkpoint.")
+        self._epochs = barrier.epoch
+
+    def _take(self, now: float, upto: int | None) -> list[Part]:
+        if self._paused or self._ended:
+            return []
+        left = min(self._rate.allowed(now), self.options.batch_rows)
+        parts = self._stream.take(left, upto)
+        left -= sum(part.rows for part in parts)
+        epochs = 1
+        while parts and left > 0 and epochs < self.options.batch_epochs and self._is_even(parts):
+            # the changes of one more epoch, all of them: a vnode's parts stay in one
+            more = self._stream.take(ALL_ROWS, upto)
+            if not more:
+                break
+            parts = [
+                replace(part, epoch=next_part.epoch, rows=part.rows + next_part.rows)
+                for part, next_part in zip(parts, more, strict=True)
+            ]
+            left -= sum(part.rows for part in more)
+            epochs += 1
+        self._rate.take(sum(part.rows for part in parts), now)
+        return parts
+
+    def _is_even(self, parts: list[Part]) -> bool:
+        """Whether *parts* are the changes of all vnodes, whole, so that those of the next epoch are the same parts."""
+        return (
+            all(part.kind is PartKind.CHANGES and part.is_whole for part in parts)
+            and [part.vnodes for part in parts] == [(each.start, each.stop) for each in self.vnodes.ranges()]
+            and len({part.epoch for part in parts}) == 1
+        )
+
+    def _apply(self, barrier: Barrier, now: float) -> None:
+        match barrier.mutation:
+            case Pause():
+                self._paused = True
+            case Resume():
+                self._paused = False
+            case Throttle(rows_per_second=rate, target=target) if target in (ALL_TARGETS, self.table.name):
+                self._rate.change(rate, now)
+            case Stop() as stop if stop.stops(self.owner):
+                self._ended = True
+            case UpdateVnodeBitmap() as update:
+                self._next_vnodes = update.bitmap_of(self.owner)
+            case _:
+                pass
+
+    # -- what is durable -------------------------------------------------------------------------------------------
+
+    def save(self, batch: WriteBatch) -> int:
+        """Write the rows that have changed; returns how many."""
+        return self._state.save(batch)
+
+    def take_over(self, view: Snapshot) -> None:
+        """Own the vnodes that the last barrier gave; *view* has what all owners sealed with it."""
+        if self._next_vnodes is not None:
+            self._state.own(self._next_vnodes, view)
+            self._next_vnodes = None
+            self._stream = UpstreamStream(self.table, self.snapshot_epoch, self._state)
+
+    def restart(self, snapshot_epoch: int) -> None:
+        """Begin anew with the snapshot at *snapshot_epoch*: whoever has rows of before must forget them."""
+        self._state.clear()
+        self.snapshot_epoch = snapshot_epoch
+        self._stream = UpstreamStream(self.table, snapshot_epoch, self._state)
