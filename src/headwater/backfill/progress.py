@@ -46,6 +46,8 @@ class TableProgress:
     :ivar total_rows: an estimate; ``None`` where nothing is known.
     :ivar rows_per_second: of the last minute. :ivar eta_seconds: to the end of the reading, at that rate.
     :ivar limit: rows per second at most. :ivar waiting: why nothing is handed out; empty while it is.
+    :ivar origin: where its rows come from: the ``source``, or ``tables`` that we keep.
+    :ivar lag_epochs: of the log, after a snapshot of our own table.
     """
 
     table: str
@@ -61,6 +63,8 @@ class TableProgress:
     paused: bool = False
     limit: int | None = None
     waiting: str = ""
+    origin: str = "source"
+    lag_epochs: int | None = None
 
     @property
     def fraction(self) -> float | None:

@@ -43,6 +43,10 @@ class MemoryTable:
             rows.pop(key, None)
         self._versions[epoch] = rows | dict(upserts or {})
 
+    def epochs(self) -> list[int]:
+        """Those that are kept."""
+        return list(self._versions)
+
     def rows(self, epoch: int) -> dict[int, int]:
         """The table as it was at the end of *epoch*."""
         return self._versions[max(known for known in self._versions if known <= epoch)]
