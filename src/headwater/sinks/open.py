@@ -27,6 +27,7 @@ KINDS: Final[Mapping[str, str]] = {
     "mysql": "headwater.sinks.mysql:MySqlSink",
     "parquet": "headwater.sinks.parquet:ParquetSink",
     "postgres": "headwater.sinks.postgres:PostgresSink",
+    "table": "headwater.sinks.kept_tables:KeptTables",
     "webhook": "headwater.sinks.webhook:WebhookSink",
 }
 """Our own kinds, and the classes behind them."""

@@ -7,15 +7,16 @@ those of versions that may yet come. A version and what it alone needs goes :dat
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headwater import failpoints
 from headwater.versioned.errors import TableBusy
@@ -24,6 +25,8 @@ from headwater.versioned.run_file import RunInfo, RunReader
 
 KEPT_SECONDS: Final = 300.0
 ATTEMPTS: Final = 20
+DRAFT_SECONDS: Final = 60.0
+PROGRESS: Final = "progress.json"
 
 _UNPLAIN = re.compile(r"[^\w. -]", re.ASCII)
 
@@ -99,6 +102,20 @@ class TableFolder:
             next_step="Look for another query that keeps the same table there.",
         )
 
+    def progress(self) -> dict[str, Any]:
+        """Of its history, for people."""
+        try:
+            told: dict[str, Any] = json.loads((self.path / PROGRESS).read_text())
+            return told
+        except (FileNotFoundError, ValueError):
+            return {}
+
+    def put_progress(self, told: Mapping[str, Any]) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+        draft = self.path / f".{PROGRESS}.{os.getpid()}"
+        draft.write_text(json.dumps(told))
+        draft.replace(self.path / PROGRESS)
+
     def open(self, run: RunInfo) -> RunReader:
         """:raises FileNotFoundError: it is gone: there is a newer version."""
         return RunReader(self.runs / run.name, run)
@@ -106,14 +123,14 @@ class TableFolder:
     def forget(self, kept_seconds: float = KEPT_SECONDS) -> None:
         """Remove what nobody needs who began to read less than *kept_seconds* ago. Nothing depends on it.
 
-        Runs that no version names stay: somebody may be about to commit them (:meth:`remove_staged`).
+        Runs that no version names stay: somebody may be about to commit them (:meth:`remove_unnamed`).
         """
         failpoints.hit(BEFORE_FORGET)
         before = time.time() - kept_seconds
         numbers = sorted(self._numbers())
         gone: set[str] = set()
         kept: set[str] = set()
-        for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        for number, following in zip_longest(numbers, numbers[1:]):
             with suppress(FileNotFoundError):
                 names = {run.name for run in self._read(number).runs}
                 if following is not None and self._path(following).stat().st_mtime <= before:
@@ -129,10 +146,11 @@ class TableFolder:
         failpoints.hit(AFTER_FORGET)
 
     def remove_unnamed(self, chosen: Callable[[str], bool]) -> None:
-        """Remove those runs that no version names and that are *chosen* by their names; and drafts of manifests."""
+        """Remove those runs that no version names and that are *chosen* by their names; and old drafts of manifests."""
         with suppress(FileNotFoundError):
             for path in list(self._manifests.glob(".*.draft")):
-                path.unlink(missing_ok=True)
+                if path.stat().st_mtime < time.time() - DRAFT_SECONDS:
+                    path.unlink(missing_ok=True)
             named: set[str] = set()
             for number in self._numbers():
                 with suppress(FileNotFoundError):

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
 from headwater.log_store import LogView
-from headwater.log_store.columns import EPOCH, SEQ
-from headwater.log_store.consumers import CONSUMERS, Consumer
+from headwater.log_store.columns import EPOCH, SEQ, VNODE
 from headwater.log_store.log import LogRegistry
 from headwater.log_store.log_events import RENEWED, SCHEMA, TRUNCATE, events_of
-from headwater.log_store.progress import LogStoreVnodeProgress
+from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.sources.table import FIELD_ID, SourceTable
-from headwater.state import Catalog, Snapshot
-from headwater.stream import Epoch, VnodeBitmap
+from headwater.state import Snapshot
+from headwater.stream import DEFAULT_VNODE_COUNT, VnodeBitmap, vnodes_of
 from headwater.versioned.fitting import fitted
 from headwater.versioned.net_rows import Piece, merge, net, of_log
 
 PIECE_BYTES: Final = 32 << 20
+VNODES: Final = DEFAULT_VNODE_COUNT
+"""Of every kept table; a log that has others is read as a whole."""
 
 
 class TableLog:
@@ -32,24 +33,18 @@ class TableLog:
         self._log = LogView(view, LogRegistry.load(view).get(known.full_name))
 
     @property
-    def vnode_count(self) -> int:
-        return self._log.log.vnode_count
-
-    @property
     def sealed(self) -> int:
         return int(self._view.epoch)
 
-    def delivered(self, query: str) -> int | None:
-        """Up to where *query* has taken it; ``None``: it does not."""
-        catalog = Catalog.load(self._view)
-        row = None
-        if CONSUMERS.name in catalog.names():
-            row = catalog.open(CONSUMERS).get(self._view, 0, (self._known.full_name, query))
-        if row is None:
-            return None
-        progress, started = row
-        known = Consumer(self._known.full_name, query, LogStoreVnodeProgress.from_json(progress), Epoch(started))
-        return int(known.delivered())
+    @property
+    def gone(self) -> int:
+        """The newest epoch that the log has forgotten."""
+        return int(self._log.bounds().gone)
+
+    @property
+    def dropped(self) -> int:
+        """The newest epoch that it has forgotten though somebody had not read it."""
+        return int(self._log.bounds().dropped)
 
     def exact_upto(self, after: int) -> int:
         """The newest epoch that follows from a base at *after*.
@@ -93,34 +88,51 @@ class TableLog:
 
         :raises EpochGone: the log no longer holds it.
         """
-        keys, schema = table.key_columns, table.schema
-        levels: list[list[Piece]] = []
-        for batches in self._portions(table, after, upto, vnodes):
-            _add(levels, net(batches, keys, schema))
-        pieces = [piece for level in reversed(levels) for piece in level]
-        return merge(pieces) if pieces else net([], keys, schema)
+        return net_of(table, self._portions(table, after, upto, vnodes))
 
     def _portions(
         self, table: SourceTable, after: int, upto: int, vnodes: tuple[int, int]
     ) -> Iterator[list[pa.RecordBatch]]:
         if upto <= after:
             return
-        count = self.vnode_count
-        wanted = None if vnodes == (0, count) else VnodeBitmap.from_ranges([range(*vnodes)], count)
+        count = self._log.log.vnode_count
+        is_same = count == VNODES
+        wanted = VnodeBitmap.from_ranges([range(*vnodes)], count) if is_same and vnodes != (0, VNODES) else None
         truncated = self.truncated(after, upto)
         schema = table.schema
         held: list[pa.RecordBatch] = []
         size = 0
         for batch in self._log.read_range(after, upto, wanted):
-            left = _valid(batch, truncated)
+            left = valid_rows(batch, truncated)
             if left.num_rows:
-                held.append(of_log(left, fitted(left, schema), schema))
+                own = fitted(left, schema)
+                rows = of_log(left, own, schema, left.column(VNODE) if is_same else _vnodes(own, table))
+                held.append(rows if is_same else _within(rows, vnodes))
                 size += left.nbytes
             if size >= PIECE_BYTES:
                 yield held
                 held, size = [], 0
         if held:
             yield held
+
+
+def net_of(table: SourceTable, portions: Iterable[list[pa.RecordBatch]]) -> Piece:
+    """The piece that portions of rows come to, which have the columns of a piece; later ones are newer."""
+    levels: list[list[Piece]] = []
+    for batches in portions:
+        _add(levels, net(batches, table.key_columns, table.schema))
+    pieces = [piece for level in reversed(levels) for piece in level]
+    return merge(pieces) if pieces else net([], table.key_columns, table.schema)
+
+
+def delivered_to(location: str, log: str, query: str) -> tuple[int, int] | None:
+    """Where *query* began in the log, and up to where it has it; ``None``: it does not read it."""
+    remote = RemoteConsumers(location)
+    try:
+        found = next((one for one in remote.of(log) if one.name == query and not one.unreadable), None)
+        return None if found is None else (int(found.started), int(found.delivered()))
+    finally:
+        remote.close()
 
 
 def _add(levels: list[list[Piece]], piece: Piece) -> None:
@@ -137,7 +149,18 @@ def _add(levels: list[list[Piece]], piece: Piece) -> None:
         place += 1
 
 
-def _valid(batch: pa.RecordBatch, truncated: tuple[int, int] | None) -> pa.RecordBatch:
+def _vnodes(own: list[pa.Array], table: SourceTable) -> pa.UInt16Array:
+    return vnodes_of(pa.RecordBatch.from_arrays(own, schema=table.schema), table.key_columns, VNODES)
+
+
+def _within(rows: pa.RecordBatch, vnodes: tuple[int, int]) -> pa.RecordBatch:
+    found = rows.column(VNODE).to_numpy()
+    inside = (found >= vnodes[0]) & (found < vnodes[1])
+    return rows if inside.all() else rows.filter(pa.array(inside))
+
+
+def valid_rows(batch: pa.RecordBatch, truncated: tuple[int, int] | None) -> pa.RecordBatch:
+    """The rows of *batch* that the truncation left."""
     if truncated is None:
         return batch
     epochs, seqs = batch.column(EPOCH).to_numpy(), batch.column(SEQ).to_numpy()

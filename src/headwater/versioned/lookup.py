@@ -16,6 +16,7 @@ from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 from headwater.stream import vnodes_of
 from headwater.versioned.fitting import cast
 from headwater.versioned.key_positions import positions
+from headwater.versioned.log_rows import VNODES
 from headwater.versioned.merge import place_of
 from headwater.versioned.net_rows import GONE, KIND, ROW, VNODE_FIELD, Piece, merge
 from headwater.versioned.run_file import RunReader
@@ -40,7 +41,7 @@ class Lookup:
         """The rows of the keys *wanted*, in their order."""
         with self._versions.at(epoch) as version:
             table = version.table
-            places = _positions(wanted, table, version.log.vnode_count)
+            places = _positions(wanted, table)
             overlays = self._overlay(version)
             runs = version.runs()
         names = table.schema.names if columns is None else list(columns)
@@ -100,14 +101,14 @@ class Lookup:
         key = (version.base, version.epoch)
         found = self._overlays.get(key)
         if found is None:
-            piece = version.overlay(version.base, version.epoch, (0, version.log.vnode_count))
+            piece = version.overlay(version.base, version.epoch, (0, VNODES))
             found = self._overlays[key] = [piece] if len(piece) else []
             if len(self._overlays) > CACHED_OVERLAYS:
                 self._overlays.popitem(last=False)
         return found
 
 
-def _positions(wanted: pa.Table, table: SourceTable, vnode_count: int) -> pa.BinaryArray:
+def _positions(wanted: pa.Table, table: SourceTable) -> pa.BinaryArray:
     names = list(table.key_columns)
     batch = wanted.select(names).combine_chunks()
     columns = [
@@ -117,7 +118,7 @@ def _positions(wanted: pa.Table, table: SourceTable, vnode_count: int) -> pa.Bin
         for name in names
     ]
     rows = pa.RecordBatch.from_arrays(columns, names)
-    vnodes = vnodes_of(rows, names, vnode_count)
+    vnodes = vnodes_of(rows, names, VNODES)
     return positions(rows.append_column(VNODE_FIELD, vnodes), names)
 
 

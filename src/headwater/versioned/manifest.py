@@ -28,12 +28,13 @@ class Manifest:
 
     :ivar number: counts the versions. :ivar id: of this one; *parent*: of the one before.
     :ivar table: as it was when its newest rows were committed. ``None``: there is nothing yet.
-    :ivar query: that keeps it. :ivar epoch: up to which the changes are in its runs.
-    :ivar complete: its history is in its runs, too: they are the table as it was at *epoch*.
+    :ivar query: that keeps it. :ivar backfill: … and the state of that query.
+    :ivar exact: the epoch from which on it has its history as a whole: then it is the table as it was at :attr:`epoch`.
+        ``None``: history is missing.
     :ivar runs: the oldest first.
-    :ivar history: per backfill plan and attempt up to which its history is here; the newest is the last.
-    :ivar generation: the oldest whose processes may commit.
-    :ivar progress: of its history, for people.
+    :ivar changes: per query the epoch up to which its changes are here.
+    :ivar history: per query and backfill the plan and its attempt up to which its history is here.
+    :ivar generations: per query the oldest generation whose processes may commit.
     """
 
     number: int = 0
@@ -41,12 +42,17 @@ class Manifest:
     parent: str = ""
     table: SourceTable | None = None
     query: str = ""
-    epoch: int = 0
-    complete: bool = False
+    backfill: str = ""
+    exact: int | None = None
     runs: tuple[RunInfo, ...] = ()
-    history: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    generation: int = 0
-    progress: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, int] = field(default_factory=dict)
+    history: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    generations: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def epoch(self) -> int:
+        """Up to which the changes of its query are in its runs."""
+        return max(self.changes.get(self.query, 0), self.exact or 0)
 
     def following(self, **changes: Any) -> Manifest:
         """The next one."""
@@ -69,12 +75,12 @@ class Manifest:
             "parent": self.parent,
             "table": None if self.table is None else _table_to_json(self.table),
             "query": self.query,
-            "epoch": self.epoch,
-            "complete": self.complete,
+            "backfill": self.backfill,
+            "exact": self.exact,
             "runs": [[r.name, r.rows, r.size, r.first.hex(), r.last.hex(), r.plain] for r in self.runs],
-            "history": [[backfill, *at] for backfill, at in self.history.items()],
-            "generation": self.generation,
-            "progress": dict(self.progress),
+            "changes": dict(self.changes),
+            "history": {backfill: list(at) for backfill, at in self.history.items()},
+            "generations": dict(self.generations),
         }
         text = json.dumps(body, separators=(",", ":"), sort_keys=True)
         return f'{{"crc":{zlib.crc32(text.encode())},"body":{text}}}'
@@ -96,12 +102,12 @@ class Manifest:
                 body["parent"],
                 None if body["table"] is None else _table_of_json(body["table"]),
                 body["query"],
-                body["epoch"],
-                body["complete"],
+                body["backfill"],
+                body["exact"],
                 tuple(_run(told) for told in body["runs"]),
-                {backfill: (plan, attempt) for backfill, plan, attempt in body["history"]},
-                body["generation"],
-                body["progress"],
+                body["changes"],
+                body["history"],
+                body["generations"],
             )
         except (ValueError, KeyError, TypeError, IndexError) as error:
             raise RunCorrupt(

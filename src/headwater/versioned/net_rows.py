@@ -1,8 +1,10 @@
 """Net rows: what rows of several ages come to for each key. Pure, nothing per row.
 
 A row is of one of three kinds: ``ROW``, the row as it is; ``GONE``, there is none; ``PATCH``, values for a row if there
-is one. A column that ``_unavailable`` names has no value of its own: it keeps that of the next older row of its key
-that has one. Where none is known yet the name stays, and an older run tells; after a delete there is nothing to keep.
+is one. (``OLD`` is one more on the way: the old row of an update, which counts as gone unless the new one follows it
+right away.) A column that ``_unavailable`` names has no value of its own: it keeps that of the next older row of its
+key that has one. Where none is known yet the name stays, and an older run tells; after a delete there is nothing to
+keep.
 
 A :class:`Piece` is rows with the columns of their table, then ``_vnode``, ``_kind`` and ``_unavailable``, sorted by
 position, one for each key.
@@ -25,12 +27,16 @@ from headwater.stream.op import Op
 from headwater.versioned.key_positions import positions
 
 KIND: Final = "_kind"
-ROW, GONE, PATCH = 0, 1, 2
+ROW, GONE, PATCH, OLD = 0, 1, 2, 3
 
 VNODE_FIELD: Final = pa.field(VNODE, pa.uint16(), False)
 KIND_FIELD: Final = pa.field(KIND, pa.int8(), False)
 UNAVAILABLE_FIELD: Final = pa.field(UNAVAILABLE_COLUMN, pa.string())
 MARKS: Final = (VNODE, KIND, UNAVAILABLE_COLUMN)
+
+_KINDS = np.full(8, GONE, np.int8)
+_KINDS[[Op.INSERT, Op.UPDATE_INSERT]] = ROW
+_KINDS[Op.UPDATE_DELETE] = OLD
 
 Mask = NDArray[np.bool_]
 I64 = NDArray[np.int64]
@@ -73,23 +79,35 @@ def of_rows(rows: pa.RecordBatch, vnodes: Any, kind: int, unavailable: str | Non
     return pa.RecordBatch.from_arrays([*rows.columns, *marks], schema=piece_schema(rows.schema))
 
 
-def of_log(batch: pa.RecordBatch, own: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """Rows of a log with the columns of a piece, in their order; *own* are the table's columns of them.
-
-    The old row of an update says nothing of how the row is.
-    """
-    ops = batch.column(OP).to_numpy()
-    kinds = np.where((ops == Op.INSERT) | (ops == Op.UPDATE_INSERT), np.int8(ROW), np.int8(GONE))
-    marks = [batch.column(VNODE), pa.array(kinds), batch.column(UNAVAILABLE_COLUMN)]
-    made = pa.RecordBatch.from_arrays([*own, *marks], schema=piece_schema(schema))
-    old = ops == Op.UPDATE_DELETE
-    return made.filter(pa.array(~old)) if old.any() else made
+def of_log(batch: pa.RecordBatch, own: Sequence[pa.Array], schema: pa.Schema, vnodes: Any) -> pa.RecordBatch:
+    """Rows of a log with the columns of a piece, in their order; *own* are the table's columns of them."""
+    kinds = _KINDS[batch.column(OP).to_numpy()]
+    marks = [vnodes, pa.array(kinds), batch.column(UNAVAILABLE_COLUMN)]
+    return pa.RecordBatch.from_arrays([*own, *marks], schema=piece_schema(schema))
 
 
 def net(batches: Iterable[pa.RecordBatch], key_columns: Sequence[str], schema: pa.Schema) -> Piece:
     """The piece that *batches* with the columns of a piece come to: later rows of a key are newer."""
     rows = _whole(list(batches), piece_schema(schema))
-    return sorted_net(Piece(rows, positions(rows, key_columns)))
+    return sorted_net(_without_old(Piece(rows, positions(rows, key_columns))))
+
+
+def _without_old(rows: Piece) -> Piece:
+    """Of update pairs the new rows alone; an old row whose new one has another key is gone."""
+    kinds = rows.rows.column(KIND).to_numpy()
+    old = np.flatnonzero(kinds == OLD)
+    if not old.size:
+        return rows
+    following = np.minimum(old + 1, len(rows) - 1)
+    is_same = pc.equal(rows.positions.take(pa.array(old)), rows.positions.take(pa.array(following)))
+    paired = is_same.to_numpy(zero_copy_only=False) & (kinds[following] == ROW)
+    left = np.ones(len(rows), np.bool_)
+    left[old[paired]] = False
+    made = np.where(kinds == OLD, np.int8(GONE), kinds)
+    place = rows.rows.schema.get_field_index(KIND)
+    changed = rows.rows.set_column(place, KIND_FIELD, pa.array(made))
+    mask = pa.array(left)
+    return Piece(changed.filter(mask), rows.positions.filter(mask))
 
 
 def merge(pieces: Sequence[Piece]) -> Piece:

@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from headwater import failpoints
-from headwater.versioned.errors import BaseGone
+from headwater.versioned.errors import BaseGone, NotComplete
 
 LOCK: Final = ".lock"
 FOLDING: Final = "folding.json"
@@ -39,7 +39,7 @@ AFTER_FOLDING = failpoints.register("versioned.after_folding")
 class PinInfo:
     """A pin, as everybody sees it.
 
-    :ivar id: names its file. :ivar age_seconds: since it was made. :ivar is_lost: its process is gone: of this machine.
+    :ivar id: names its file. :ivar lasting: it outlives its process. :ivar is_lost: that is gone, of this machine.
     """
 
     id: str
@@ -49,6 +49,7 @@ class PinInfo:
     created_ms: int
     pid: int
     host: str
+    lasting: bool = False
 
     @property
     def age_seconds(self) -> float:
@@ -102,19 +103,55 @@ def locked(root: Path) -> Iterator[None]:
         yield
 
 
-def folding(root: Path) -> int:
-    """The epoch up to which tables are folded, or are about to be."""
+def _state(root: Path) -> dict[str, Any]:
+    """The epoch up to which tables are folded, or are about to be, and the tables whose history is being read."""
     try:
-        return int(json.loads((root / FOLDING).read_text())["upto"])
+        told: dict[str, Any] = json.loads((root / FOLDING).read_text())
+        return told
     except FileNotFoundError:
-        return 0
+        return {"upto": 0, "reading": []}
 
 
-def put_folding(root: Path, upto: int) -> None:
-    """Tables are folded up to *upto* from now on; under the lock."""
+def _put_state(root: Path, told: dict[str, Any]) -> None:
     failpoints.hit(BEFORE_FOLDING)
-    _put(root / FOLDING, {"upto": upto})
+    _put(root / FOLDING, told)
     failpoints.hit(AFTER_FOLDING)
+
+
+def _live_pins(folder: Path) -> list[PinInfo]:
+    found: list[PinInfo] = []
+    for pin in pins_in(folder):
+        if pin.is_lost and not pin.lasting:
+            (folder / FOLDER / f"{pin.id}.json").unlink(missing_ok=True)
+        else:
+            found.append(pin)
+    return found
+
+
+def choose_folding(root: Path, folders: Sequence[Path], upto: int) -> int:
+    """Up to where tables are folded next: *upto*, or the lowest epoch that is pinned in *folders*.
+
+    Pins whose process is gone are removed, but for those that outlive it.
+    """
+    with locked(root):
+        chosen = min([upto, *(pin.epoch for folder in folders for pin in _live_pins(folder))])
+        told = _state(root)
+        if chosen > told["upto"]:
+            _put_state(root, {**told, "upto": chosen})
+    return chosen
+
+
+def may_read(root: Path, folder: Path, table: str, *, wanted: bool) -> str | None:
+    """Why the history of *table* cannot be read: it is pinned. Otherwise nobody pins it while it is *wanted*."""
+    with locked(root):
+        told = _state(root)
+        held = _live_pins(folder) if wanted else []
+        if held:
+            return f"epoch {held[0].epoch} is pinned by {held[0].owner}"
+        reading = sorted({*told["reading"], table} if wanted else {*told["reading"]} - {table})
+        if reading != told["reading"]:
+            _put_state(root, {**told, "reading": reading})
+    return None
 
 
 def put_pin(root: Path, folder: Path, table: str, owner: str, epoch: int, name: str | None = None) -> Pin:
@@ -125,7 +162,14 @@ def put_pin(root: Path, folder: Path, table: str, owner: str, epoch: int, name: 
     """
     failpoints.hit(BEFORE_PIN)
     with locked(root):
-        gone = folding(root)
+        state = _state(root)
+        gone = state["upto"]
+        if table in state["reading"]:
+            raise NotComplete(
+                f"The history of {table} is being read.",
+                {},
+                next_step="Wait until headwater status shows that its history is read.",
+            )
         if epoch < gone:
             raise BaseGone(
                 f"Epoch {epoch} of {table} is folded, or about to be: the oldest that can be pinned is {gone}.",
@@ -141,6 +185,7 @@ def put_pin(root: Path, folder: Path, table: str, owner: str, epoch: int, name: 
             "created_ms": time.time_ns() // 1_000_000,
             "pid": os.getpid(),
             "host": socket.gethostname(),
+            "lasting": name is not None,
         }
         _put(path, told)
     failpoints.hit(AFTER_PIN)

@@ -25,6 +25,7 @@ from headwater.versioned.changes import changes_schema, paired
 from headwater.versioned.errors import UnknownVnodes
 from headwater.versioned.folder import TableFolder
 from headwater.versioned.key_positions import keys, vnode_position
+from headwater.versioned.log_rows import VNODES
 from headwater.versioned.lookup import Lookup
 from headwater.versioned.merge import BlockHead, PieceHead, between, merged, piece_heads, run_heads
 from headwater.versioned.net_rows import Piece
@@ -91,8 +92,7 @@ class VersionedTable:
 
     @property
     def vnode_count(self) -> int:
-        with self._versions.at() as version:
-            return version.log.vnode_count
+        return VNODES
 
     def table(self, epoch: int) -> SourceTable:
         """The table with the columns that it has at *epoch*. :raises BaseGone: :raises NotYet: as :meth:`snapshot`."""
@@ -106,7 +106,7 @@ class VersionedTable:
     def vnodes(self, rows: pa.RecordBatch, epoch: int) -> pa.UInt16Array:
         """The vnode of each row; *rows* have the key columns."""
         with self._versions.at(epoch) as version:
-            return vnodes_of(rows, version.table.key_columns, version.log.vnode_count)
+            return vnodes_of(rows, version.table.key_columns, VNODES)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -221,9 +221,8 @@ class VersionedTable:
     def _parts(self, upto: int, vnodes: tuple[int, int], after: int | None = None) -> Iterator[tuple[int, int]]:
         """*vnodes* in parts of which the log has little enough."""
         with self._versions.at(upto if after is None else after, upto) as version:
-            count = version.log.vnode_count
-            _check_vnodes(vnodes, count)
-            share = version.log.rows(version.base, upto) * (vnodes[1] - vnodes[0]) // count
+            _check_vnodes(vnodes)
+            share = version.log.rows(version.base, upto) * (vnodes[1] - vnodes[0]) // VNODES
         parts = max(1, min(vnodes[1] - vnodes[0], share // OVERLAY_ROWS))
         cuts = [vnodes[0] + (vnodes[1] - vnodes[0]) * part // parts for part in range(parts + 1)]
         yield from pairwise(cuts)
@@ -264,6 +263,6 @@ def _bounds(
     return low, high
 
 
-def _check_vnodes(vnodes: tuple[int, int], count: int) -> None:
-    if not 0 <= vnodes[0] < vnodes[1] <= count:
-        raise UnknownVnodes(f"Received the vnodes {vnodes[0]} to {vnodes[1]}; the table has {count}.")
+def _check_vnodes(vnodes: tuple[int, int]) -> None:
+    if not 0 <= vnodes[0] < vnodes[1] <= VNODES:
+        raise UnknownVnodes(f"Received the vnodes {vnodes[0]} to {vnodes[1]}; the table has {VNODES}.")

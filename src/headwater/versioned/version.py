@@ -21,7 +21,7 @@ from headwater.state import StateReader, open_reader
 from headwater.versioned.errors import BaseGone, NotComplete, NotYet, TableNotKept
 from headwater.versioned.folder import TableFolder
 from headwater.versioned.key_positions import positions
-from headwater.versioned.log_rows import TableLog
+from headwater.versioned.log_rows import TableLog, delivered_to
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.merge import place_of
 from headwater.versioned.net_rows import Piece, merge, net
@@ -119,6 +119,7 @@ class Versions:
         self._reader: StateReader | None = None
         self._pid = 0
         self._manifest = Manifest()
+        self._passed: tuple[str, int] | None = None
         self._runs: dict[str, RunReader] = {}
 
     @contextmanager
@@ -134,20 +135,32 @@ class Versions:
                 if manifest.epoch > view.epoch:  # folded after the snapshot was taken
                     continue
                 log = TableLog(view, self._checked(manifest))
-                delivered = log.delivered(manifest.query)
-                if delivered is None:
-                    raise self._not_kept(f"No query keeps the table {self._folder.name} any more.")
+                base = self._base(manifest, log)
                 try:
                     runs = self._opened(manifest)
                 except FileNotFoundError:  # merged into others meanwhile
                     self._manifest = Manifest()
                     continue
-                base = max(manifest.epoch, delivered)
                 version = Version(log, manifest, base, epoch if upto is None else upto, runs)
                 self._check(version, epoch)
                 yield version
                 return
         raise NotYet(f"The files of {self._folder.name} change all the time.", next_step="Try again.")
+
+    def _base(self, manifest: Manifest, log: TableLog) -> int:
+        """The epoch of the runs, or up to where the log went on without a change of this table."""
+        gone = log.gone
+        if gone <= manifest.epoch:
+            return manifest.epoch
+        if self._passed != (manifest.id, gone):
+            found = delivered_to(self._store, self._folder.name, manifest.query)
+            if found is None or found[0] > manifest.epoch or found[1] < gone or log.dropped > manifest.epoch:
+                raise self._not_kept(
+                    f"The kept table {self._folder.name} is at epoch {manifest.epoch}, and its log begins at {gone}: "
+                    "nobody keeps it any more."
+                )
+            self._passed = (manifest.id, gone)
+        return gone
 
     def _check(self, version: Version, epoch: int | None) -> None:
         if epoch is not None and epoch < version.base:
@@ -166,8 +179,8 @@ class Versions:
     def _checked(self, manifest: Manifest) -> SourceTable:
         if manifest.table is None:
             raise self._not_kept(f"The table {self._folder.name} is not kept in {self._folder.root}.")
-        if not manifest.complete:
-            told = manifest.progress
+        if manifest.exact is None:
+            told = self._folder.progress()
             shown = f" ({told['rows']} of about {told['total']} rows)" if told.get("total") else ""
             raise NotComplete(
                 f"The history of {self._folder.name} is not kept as a whole yet{shown}.",

@@ -126,8 +126,9 @@ class Delivery:
 
     @property
     def sink(self) -> Sink:
-        small = {"file_bytes": 64 << 10} if "file_bytes" in option_names(self.place.case.kind) else {}
-        return self.place.sink(**small)
+        soon = {"file_bytes": 64 << 10, "merge_runs": 2, "retention_seconds": 0}
+        known = option_names(self.place.case.kind)
+        return self.place.sink(**{name: value for name, value in soon.items() if name in known})
 
 
 def deliver(delivery: Delivery) -> None:

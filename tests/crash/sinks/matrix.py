@@ -32,9 +32,19 @@ AT_LEAST_ONCE: Final = frozenset({"console", "webhook"})
 """Kinds that promise less: a batch that was sent right before a crash is sent again."""
 EXACT: Final = [case for case in CASES if case.kind not in AT_LEAST_ONCE]
 GROUPS: Final = (
-    ("stage", ("sink.files.", "sink.staging.", "sink.sql.before_stage", "sink.sql.after_stage")),
+    (
+        "stage",
+        (
+            "sink.files.",
+            "sink.staging.",
+            "sink.sql.before_stage",
+            "sink.sql.after_stage",
+            "versioned.before_run",
+            "versioned.after_run",
+        ),
+    ),
     ("PENDING", ("delivery.before_pending", "delivery.after_pending")),
-    ("commit at the sink", ("sink.",)),
+    ("commit at the sink", ("sink.", "versioned.")),
     ("COMMITTED", ("delivery.",)),
     ("truncate the log", ("log_store.",)),
 )
@@ -137,7 +147,7 @@ class _Opened:
 
 
 def _is_ours(step: str) -> bool:
-    return step.startswith(("sink.", "delivery.", "log_store.consumer_"))
+    return step.startswith(("sink.", "versioned.", "delivery.", "log_store.consumer_"))
 
 
 def group_of(step: str) -> str:

@@ -194,6 +194,7 @@ PLACES: Final[dict[str, Open]] = {
     "mysql": _mysql,
     "parquet": _directory,
     "postgres": _postgres,
+    "table": _directory,
     "webhook": _webhook,
 }
 
@@ -304,6 +305,16 @@ def _left_tables(options: dict[str, Any]) -> list[str]:
         return [name for (name,) in cursor.fetchall()]
 
 
+def _left_runs(options: dict[str, Any]) -> list[str]:
+    from headwater.versioned.folder import TableFolder
+
+    left: list[str] = []
+    for runs in Path(options["path"]).glob("*/runs"):
+        named = {run.name for run in TableFolder(options["path"], runs.parent.name).newest().runs}
+        left += [path.name for path in runs.iterdir() if path.name not in named]
+    return left
+
+
 LEFT: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
     "delta": _left_files,
     "iceberg": _left_files,
@@ -311,6 +322,7 @@ LEFT: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
     "mysql": _left_tables,
     "parquet": _left_files,
     "postgres": _left_relations,
+    "table": _left_runs,
 }
 
 CASES: Final = [Case(kind, mode) for kind in KINDS if kind in PLACES for mode in sink_class(kind).capabilities.modes]
