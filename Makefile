@@ -51,7 +51,7 @@ results: $(STAMP) ## run all benchmarks three times and write benchmarks/RESULTS
 
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 	@sh scripts/install_servers.sh
-	HEADWATER_SOAK=1 $(BIN)/python -m pytest -m "crash or spark" $(PYTEST_ARGS)
+	HEADWATER_SOAK=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 crash-matrix: $(STAMP) ## kill every sink at every durable step, print the table, write docs/crash_matrix.md
 	@sh scripts/install_servers.sh
