@@ -19,24 +19,22 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
-from headwater.backfill.batch_units import large_first, log_units, split_units
-from headwater.backfill.cdc.executor import HandedOut
+from headwater.backfill.batch_units import large_first, log_units
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import QueryStateLost, SourceBehind
-from headwater.backfill.held_snapshot import HeldSnapshot
-from headwater.backfill.log_ranges import LogRanges, TableChanges
+from headwater.backfill.errors import QueryStateLost
+from headwater.backfill.history_plans import CommittedOf, HistoryPlans
+from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.plans import FOLDER, PlanRecord, QueryState, history_position
+from headwater.backfill.plans import FOLDER, PlanRecord, QueryState
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
-from headwater.backfill.units import SplitUnit, Unit
+from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceState
-from headwater.errors import HeadwaterError, TransientError
+from headwater.errors import HeadwaterError
 from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
-from headwater.sources.errors import SourceBusy
 from headwater.sources.offset import CdcOffset
-from headwater.sources.snapshots import ExportedSnapshot, mark_from_json, open_snapshots
+from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.state.beside import open_beside_writer
@@ -52,7 +50,6 @@ _IDLE_SECONDS: Final = 5.0
 PARKED: Final = "parked"
 """What the status says of a table that the sink does not take, instead of a phase."""
 
-CommittedOf = Callable[[SourceTable, str], Committed]
 Recover = Callable[[int, str, Sequence[SourceTable]], None]
 
 
@@ -82,14 +79,11 @@ class QueryPlanner:
         self._parked = parked or dict
         self._parked_tables: dict[str, str] = {}
         self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
-        self._held = HeldSnapshot()
         self._at: QueryOffset | None = None
         self._forgotten: QueryOffset | None = None
         self._end: tuple[int, CdcOffset] | None = None
         self._looked = self._truncated = self._told = 0.0
         self._recovering = self._moved = True
-        self._retaken = False
-        self._problem: str | None = None
         with ExitStack() as stack:
             self._reader = stack.enter_context(open_reader(options.store))
             self._state = QueryState(
@@ -115,6 +109,7 @@ class QueryPlanner:
                     for name in options.tables
                     if name not in self._parked_tables
                 }
+            self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save)
             owner = self._state.store.owner()
             assert owner is not None
             self.generation = owner.generation
@@ -233,9 +228,8 @@ class QueryPlanner:
                 " an empty sink: what lies between would be missing.",
             )
         self._roll_back(start)
-        if self._retaken:
-            self._check_attempt()
-        self._held.let_go()
+        self._history.check_attempt()
+        self._history.let_go()
         self._recovering = False
         if self._end is not None and self._end[0] == start.epoch:
             for table in self._tables.values():
@@ -266,27 +260,12 @@ class QueryPlanner:
         plan = self._state.plan
         is_newer = start.plan < plan.number
         for name, table in self._tables.items():
-            is_kept = is_newer and name in plan.positions and self._is_committed(name, plan)
+            is_kept = is_newer and name in plan.positions and self._history.is_committed(name, plan)
             table.roll_back(plan.number if is_kept else start.plan, start.epoch)
         if is_newer:
             self._state.plan = PlanRecord(number=start.plan, issued=max(plan.number, plan.issued))
             self._state.put_plan()
         self._save()
-
-    def _check_attempt(self) -> None:
-        """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""
-        self._retaken = False
-        for name in self._state.plan.positions if self._committed is not None else ():
-            if name in self._tables:
-                self._is_committed(name, self._state.plan)
-
-    def _is_committed(self, name: str, plan: PlanRecord) -> bool:
-        """Whether the sink has the rows of *plan*: then what counts is the snapshot that it has them of."""
-        table = self._tables[name]
-        found = self._committed(table.table, self.backfill_id) if self._committed is not None else Committed()
-        if found.plan == plan.number and found.attempt != plan.attempt:
-            table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
-        return found.plan >= plan.number
 
     def _leave(self, names: Set[str]) -> None:
         """Tables that the query no longer has: their logs do not wait for it; if they come back they begin anew."""
@@ -334,7 +313,7 @@ class QueryPlanner:
                 for name, changes in found.items():
                     if not changes:
                         self._tables[name].settle(ranges.record.offset, end)
-            planned = self._plan(ranges, start, end, found)
+            planned = self._history.plan(ranges, end, found)
         if planned:
             self._save()
             return QueryOffset(end, self._state.plan.number)
@@ -342,90 +321,6 @@ class QueryPlanner:
             self._save()  # what is dropped from now on is known to be shown by every later snapshot
             return QueryOffset(end, start.plan)
         return start
-
-    def _plan(self, ranges: LogRanges, start: QueryOffset, end: int, found: Mapping[str, TableChanges]) -> bool:
-        """Hand out history; whether there is a new plan."""
-        unread = [name for name, table in self._tables.items() if table.is_reading]
-        fresh = {name: ranges.positions(name, found[name].after, end) for name in unread if found[name].rows}
-        ready = [name for name in unread if self._may_read(ranges, name, found[name])]
-        if not ready and not fresh:
-            return False
-        try:
-            snapshot = self._source.export()
-        except TransientError as error:
-            self._problem = error.message
-            for name, positions in fresh.items():
-                self._tables[name].unseen(positions, None)
-            return False
-        self._problem = None
-        try:
-            for name in unread:
-                self._tables[name].unseen(fresh.get(name), snapshot.mark)
-            if _is_behind(snapshot, ranges):
-                for name in unread:
-                    self._tables[name].waiting = "the server that history is read from is behind the log (a standby)"
-                ready = []
-            handed = self._hand_out(snapshot, [name for name in ready if not self._tables[name].waits_for_commit], end)
-        except BaseException:
-            snapshot.close()
-            raise
-        if not handed:
-            snapshot.close()
-            return False
-        self._keep(snapshot, ranges, end, handed)
-        return True
-
-    def _may_read(self, ranges: LogRanges, name: str, changes: TableChanges) -> bool:
-        table = self._tables[name]
-        stopped = ranges.stopped(name)
-        table.is_stopped = stopped is not None
-        if stopped is not None:
-            table.waiting = f"its capture has stopped: {stopped}"
-        elif changes.truncated is None and table.wants() > 0:
-            return True
-        return False
-
-    def _hand_out(self, snapshot: ExportedSnapshot, names: Sequence[str], end: int) -> dict[str, list[HandedOut]]:
-        """Ranges of tables within the budget, a fair share for each."""
-        plan = self._state.plan.following
-        left = self._budget()
-        made: dict[str, list[HandedOut]] = {}
-        for place, name in enumerate(names):
-            table = self._tables[name]
-            share = min(max(left // (len(names) - place), 1), table.wants())
-            try:
-                handed = table.hand_out(plan, snapshot, share, end)
-            except SourceBusy:
-                table.waiting = "another session has locked it"
-                continue
-            if handed is not None:
-                made[name] = handed
-                left -= sum(part.rows for part in handed)
-            if left <= 0:
-                break
-        return made
-
-    def _budget(self) -> int:
-        """Rows that are read in about one interval, as the last plans went; a split for each task at least."""
-        least = self._options.parallelism * self._options.split_rows
-        return max(least, self._held.rows_in(self._options.interval_seconds))
-
-    def _keep(
-        self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
-    ) -> None:
-        plan = PlanRecord(
-            number=self._state.plan.following,
-            upto=end,
-            commit_time_us=ranges.record.commit_time_us if ranges.record is not None else 0,
-            marks=[snapshot.mark.to_json()],
-            positions={
-                name: history_position(ranges.captured[name].since, self._state.table(name).last_position).hex()
-                for name in handed
-            },
-        )
-        self._state.plan = plan
-        self._state.put_plan()
-        self._held.hold(snapshot, plan.number, sum(part.rows for parts in handed.values() for part in parts))
 
     # -- units -----------------------------------------------------------------------------------------------------
 
@@ -452,54 +347,8 @@ class QueryPlanner:
                 if changes:
                     made += log_units(table, changes, end, self._options.parallelism)
             if end.plan > start.plan:
-                made += self._split_units(ranges, end)
+                made += self._history.units(ranges, end, recovering=self._recovering)
         return large_first(made)
-
-    def _split_units(self, ranges: LogRanges, end: QueryOffset) -> list[SplitUnit]:
-        plan = self._state.plan
-        names = [name for name in plan.positions if name in self._tables]
-        if self._recovering and self._committed is not None:
-            names = [name for name in names if not self._is_committed(name, plan)]
-        if not names:
-            return []
-        snapshot = self._held.of(end.plan, ask=self._recovering) or self._retake(ranges, names)
-        made: list[SplitUnit] = []
-        for name in names:
-            newest = ranges.changes(name, end.epoch, end.epoch).table
-            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, self._options.parallelism)
-        return made
-
-    def _retake(self, ranges: LogRanges, names: Sequence[str]) -> ExportedSnapshot:
-        """The snapshot of the newest plan is gone: take another one, and write down what it has."""
-        self._held.let_go()
-        snapshot = self._source.export()
-        try:
-            if _is_behind(snapshot, ranges):
-                raise SourceBehind(
-                    "The server that history is read from is behind the log: its snapshots lack what was delivered.",
-                    next_step="Wait until the standby has caught up, or read from the primary.",
-                )
-            plan = self._state.plan
-            for name in names:
-                table = self._tables[name]
-                if table.has_moved(snapshot):
-                    table.read_anew()
-                    continue
-                exact = self._committed is not None and table.has_columns_of(
-                    snapshot, ranges.changes(name, plan.upto, plan.upto).table
-                )
-                table.retake(plan.number, snapshot.mark, exact=exact)
-            plan.attempt += 1
-            plan.marks.append(snapshot.mark.to_json())
-            self._state.put_plan()
-            self._save()
-        except BaseException:
-            snapshot.close()
-            raise
-        rows = sum(part.rows for name in names for part in self._tables[name].handed_out(plan.number))
-        self._held.hold(snapshot, plan.number, rows)
-        self._retaken = True
-        return snapshot
 
     # -- requests, status, end -------------------------------------------------------------------------------------
 
@@ -538,7 +387,7 @@ class QueryPlanner:
             "epoch": 0 if self._at is None else self._at.epoch,
             "newest_epoch": self._seen,
             "updated_ms": time.time_ns() // 1_000_000,
-            "problem": self._problem,
+            "problem": self._history.problem,
             "tables": {name: table.status() for name, table in self._tables.items()}
             | {name: {"phase": PARKED, "waiting": why} for name, why in self._parked_tables.items()},
         }
@@ -553,10 +402,5 @@ class QueryPlanner:
 
     def close(self) -> None:
         """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
-        self._held.let_go()
+        self._history.let_go()
         self._stack.close()
-
-
-def _is_behind(snapshot: ExportedSnapshot, ranges: LogRanges) -> bool:
-    """Whether the log knows more than *snapshot*, though it was taken later: that of a standby may."""
-    return ranges.record is not None and snapshot.mark.high < ranges.record.offset

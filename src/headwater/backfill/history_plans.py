@@ -1,0 +1,204 @@
+"""HistoryPlans: the history of a query's tables, handed out in plans that tasks read inside one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from headwater.backfill.batch_units import split_units
+from headwater.backfill.cdc.executor import HandedOut
+from headwater.backfill.errors import SourceBehind
+from headwater.backfill.held_snapshot import HeldSnapshot
+from headwater.backfill.log_ranges import LogRanges, TableChanges
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.plans import PlanRecord, QueryState, history_position
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.query_table import QueryTable
+from headwater.backfill.units import SplitUnit
+from headwater.errors import TransientError
+from headwater.sinks.sink import Committed
+from headwater.sources.errors import SourceBusy
+from headwater.sources.snapshots import ExportedSnapshot, SnapshotSource, mark_from_json
+from headwater.sources.table import SourceTable
+
+CommittedOf = Callable[[SourceTable, str], Committed]
+
+
+class HistoryPlans:
+    """The plans of one query; one thread.
+
+    :param tables: of the query, by name; its planner changes them.
+    :param committed: what the sink has of a table, where the sink can tell. :param save: makes the state durable.
+    :ivar problem: why no snapshot can be had.
+    """
+
+    def __init__(
+        self,
+        options: QueryOptions,
+        state: QueryState,
+        tables: Mapping[str, QueryTable],
+        source: SnapshotSource,
+        committed: CommittedOf | None,
+        save: Callable[[], None],
+    ) -> None:
+        self._options, self._state, self._tables = options, state, tables
+        self._source, self._committed, self._save = source, committed, save
+        self._held = HeldSnapshot()
+        self._retaken = False
+        self.problem: str | None = None
+
+    def let_go(self) -> None:
+        """The batch is over: its snapshot may end."""
+        self._held.let_go()
+
+    def plan(self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges]) -> bool:
+        """Hand out history; whether there is a new plan."""
+        unread = [name for name, table in self._tables.items() if table.is_reading]
+        fresh = {name: ranges.positions(name, found[name].after, end) for name in unread if found[name].rows}
+        ready = [name for name in unread if self._may_read(ranges, name, found[name])]
+        if not ready and not fresh:
+            return False
+        try:
+            snapshot = self._source.export()
+        except TransientError as error:
+            self.problem = error.message
+            for name, positions in fresh.items():
+                self._tables[name].unseen(positions, None)
+            return False
+        self.problem = None
+        try:
+            for name in unread:
+                self._tables[name].unseen(fresh.get(name), snapshot.mark)
+            if _is_behind(snapshot, ranges):
+                for name in unread:
+                    self._tables[name].waiting = "the server that history is read from is behind the log (a standby)"
+                ready = []
+            handed = self._hand_out(snapshot, [name for name in ready if not self._tables[name].waits_for_commit], end)
+        except BaseException:
+            snapshot.close()
+            raise
+        if not handed:
+            snapshot.close()
+            return False
+        self._keep(snapshot, ranges, end, handed)
+        return True
+
+    def _may_read(self, ranges: LogRanges, name: str, changes: TableChanges) -> bool:
+        table = self._tables[name]
+        stopped = ranges.stopped(name)
+        table.is_stopped = stopped is not None
+        if stopped is not None:
+            table.waiting = f"its capture has stopped: {stopped}"
+        elif changes.truncated is None and table.wants() > 0:
+            return True
+        return False
+
+    def _hand_out(self, snapshot: ExportedSnapshot, names: Sequence[str], end: int) -> dict[str, list[HandedOut]]:
+        """Ranges of tables within the budget, a fair share for each."""
+        plan = self._state.plan.following
+        left = self._budget()
+        made: dict[str, list[HandedOut]] = {}
+        for place, name in enumerate(names):
+            table = self._tables[name]
+            share = min(max(left // (len(names) - place), 1), table.wants())
+            try:
+                handed = table.hand_out(plan, snapshot, share, end)
+            except SourceBusy:
+                table.waiting = "another session has locked it"
+                continue
+            if handed is not None:
+                made[name] = handed
+                left -= sum(part.rows for part in handed)
+            if left <= 0:
+                break
+        return made
+
+    def _budget(self) -> int:
+        """Rows that are read in about one interval, as the last plans went; a split for each task at least."""
+        least = self._options.parallelism * self._options.split_rows
+        return max(least, self._held.rows_in(self._options.interval_seconds))
+
+    def _keep(
+        self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
+    ) -> None:
+        plan = PlanRecord(
+            number=self._state.plan.following,
+            upto=end,
+            commit_time_us=ranges.record.commit_time_us if ranges.record is not None else 0,
+            marks=[snapshot.mark.to_json()],
+            positions={
+                name: history_position(ranges.captured[name].since, self._state.table(name).last_position).hex()
+                for name in handed
+            },
+        )
+        self._state.plan = plan
+        self._state.put_plan()
+        self._held.hold(snapshot, plan.number, sum(part.rows for parts in handed.values() for part in parts))
+
+    def units(self, ranges: LogRanges, end: QueryOffset, *, recovering: bool) -> list[SplitUnit]:
+        """What tasks read of the newest plan. :param recovering: nothing was planned since the start."""
+        plan = self._state.plan
+        names = [name for name in plan.positions if name in self._tables]
+        if recovering and self._committed is not None:
+            names = [name for name in names if not self.is_committed(name, plan)]
+        if not names:
+            return []
+        snapshot = self._held.of(end.plan, ask=recovering) or self._retake(ranges, names)
+        made: list[SplitUnit] = []
+        for name in names:
+            newest = ranges.changes(name, end.epoch, end.epoch).table
+            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, self._options.parallelism)
+        return made
+
+    def _retake(self, ranges: LogRanges, names: Sequence[str]) -> ExportedSnapshot:
+        """The snapshot of the newest plan is gone: take another one, and write down what it has."""
+        self._held.let_go()
+        snapshot = self._source.export()
+        try:
+            if _is_behind(snapshot, ranges):
+                raise SourceBehind(
+                    "The server that history is read from is behind the log: its snapshots lack what was delivered.",
+                    next_step="Wait until the standby has caught up, or read from the primary.",
+                )
+            plan = self._state.plan
+            for name in names:
+                table = self._tables[name]
+                if table.has_moved(snapshot):
+                    table.read_anew()
+                    continue
+                exact = self._committed is not None and table.has_columns_of(
+                    snapshot, ranges.changes(name, plan.upto, plan.upto).table
+                )
+                table.retake(plan.number, snapshot.mark, exact=exact)
+            plan.attempt += 1
+            plan.marks.append(snapshot.mark.to_json())
+            self._state.put_plan()
+            self._save()
+        except BaseException:
+            snapshot.close()
+            raise
+        rows = sum(part.rows for name in names for part in self._tables[name].handed_out(plan.number))
+        self._held.hold(snapshot, plan.number, rows)
+        self._retaken = True
+        return snapshot
+
+    def check_attempt(self) -> None:
+        """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""
+        was_retaken, self._retaken = self._retaken, False
+        if not was_retaken:
+            return
+        for name in self._state.plan.positions if self._committed is not None else ():
+            if name in self._tables:
+                self.is_committed(name, self._state.plan)
+
+    def is_committed(self, name: str, plan: PlanRecord) -> bool:
+        """Whether the sink has the rows of *plan*: then what counts is the snapshot that it has them of."""
+        table = self._tables[name]
+        found = self._committed(table.table, self._state.id) if self._committed is not None else Committed()
+        if found.plan == plan.number and found.attempt != plan.attempt:
+            table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
+        return found.plan >= plan.number
+
+
+def _is_behind(snapshot: ExportedSnapshot, ranges: LogRanges) -> bool:
+    """Whether the log knows more than *snapshot*, though it was taken later: that of a standby may."""
+    return ranges.record is not None and snapshot.mark.high < ranges.record.offset
