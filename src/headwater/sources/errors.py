@@ -121,6 +121,10 @@ class SlotMoved(SourceError, ConflictError):
     """Somebody else moved the slot past what we hold: the changes between are lost to us."""
 
 
+class LogPurged(SourceError, ConflictError):
+    """The server has removed files of its log that we had not read: the changes in them are lost to us."""
+
+
 class ServerReplaced(SourceError, ConflictError):
     """Behind the same address is another server than the one whose positions we hold."""
 

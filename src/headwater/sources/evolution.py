@@ -170,13 +170,16 @@ def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     if pa.types.is_string(new) or pa.types.is_large_string(new):
         return True
     if pa.types.is_integer(old) and pa.types.is_integer(new):
-        return bool(new.bit_width >= old.bit_width)
+        if pa.types.is_signed_integer(old) == pa.types.is_signed_integer(new):
+            return bool(new.bit_width >= old.bit_width)
+        return bool(pa.types.is_signed_integer(new) and new.bit_width > old.bit_width)
     if pa.types.is_floating(old) and pa.types.is_floating(new):
         return bool(new.bit_width >= old.bit_width)
     if pa.types.is_decimal(old) and pa.types.is_decimal(new):
         return bool(new.scale >= old.scale and new.precision - new.scale >= old.precision - old.scale)
     if pa.types.is_integer(old) and pa.types.is_decimal(new):
-        return bool(new.precision - new.scale >= _DIGITS[old.bit_width])
+        unsigned = pa.types.is_unsigned_integer(old) and old.bit_width == 64
+        return bool(new.precision - new.scale >= _DIGITS[old.bit_width] + unsigned)
     return False
 
 

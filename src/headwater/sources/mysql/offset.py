@@ -57,6 +57,7 @@ class MySqlOffset(CdcOffset):
     :ivar gtids: the transactions before it; ``None`` where the server does not number them.
     :ivar server: the server whose file it is; empty where it is not known.
     :ivar seq: the number in the transaction; ``None`` where the place is between transactions.
+    :ivar moment: when the server was seen to be here, in microseconds since 1970; not part of the order.
     """
 
     kind: ClassVar[str] = "MySql"
@@ -66,6 +67,7 @@ class MySqlOffset(CdcOffset):
     gtids: Gtids | None = None
     server: str = ""
     seq: int | None = None
+    moment: int | None = None
 
     @property
     def place(self) -> int:
@@ -133,17 +135,20 @@ class MySqlOffset(CdcOffset):
             fields["gtid_pos"] = str(self.gtids)
         if self.seq is not None:
             fields["seq"] = self.seq
+        if self.moment is not None:
+            fields["moment"] = self.moment
         return fields
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MySqlOffset:
         filename, position = fields.get("filename"), fields.get("position")
-        server, seq = fields.get("server", ""), fields.get("seq")
+        server, seq, moment = fields.get("server", ""), fields.get("seq"), fields.get("moment")
         gtid_set, gtid_pos = fields.get("gtid_set"), fields.get("gtid_pos")
         texts = (filename, server, "" if gtid_set is None else gtid_set, "" if gtid_pos is None else gtid_pos)
         is_number = type(position) is int and 0 <= position < 1 << 63
         is_seq = seq is None or (type(seq) is int and 0 <= seq < 1 << 32)
-        if not all(type(text) is str for text in texts) or not is_number or not is_seq:
+        is_moment = moment is None or type(moment) is int
+        if not all(type(text) is str for text in texts) or not (is_number and is_seq and is_moment):
             raise InvalidOffset("A field of a MySQL position is missing or of another kind.", next_step=_NEXT_STEP)
         gtids: Gtids | None = None if gtid_set is None else MySqlGtids.parse(gtid_set)
         if gtid_pos is not None:
@@ -152,7 +157,7 @@ class MySqlOffset(CdcOffset):
         assert type(position) is int
         if gtids is None:
             place_in_file(filename, position)
-        return cls(filename, position, gtids, server, seq)
+        return cls(filename, position, gtids, server, seq, moment)
 
 
 def base_of(filename: str) -> str:

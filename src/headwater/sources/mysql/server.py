@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -90,16 +91,11 @@ def log_position(session: Connection, server: Server) -> MySqlOffset:
     filename, position = str(rows[0]["file"]), int(rows[0]["position"])
     if server.version.is_mariadb:
         # of this very place in the log: what was committed since is not before it
-        found = ask(
-            session, "SELECT BINLOG_GTID_POS(%s, %s) AS gtids, @@GLOBAL.gtid_slave_pos AS replica", [filename, position]
-        )
-        told = found[0]["gtids"]
-        if told is None:
-            told = ask(session, "SELECT @@GLOBAL.gtid_binlog_pos AS gtids")[0]["gtids"]
-        gtids = MariaDbGtids.parse(str(told or "")).union(MariaDbGtids.parse(str(found[0]["replica"] or "")))
+        told = ask(session, "SELECT BINLOG_GTID_POS(%s, %s) AS gtids", [filename, position])[0]["gtids"]
+        gtids = MariaDbGtids.parse(str(told or ""))
     elif server.numbers_transactions:
         gtids = MySqlGtids.parse(str(rows[0]["executed_gtid_set"] or ""))
-    return MySqlOffset(filename, position, gtids, server.server)
+    return MySqlOffset(filename, position, gtids, server.server, moment=time.time_ns() // 1000)
 
 
 def binlog_files(session: Connection) -> dict[str, int]:
@@ -115,10 +111,9 @@ def purged(session: Connection, server: Server) -> MySqlGtids | None:
 
 
 def executed(session: Connection, server: Server) -> Gtids | None:
-    """The transactions that the server has; ``None`` where it does not number them."""
+    """The transactions that the server has logged; ``None`` where it does not number them."""
     if server.version.is_mariadb:
-        row = ask(session, "SELECT @@GLOBAL.gtid_current_pos AS now, @@GLOBAL.gtid_binlog_pos AS logged")[0]
-        return MariaDbGtids.parse(str(row["now"] or "")).union(MariaDbGtids.parse(str(row["logged"] or "")))
+        return MariaDbGtids.parse(str(ask(session, "SELECT @@GLOBAL.gtid_binlog_pos AS gtids")[0]["gtids"] or ""))
     if server.numbers_transactions:
         return MySqlGtids.parse(str(ask(session, "SELECT @@GLOBAL.gtid_executed AS gtids")[0]["gtids"] or ""))
     return None
