@@ -19,9 +19,10 @@ from headwater.log_store.errors import InvalidOffset
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
 from headwater.spark import snapshot_process
 from headwater.spark.columns import Columns
-from headwater.spark.errors import InvalidOption, NoCapture, SparkError, TableChanged
+from headwater.spark.errors import NoCapture, SparkError, TableChanged
 from headwater.spark.options import SourceOptions
 from headwater.spark.tables import find_table
+from headwater.versioned import TableNotKept
 
 
 def batch(database: Database, folder: Path, **options: str) -> tuple[Any, Any, Any]:
@@ -220,9 +221,9 @@ def test_the_changes_of_a_range_of_epochs(newest_postgres: Database, tmp_path: P
         stream.stop()
 
 
-def test_changes_need_a_log_and_past_states_a_versioned_table(newest_postgres: Database, tmp_path: Path) -> None:
+def test_changes_need_a_log_and_past_states_a_kept_table(newest_postgres: Database, tmp_path: Path) -> None:
     make_table(newest_postgres, 1)
     with pytest.raises(NoCapture, match=r"no log.*headwater capture"):
         batch(newest_postgres, tmp_path, startEpoch="0")
-    with pytest.raises(InvalidOption, match=r"as of an epoch.*startEpoch"):
+    with pytest.raises(TableNotKept, match=r'not kept.*kind = "table"'):
         batch(newest_postgres, tmp_path, asOfEpoch="7")

@@ -29,12 +29,24 @@ def test_names_are_read_in_any_case() -> None:
         ({"columns": "a,,b"}, "names by commas"),
         ({"startEpoch": "9", "endEpoch": "8"}, "before startEpoch"),
         ({"table": ""}, "No table"),
-        ({"asOfEpoch": "1"}, "as of an epoch"),
+        ({"asOfEpoch": "1", "startEpoch": "1"}, "asOfEpoch alone"),
+        ({"asOfEpoch": "1", "asOfTimestamp": "2026-05-31T12:00:00Z"}, "one of them"),
+        ({"asOfEpoch": "yesterday"}, "from 1"),
+        ({"asOfTimestamp": "2026-05-31 12:00:00"}, "with its zone"),
+        ({"net": "true"}, "startEpoch"),
     ],
 )
 def test_what_is_wrong_is_told(wrong: dict[str, str], words: str) -> None:
     with pytest.raises(InvalidOption, match=words):
         SourceOptions.parse(GIVEN | wrong)
+
+
+def test_a_kept_table_is_in_the_folder_of_the_store_or_where_it_is_told() -> None:
+    plain = SourceOptions.parse({"store": "/data/shop", "table": "t", "asOfEpoch": "newest"})
+    assert (plain.tables, plain.as_of, plain.reads_kept) == ("/data/shop/tables", 0, True)
+    told = {"store": "slatedb+s3://b/p", "table": "t", "asOfTimestamp": "2021-04-01T00:00:01Z", "tables": "/data/kept"}
+    read = SourceOptions.parse(told)
+    assert (read.tables, read.as_of) == ("/data/kept", 1000 << 16)
 
 
 def test_the_source_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "capture": ("capture", "capture", "Run"),
     "add-table": ("capture", "add_table", "Run"),
     "add-sink": ("sink", "add_sink", "Run"),
+    "derive": ("derive", "derive", "Run"),
     "sink": ("sink", "app", "Run"),
     "state": ("state", "app", "Look inside"),
     "log": ("log", "app", "Look inside"),

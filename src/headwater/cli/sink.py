@@ -43,6 +43,19 @@ def list_sinks(pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False)
         }
         for sink in found.sinks
     ]
+    rows += [
+        {
+            "name": one.name,
+            "kind": "derived",
+            "mode": "mirror",
+            "state": one.state,
+            "tables": 1,
+            "lag_rows": one.lag_rows,
+            "lag_seconds": one.lag_seconds,
+            "error": one.error,
+        }
+        for one in found.derived
+    ]
     if as_json:
         typer.echo(json.dumps(rows))
         return

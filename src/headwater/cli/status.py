@@ -19,7 +19,7 @@ from rich.text import Text
 
 from headwater.cli.terminal import amount, out
 from headwater.pipeline.config import DEFAULT_FILE, load
-from headwater.pipeline.status import LIVE, PipelineStatus, SinkStatus, TableStatus, read_status
+from headwater.pipeline.status import LIVE, DerivedStatus, PipelineStatus, SinkStatus, TableStatus, read_status
 
 _WATCH_SECONDS = 1.0
 _RATE_SECONDS = 5.0
@@ -56,7 +56,10 @@ def status(
     else:
         for part in parts(found, Rates()):
             out.print(part, soft_wrap=isinstance(part, Text))  # statements are there to be copied: in one line each
-    if found.error is not None or any(sink.state == "failed" for sink in found.sinks):
+    if found.error is not None or "failed" in [
+        *(one.state for one in found.sinks),
+        *(one.state for one in found.derived),
+    ]:
         raise typer.Exit(1)
 
 
@@ -90,6 +93,8 @@ def parts(found: PipelineStatus, rates: Rates) -> Iterator[RenderableType]:
     yield _headline(found, rates.changes(found))
     if any(sink.tables for sink in found.sinks):
         yield _Tables(found)
+    if found.derived:
+        yield _derived(found)
     yield from problems(found)
 
 
@@ -138,6 +143,19 @@ class _Tables:
     @property
     def _is_reading(self) -> bool:
         return any(table.phase != LIVE and table.total for sink in self._found.sinks for table in sink.tables)
+
+
+def _derived(found: PipelineStatus) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("derived", "of", "sink", "phase", "rows", "batch", "lag"):
+        right = name in ("rows", "batch", "lag")
+        table.add_column(name, justify="right" if right else "left", overflow="fold")
+    for one in found.derived:
+        took = duration(one.seconds) if one.seconds else ""
+        phase = one.state if one.state in ("paused", "dropped", "failed") else one.phase
+        lag = f"{one.lag_rows:,} rows, {duration(one.lag_seconds)}" if one.lag_rows else "0"
+        table.add_row(one.table, ", ".join(one.tables), one.sink, phase, f"{one.rows:,}", took, lag)
+    return table
 
 
 def phase_of(table: TableStatus) -> str:
@@ -200,11 +218,14 @@ def problems(found: PipelineStatus) -> Iterator[Text]:
                 yield from _problem(f"{table.name}: ", table.stopped, None, failed=True)
             elif table.waiting and table.phase in _HISTORY and not table.paused:
                 yield from _problem(f"{sink.name}, {table.name}: ", table.waiting, None)
+    for one in found.derived:
+        if one.error is not None and one.error != found.error:
+            yield from _problem(_about(one), one.error, one.next_step, failed=one.state == "failed")
     for name, reason in found.left_out.items():
         yield from _problem(f"{name} is left out: ", reason, None)
 
 
-def _about(sink: SinkStatus) -> str:
+def _about(sink: SinkStatus | DerivedStatus) -> str:
     times = f", {sink.restarts} restarts" if sink.restarts else ""
     return f"{sink.name} ({sink.state}{times}): "
 

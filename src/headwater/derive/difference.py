@@ -18,7 +18,7 @@ from headwater.derive.errors import KeyNotUnique
 from headwater.log_store.columns import read_schema
 from headwater.sinks.same_values import same_rows
 from headwater.sources.table import SourceTable
-from headwater.stream.epoch import Epoch
+from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.op import Op
 
 SIDE: Final = "_side"
@@ -58,7 +58,7 @@ def differences(table: SourceTable, batches: Iterable[pa.RecordBatch], epoch: in
 def logged(table: SourceTable, rows: pa.Table, ops: NDArray[np.int8], epoch: int, first_seq: int) -> pa.RecordBatch:
     """*rows* of *table* with the columns that its log adds."""
     count = rows.num_rows
-    time = pa.scalar(Epoch(epoch).unix_ms * 1000, pa.timestamp("us", tz="UTC"))
+    time = pa.scalar(time_us(epoch), pa.timestamp("us", tz="UTC"))
     columns: list[Any] = [_array(rows.column(name)).cast(table.column(name).type) for name in table.schema.names]
     columns += [
         pa.repeat(pa.scalar(position_of(epoch), POSITION), count),
@@ -75,6 +75,11 @@ def logged(table: SourceTable, rows: pa.Table, ops: NDArray[np.int8], epoch: int
 def position_of(epoch: int) -> bytes:
     """The position of a derived row: its epoch."""
     return epoch.to_bytes(8, "big") + bytes(8)
+
+
+def time_us(epoch: int) -> int:
+    """When *epoch* was, in microseconds since 1970."""
+    return ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
 
 
 def _starts(rows: pa.Table, key_columns: Sequence[str]) -> I64:

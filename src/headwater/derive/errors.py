@@ -19,3 +19,7 @@ class KeyNotUnique(DeriveError, InputError):
 
 class ResultChanged(DeriveError, ConflictError):
     """The function gives other columns than it did, and a person decides about that."""
+
+
+class EpochLost(DeriveError, ConflictError):
+    """The tables no longer have the epoch that the derived table was brought to."""

@@ -7,6 +7,7 @@ table                     what it says
 ``[source]``              the database, its tables, how its log is followed
 ``[table."schema.name"]`` what is special about one table
 ``[[sink]]``              one place of delivery; as many as there are
+``[[derive]]``            a table that a function makes of kept ones (docs/derive.md)
 ``[backfill]``            how the history is read
 ``[spark]``               master and settings of the Spark session
 ``[limits]``              how much one batch may hold
@@ -22,7 +23,7 @@ import difflib
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -33,6 +34,8 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
+from headwater.derive.derivation import Derivation
+from headwater.derive.errors import InvalidDerivation
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
 from headwater.pipeline.toml_lines import line_of
 from headwater.sinks.errors import SinkInputError
@@ -43,6 +46,8 @@ from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
 
 DEFAULT_FILE: Final = "pipeline.toml"
+KEPT_KIND: Final = "table"
+"""The kind of sink that keeps tables, for all that is made of them later."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 SpecialValue = Literal["error", "null", "text"]
 _VARIABLE: Final = re.compile(r"\$(\$\{|\{([A-Za-z_][A-Za-z0-9_]*)\})")
@@ -132,6 +137,32 @@ class SinkSection(_Section):
         return self.open().name.partition(":")[2]
 
 
+class DeriveSection(_Section):
+    """A derived table: ``function`` over ``tables``, which a sink of kind ``table`` keeps, delivered to ``sink``.
+
+    ``by``: the columns that it goes by, of all tables or by the name of each. ``key``: of its rows; ``by`` otherwise.
+    ``path``: where the module of the function is; beside the file by default.
+    """
+
+    name: Name
+    function: str | Callable[..., Any]
+    tables: list[str] = Field(min_length=1)
+    by: list[str] | dict[str, list[str]]
+    key: list[str] = Field(default_factory=list)
+    sink: str | None = None
+    path: str | None = None
+    interval_seconds: float = Field(default=5.0, gt=0)
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+    @property
+    def derivation(self) -> Derivation:
+        """:raises InvalidDerivation: it cannot be one."""
+        return Derivation.of(self.name, self.function, self.tables, self.by, self.key)
+
+
 class BackfillSection(_Section):
     """How the history is read; ``snapshot = false`` delivers changes only."""
 
@@ -164,6 +195,7 @@ class PipelineConfig(_Section):
     source: SourceSection
     table: dict[str, TableSection] = Field(default_factory=dict)
     sink: list[SinkSection] = Field(default_factory=list)
+    derive: list[DeriveSection] = Field(default_factory=list)
     backfill: BackfillSection = BackfillSection()
     spark: SparkSection = SparkSection()
     limits: LimitsSection = LimitsSection()
@@ -171,6 +203,11 @@ class PipelineConfig(_Section):
     @property
     def name(self) -> str:
         return self.pipeline.name
+
+    @property
+    def parts(self) -> tuple[SinkSection | DeriveSection, ...]:
+        """What is delivered to: the sinks, then the derived tables. Each has its own label."""
+        return (*self.sink, *self.derive)
 
     @property
     def dsn(self) -> str:
@@ -211,8 +248,8 @@ class PipelineConfig(_Section):
             for column, policy in section.special_values.items()
         }
 
-    def query(self, sink: SinkSection) -> str:
-        """The name of the query that delivers to *sink*."""
+    def query(self, sink: SinkSection | DeriveSection) -> str:
+        """The name of the query that delivers to *sink*, or derives."""
         return f"{self.name}-{sink.label}"
 
     def dead_letters(self, sink: SinkSection) -> Path:
@@ -311,6 +348,7 @@ def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineC
     for place, label in enumerate(labels):
         if label in labels[:place]:
             raise told.error(("sink", place, "name"), f"{label!r} names two sinks", "Give each [[sink]] its own name.")
+    derived = [_completed_derivation(config, place, folder, told) for place in range(len(config.derive))]
     store = _placed(pipeline.store or f"headwater/{pipeline.name}", folder)
     work = pipeline.work or (store if "://" not in store else f"headwater/{pipeline.name}")
     work = _placed(work, folder)
@@ -320,8 +358,44 @@ def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineC
             "source": source.model_copy(update={"dsn": dsn}),
             "pipeline": pipeline.model_copy(update={"store": store, "work": work}),
             "sink": sinks,
+            "derive": derived,
         }
     )
+
+
+def _completed_derivation(config: PipelineConfig, place: int, folder: Path, told: _Teller) -> DeriveSection:
+    """It, with its sink, the full names of its tables, and where its function is."""
+    path: tuple[str | int, ...] = ("derive", place)
+    section = config.derive[place]
+    labels = [one.label for one in config.parts[: len(config.sink) + place]]
+    if section.name in labels:
+        raise told.error((*path, "name"), f"{section.name!r} names something else already", "Give it its own name.")
+    if not any(sink.kind == KEPT_KIND for sink in config.sink):
+        raise told.error(
+            path, "needs kept tables", f'Add [[sink]] with kind = "{KEPT_KIND}": it keeps the tables of the pipeline.'
+        )
+    places = [sink.label for sink in config.sink if sink.kind != KEPT_KIND]
+    if section.sink is None and len(places) != 1:
+        raise told.error(
+            (*path, "sink"), "is missing", f"Name one of {', '.join(places) or 'the sinks, which are none'}."
+        )
+    if section.sink is not None and section.sink not in places:
+        raise told.unknown((*path, "sink"), section.sink, places)
+    names = {table: f"public.{table}" if "." not in table else table for table in section.tables}
+    by = section.by if isinstance(section.by, list) else {names.get(name, name): by for name, by in section.by.items()}
+    made = section.model_copy(
+        update={
+            "sink": section.sink or places[0],
+            "tables": [names[table] for table in section.tables],
+            "by": by,
+            "path": _placed(section.path or ".", folder),
+        }
+    )
+    try:
+        made.derivation  # noqa: B018 - it is checked
+    except InvalidDerivation as error:
+        raise told.error(path, f"cannot be used. {error.message.rstrip('.')}", error.next_step) from None
+    return made
 
 
 def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, told: _Teller) -> SinkSection:
@@ -336,6 +410,8 @@ def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, tol
                 options[name] = _placed(options[name], folder)
         if _STAGING in option_names(sink.kind):
             options.setdefault(_STAGING, str(work / _STAGING / sink.label))
+        if sink.kind == "table":
+            options.setdefault("path", str(work / "tables"))
         made = SinkSection.model_validate(sink.model_dump(include=set(SinkSection.model_fields)) | options)
         opened = made.open()
         if made.bad_rows == "park" and not opened.capabilities.refuses_rows:
@@ -454,8 +530,8 @@ def _shown(path: Sequence[str | int]) -> str:
     if not path:
         return "The pipeline"
     section, *rest = path
-    if section == "sink" and rest and isinstance(rest[0], int):
-        return " ".join([f"[[sink]] number {rest[0] + 1},", *map(str, rest[1:])]).rstrip(",")
+    if section in ("sink", "derive") and rest and isinstance(rest[0], int):
+        return " ".join([f"[[{section}]] number {rest[0] + 1},", *map(str, rest[1:])]).rstrip(",")
     if section == "table" and rest:
         return " ".join([f'[table."{rest[0]}"]', *map(str, rest[1:])])
     return " ".join([f"[{section}]" if section in PipelineConfig.model_fields else str(section), *map(str, rest)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,7 +19,7 @@ from headwater.pipeline.status import PipelineStatus, read_status
 from headwater.pipeline.supervision import Supervisor
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _START_SECONDS = 0.05
 
@@ -47,7 +47,7 @@ class Pipeline:
         if tables:
             told["tables"] = list(tables)
         section: dict[str, Any] = {"name": name} | ({} if store is None else {"store": str(store)})
-        self._settings: dict[str, Any] = {"pipeline": section, "source": told, "sink": [], **settings}
+        self._settings: dict[str, Any] = {"pipeline": section, "source": told, "sink": [], "derive": [], **settings}
         self._begin(configure(self._settings))
 
     @classmethod
@@ -84,6 +84,31 @@ class Pipeline:
         sinks = [*self._settings["sink"], {"kind": kind, **given}]
         config = configure({**self._settings, "sink": sinks})
         self._settings["sink"], self.config = sinks, config
+        return self
+
+    def derive(
+        self,
+        name: str,
+        function: str | Callable[..., DataFrame],
+        tables: Sequence[str],
+        *,
+        by: Sequence[str] | Mapping[str, Sequence[str]],
+        key: Sequence[str] = (),
+        sink: str | None = None,
+        **options: Any,
+    ) -> Self:
+        """Maintain ``derived.<name>``: what *function* makes of tables that a sink of kind ``table`` keeps.
+
+        :param function: takes a DataFrame for each of *tables* and gives one; or ``module:function``.
+        :param by: the columns that it goes by, of all tables or by the name of each; docs/derive.md says which can be.
+        :param key: of its rows; *by* where it is not given. :param sink: to which it is delivered; the only one.
+        :raises ConfigError: a key or value that is not valid.
+        """
+        columns = {table: list(one) for table, one in by.items()} if isinstance(by, Mapping) else list(by)
+        told = {"name": name, "function": function, "tables": list(tables), "by": columns, "key": list(key), **options}
+        derived = [*self._settings["derive"], told | ({} if sink is None else {"sink": sink})]
+        config = configure({**self._settings, "derive": derived})
+        self._settings["derive"], self.config = derived, config
         return self
 
     def start(self, spark: SparkSession | None = None) -> Self:

@@ -11,7 +11,8 @@ from headwater.backfill.control import RESNAPSHOT, ask_query
 from headwater.backfill.log_ranges import described_tables
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock, current_owner
-from headwater.pipeline.config import PipelineConfig, SinkSection, load
+from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection, load
+from headwater.pipeline.derived_query import cannot_rewind, forget_derived
 from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
@@ -29,13 +30,15 @@ def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: i
 
     :raises ConfigError: there is no such sink. :raises SinkRequestFailed: it cannot be done.
     """
-    section = _section(config, label)
+    section = next((one for one in config.derive if one.label == label), None) or _section(config, label)
     request = SinkRequest(label, kind, epoch)
     lock = config.work / RUN_FOLDER / LOCK_FILE
     if current_owner(lock) is None:
         lock.parent.mkdir(parents=True, exist_ok=True)
         try:
             with OwnerLock(lock, str(config.work)):
+                if isinstance(section, DeriveSection):
+                    return _do_derived(config, section, request)
                 return _do(config, section, request)
         except OwnedElsewhereError:
             pass  # it was started just now
@@ -62,6 +65,30 @@ def _do(config: PipelineConfig, section: SinkSection, request: SinkRequest) -> d
         case SinkRequestKind.DROP:
             requests.put_wish(section.label, SinkWish(dropped=True))
             return {"tables": forget_sink(config, section)}
+    raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
+
+
+def _do_derived(config: PipelineConfig, section: DeriveSection, request: SinkRequest) -> dict[str, Any]:
+    requests = SinkRequests(config.work)
+    match request.kind:
+        case SinkRequestKind.PAUSE:
+            if requests.wish(section.label).dropped:
+                return {"state": "dropped"}
+            requests.put_wish(section.label, SinkWish(paused=True))
+            return {"state": "paused"}
+        case SinkRequestKind.RESUME:
+            if requests.wish(section.label).dropped:  # a process that died may have left something
+                forget_derived(config, section)
+            requests.put_wish(section.label, SinkWish())
+            return {"state": "not running"}
+        case SinkRequestKind.RETRY:
+            return {"state": "not running", "tables": []}
+        case SinkRequestKind.REWIND:
+            raise cannot_rewind(section.label)
+        case SinkRequestKind.DROP:
+            requests.put_wish(section.label, SinkWish(dropped=True))
+            forget_derived(config, section)
+            return {"tables": [section.derivation.full_name]}
     raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
 
 
@@ -105,7 +132,7 @@ def _ranges(keys: list[list[str]]) -> list[dict[str, Any]]:
 def _section(config: PipelineConfig, label: str) -> SinkSection:
     section = next((one for one in config.sink if one.label == label), None)
     if section is None:
-        known = ", ".join(one.label for one in config.sink)
+        known = ", ".join(one.label for one in config.parts)
         raise ConfigError(f"The pipeline has no sink {label!r}.", key="sink", next_step=f"It has {known}.")
     return section
 
@@ -115,10 +142,22 @@ def add_sink(path: Path, kind: str, options: Mapping[str, Any]) -> SinkSection:
 
     :raises ConfigError: it cannot be used, or there is one of that name; the file stays as it was.
     """
+    return _add(path, "sink", {"kind": kind, **options}).sink[-1]
+
+
+def add_derivation(path: Path, options: Mapping[str, Any]) -> DeriveSection:
+    """Write one more ``[[derive]]`` to the pipeline at *path*; a process that runs it begins to derive.
+
+    :raises ConfigError: it cannot be used, or there is one of that name; the file stays as it was.
+    """
+    return _add(path, "derive", options).derive[-1]
+
+
+def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     load(path)
     before = path.read_text(encoding="utf-8")
-    lines = [f"{name} = {_toml(value)}" for name, value in {"kind": kind, **options}.items()]
-    text = before.rstrip() + "\n\n[[sink]]\n" + "\n".join(lines) + "\n"
+    lines = [f"{name} = {_toml(value)}" for name, value in options.items()]
+    text = before.rstrip() + f"\n\n[[{table}]]\n" + "\n".join(lines) + "\n"
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
     try:
@@ -127,10 +166,10 @@ def add_sink(path: Path, kind: str, options: Mapping[str, Any]) -> SinkSection:
         fresh.unlink()
         raise
     fresh.replace(path)
-    section = config.sink[-1]
+    section = config.sink[-1] if table == "sink" else config.derive[-1]
     if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:
         SinkRequests(config.work).ask(SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)
-    return section
+    return config
 
 
 def _toml(value: Any) -> str:

@@ -100,7 +100,7 @@ class SinkQuery:
             sink.check()
             self._query = self._begin(sink)
         except Exception as error:
-            self._failed(_failure_of(error))
+            self._failed(failure_of(error))
             return
         self.state, self._batch = SinkState.RUNNING, None
 
@@ -126,7 +126,7 @@ class SinkQuery:
             told = self._query.lastProgress
         except Exception as error:
             if self._host.is_alive:  # otherwise all sinks are told
-                self._failed(_failure_of(error))
+                self._failed(failure_of(error))
             return
         if told is not None:
             self._progress(told)
@@ -137,8 +137,8 @@ class SinkQuery:
         try:
             error = self._query.exception()
         except Exception as lost:
-            return _failure_of(lost)
-        return _failure_of(error) if error else Failure.of_text("QueryEnded", "The query ended by itself.")
+            return failure_of(lost)
+        return failure_of(error) if error else Failure.of_text("QueryEnded", "The query ended by itself.")
 
     def _progress(self, told: Any) -> None:
         batch = int(told["batchId"])
@@ -242,7 +242,7 @@ class SinkQuery:
                 if self._query is not None:
                     self._query.stop()
             except Exception as error:
-                self.failure = _failure_of(error)
+                self.failure = failure_of(error)
         self._query = None
         self._stop_file.unlink(missing_ok=True)
         if self.state not in (SinkState.FAILED, SinkState.PAUSED, SinkState.DROPPED):
@@ -253,7 +253,8 @@ class SinkQuery:
         return not status["isDataAvailable"] and not status["isTriggerActive"]
 
 
-def _failure_of(error: BaseException) -> Failure:
+def failure_of(error: BaseException) -> Failure:
+    """What an exception of ours, or of Spark, says."""
     if isinstance(error, HeadwaterError):
         return Failure.of(error)
     return Failure.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))

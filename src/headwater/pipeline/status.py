@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from headwater.backfill.control import status as query_status
 from headwater.capture import SourceState, TableState
+from headwater.derive.state import DerivedRecord, read_record
 from headwater.journal.owner import current_owner
 from headwater.log_store import LogView
 from headwater.log_store.errors import LogNotFound
-from headwater.pipeline.config import PipelineConfig, SinkSection
+from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.errors import StoreNotFound
@@ -72,6 +73,33 @@ class SinkStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DerivedStatus:
+    """One derived table.
+
+    :ivar phase: ``waiting`` for the history of its tables, ``snapshot`` while its first result is made, or ``live``.
+    :ivar epoch: up to which it is delivered. :ivar rows: that were delivered, of results and changes.
+    :ivar lag_rows: changes of its tables since. :ivar seconds: that its last batch took.
+    """
+
+    name: str
+    table: str
+    tables: tuple[str, ...]
+    by: tuple[str, ...]
+    sink: str
+    state: str
+    phase: str
+    epoch: int = 0
+    rows: int = 0
+    seconds: float = 0.0
+    batches: int = 0
+    restarts: int = 0
+    lag_rows: int = 0
+    lag_seconds: float = 0.0
+    error: str | None = None
+    next_step: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineStatus:
     """One pipeline.
 
@@ -88,18 +116,21 @@ class PipelineStatus:
     next_step: str | None = None
     capture: Mapping[str, Any] = field(default_factory=dict)
     sinks: tuple[SinkStatus, ...] = ()
+    derived: tuple[DerivedStatus, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_live(self) -> bool:
-        """The history of every table is delivered, and nothing has failed."""
-        tables = [table for sink in self.sinks for table in sink.tables]
-        return bool(tables) and all(table.phase == LIVE for table in tables) and self.error is None
+        """The history of every table is delivered, derived ones are made, and nothing has failed."""
+        phases = [table.phase for sink in self.sinks for table in sink.tables]
+        derived = [one.phase for one in self.derived]
+        return bool(phases) and all(phase == LIVE for phase in (*phases, *derived)) and self.error is None
 
     @property
     def lag_rows(self) -> int:
-        """Changes that some sink has not got yet."""
-        return max((sum(table.lag_rows for table in sink.tables) for sink in self.sinks), default=0)
+        """Changes that some sink, or derived table, has not got yet."""
+        lags = [sum(table.lag_rows for table in sink.tables) for sink in self.sinks]
+        return max((*lags, *(one.lag_rows for one in self.derived)), default=0)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"live": self.is_live, "lag_rows": self.lag_rows}
@@ -125,6 +156,7 @@ def read_status(config: PipelineConfig) -> PipelineStatus:
         next_step=failure.get("next_step"),
         capture=capture,
         sinks=_sinks(config, facts.get("sinks", {}), running),
+        derived=_derived(config, facts.get("sinks", {}), running),
         left_out=facts.get("left_out", {}),
     )
 
@@ -177,6 +209,42 @@ def _sink(
         error=failure.get("message"),
         next_step=failure.get("next_step"),
         problem=value.get("problem"),
+    )
+
+
+def _derived(config: PipelineConfig, facts: Mapping[str, Any], running: bool) -> tuple[DerivedStatus, ...]:
+    if not config.derive:
+        return ()
+    return tuple(_derived_one(config, one, facts.get(one.label, {}), running) for one in config.derive)
+
+
+def _derived_one(
+    config: PipelineConfig, section: DeriveSection, facts: Mapping[str, Any], running: bool
+) -> DerivedStatus:
+    record = read_record(config.store, config.query(section)) or DerivedRecord()
+    derivation = section.derivation
+    lags: list[tuple[int, float]] = []
+    if record.delivered:
+        with open_reader(config.store) as reader, reader.snapshot() as view:
+            lags = [_lag(view, name, record.delivered) for name in derivation.tables]
+    failure = facts.get("failure") or {}
+    return DerivedStatus(
+        name=section.label,
+        table=derivation.full_name,
+        tables=derivation.tables,
+        by=derivation.by[0],
+        sink=section.sink or "",
+        state=facts.get("state", "starting") if running else "not running",
+        phase=LIVE if record.delivered else "snapshot" if record.start else "waiting",
+        epoch=record.delivered,
+        rows=record.rows,
+        seconds=record.seconds,
+        batches=int(facts.get("batches", 0)),
+        restarts=int(facts.get("restarts", 0)),
+        lag_rows=sum(rows for rows, _ in lags),
+        lag_seconds=max((seconds for _, seconds in lags), default=0.0),
+        error=failure.get("message"),
+        next_step=failure.get("next_step"),
     )
 
 

@@ -21,7 +21,8 @@ from headwater.errors import HeadwaterError
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock
 from headwater.pipeline.capture_process import CaptureProcess
-from headwater.pipeline.config import PipelineConfig, SinkSection, load, matching
+from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection, load, matching
+from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
@@ -126,7 +127,7 @@ class Supervisor:
         self._requests = SinkRequests(config.work)
         self._stop = threading.Event()
         self._capture: CaptureKeeper | None = None
-        self._sinks: list[SinkQuery] = []
+        self._sinks: list[SinkQuery | DerivedQuery] = []
         self._phases: dict[tuple[str, str], str] = {}
         self._told = self._measured = 0.0
         self._left_out: dict[str, str] = {}
@@ -186,6 +187,7 @@ class Supervisor:
         self._capture = CaptureKeeper(self._config, chosen.names, self._journal.note)
         self._capture.step()
         self._sinks = [self._query_of(section, chosen.names) for section in self._config.sink]
+        self._sinks += [self._derived_of(section, chosen.names) for section in self._config.derive]
         self._tell()
         waiting = set(chosen.names)
         while not self._stop.is_set():
@@ -232,9 +234,14 @@ class Supervisor:
         if self._file is None:
             raise ConfigError("The pipeline was not started from a file.", key="sink", next_step="Start it again.")
         config = load(self._file)
-        section = next((one for one in config.sink if one.label == label), None)
+        section = next((one for one in config.parts if one.label == label), None)
         if section is None:
             raise ConfigError(f"{self._file} has no sink {label!r}.", key="sink")
+        if isinstance(section, DeriveSection):
+            self._sinks.append(self._derived_of(section, self._tables))
+            self._config = self._config.model_copy(update={"derive": [*self._config.derive, section]})
+            self._journal.note("notice", {"event": "derive_added", "derive": label})
+            return
         made = self._query_of(section, self._tables)
         self._config = self._config.model_copy(update={"sink": [*self._config.sink, section]})
         self._sinks.append(made)
@@ -250,6 +257,17 @@ class Supervisor:
             )
         options = self._config.query_options(section, found, self._host.parallelism)
         return SinkQuery(self._config, section, options, self._host, self._journal.note)
+
+    def _derived_of(self, section: DeriveSection, names: tuple[str, ...]) -> DerivedQuery:
+        kept = [name for sink in self._config.sink if sink.kind == KEPT_KIND for name in matching(sink.tables, names)]
+        missing = next((name for name in section.tables if name not in kept), None)
+        if missing is not None:
+            raise ConfigError(
+                f"The derived table {section.label!r} is made of {missing}, which is not kept.",
+                key="derive.tables",
+                next_step=f"Kept are {', '.join(kept) or 'none'}.",
+            )
+        return DerivedQuery(self._config, section, self._host, self._journal.note)
 
     def _choose(self) -> ChosenTables | None:
         """The tables; ``None`` when it was stopped before the database answered."""

@@ -1,4 +1,5 @@
-"""A table as a batch: as it is in the database right now, or its changes in a range of epochs from the log.
+"""A table as a batch: as it is in the database right now, or its changes in a range of epochs from the log; kept tables
+have a reader of their own (:mod:`headwater.spark.kept_reader`).
 
 Of a log that a stream writes there is no table in a database: it is what the log holds.
 
@@ -45,6 +46,10 @@ _SMALL_ROWS: Final = 20_000
 
 def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceReader:
     """The reader for what the options ask for."""
+    if options.reads_kept:
+        from headwater.spark.kept_reader import KeptReader
+
+        return KeptReader(options, schema)
     if options.reads_changes or not options.source:
         return ChangesReader(options, schema)
     return FilteredTableReader(options, schema) if options.pushdown else TableReader(options, schema)

@@ -18,7 +18,10 @@ option                meaning
 ``maxEpochs``         … and epochs
 ``startEpoch``        batch: the changes after this epoch, up to ``endEpoch``, instead of the table as it is
 ``endEpoch``          batch: by default the newest
-``asOfEpoch``         refused: needs a versioned table
+``asOfEpoch``         batch: the kept table as of this epoch; ``newest``: as of the newest. It needs no ``source``
+``asOfTimestamp``     batch: … as of the newest epoch that began at this time or before: ``2026-05-31T12:00:00Z``
+``net``               batch, with ``startEpoch``: one record for each key that changed, from the kept table
+``tables``            where the kept tables are; by default the folder of that name in the store
 ``preimages``         ``false``: leave out the old rows of updates
 ``onTruncate``        ``stop`` when the table is truncated, or ``ignore`` it
 ``onSchemaChange``    ``stop`` when columns come, go or change, or ``ignore`` it and go on with those that are known
@@ -38,6 +41,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -45,9 +49,15 @@ from headwater.backfill.query import PARALLEL, SINGLE, QueryOptions
 from headwater.sources.open import open_source
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
+from headwater.stream.epoch import Epoch
+from headwater.stream.errors import EpochError
 
 SOURCE_VARIABLE: Final = "HEADWATER_SOURCE"
 ALL_COLUMNS: Final = "*"
+NEWEST: Final = 0
+"""As the epoch of a read: the newest one."""
+KEPT_TABLES: Final = "tables"
+"""The folder of the kept tables in a store that is a folder."""
 STOP, IGNORE = "stop", "ignore"
 AUTO, NONE = "auto", "none"
 
@@ -67,6 +77,9 @@ NAMES: Final = (
     "startEpoch",
     "endEpoch",
     "asOfEpoch",
+    "asOfTimestamp",
+    "net",
+    "tables",
     "preimages",
     "onTruncate",
     "onSchemaChange",
@@ -87,6 +100,8 @@ class SourceOptions:
     :ivar source: never shown; empty: a stream writes the store, and there is no database.
     :ivar query: ``None``: made of the table's name.
     :ivar columns: ``None``: all, and those that we add; see :data:`ALL_COLUMNS`.
+    :ivar as_of: an epoch, or :data:`NEWEST`; ``None``: not from the kept table.
+    :ivar tables: the folder of the kept tables; empty: it was not told.
     """
 
     source: str = field(repr=False)
@@ -103,6 +118,9 @@ class SourceOptions:
     max_epochs: int | None = None
     start_epoch: int | None = None
     end_epoch: int | None = None
+    as_of: int | None = None
+    net: bool = False
+    tables: str = ""
     preimages: bool = True
     on_truncate: str = STOP
     on_schema_change: str = STOP
@@ -117,6 +135,11 @@ class SourceOptions:
     def parse(cls, given: Mapping[str, str]) -> SourceOptions:
         """:raises InvalidOption: an option that there is not, a value that it cannot have, or one that is missing."""
         return _Texts(given).options()
+
+    @property
+    def reads_kept(self) -> bool:
+        """Of a batch: from the kept table, not from the database or the log alone."""
+        return self.as_of is not None or self.net
 
     @property
     def reads_changes(self) -> bool:
@@ -155,11 +178,6 @@ class _Texts:
             self._given[_NAMES[name.lower()]] = str(value).strip()
 
     def options(self) -> SourceOptions:
-        if "asOfEpoch" in self._given:
-            raise InvalidOption(
-                "A table as of an epoch cannot be read yet: the log holds changes, not the rows before them.",
-                next_step="Read the changes with startEpoch and endEpoch, or the table as it is, without an epoch.",
-            )
         source = self._given.get("source") or os.environ.get(SOURCE_VARIABLE, "")
         if not source and not self._given.get("store"):
             raise InvalidOption(
@@ -169,10 +187,11 @@ class _Texts:
         table = self._given.get("table", "")
         if not table:
             raise InvalidOption("No table was named.", next_step="Set option 'table', for example to public.orders.")
+        store = absolute(self._given.get("store", "")) or default_store(source)
         made = SourceOptions(
             source=source,
             table=table,
-            store=absolute(self._given.get("store", "")) or default_store(source),
+            store=store,
             query=self._given.get("query") or None,
             columns=self._columns(),
             history=self._flag("history", True),
@@ -184,6 +203,9 @@ class _Texts:
             max_epochs=self._number("maxEpochs", 1),
             start_epoch=self._number("startEpoch", 0),
             end_epoch=self._number("endEpoch", 0),
+            as_of=self._as_of(),
+            net=self._flag("net", False),
+            tables=self._tables(store),
             preimages=self._flag("preimages", True),
             on_truncate=self._word("onTruncate", STOP, IGNORE),
             on_schema_change=self._word("onSchemaChange", STOP, IGNORE),
@@ -196,7 +218,35 @@ class _Texts:
         )
         if made.end_epoch is not None and made.end_epoch < (made.start_epoch or 0):
             raise InvalidOption(f"Received endEpoch={made.end_epoch}, which is before startEpoch={made.start_epoch}.")
+        if made.as_of is not None and (made.reads_changes or made.net):
+            raise InvalidOption(
+                "The table as of an epoch and changes between epochs were asked for at once.",
+                next_step="Set asOfEpoch alone, or startEpoch and endEpoch.",
+            )
+        if made.net and made.start_epoch is None:
+            raise InvalidOption("Net changes need an epoch to begin after.", next_step="Set option startEpoch.")
         return made
+
+    def _as_of(self) -> int | None:
+        """The epoch; 0 is the newest."""
+        epoch, time = self._given.get("asOfEpoch"), self._given.get("asOfTimestamp")
+        if epoch and time:
+            raise InvalidOption("Both asOfEpoch and asOfTimestamp were given.", next_step="Give one of them.")
+        if epoch:
+            return NEWEST if epoch.lower() == "newest" else self._number("asOfEpoch", 1)
+        if not time:
+            return None
+        try:
+            return int(Epoch.from_datetime(datetime.fromisoformat(time)))
+        except (ValueError, EpochError):
+            raise InvalidOption(
+                f"Received asOfTimestamp={time!r}.",
+                next_step="Write a time with its zone, for example 2026-05-31T12:00:00Z.",
+            ) from None
+
+    def _tables(self, store: str) -> str:
+        given = self._given.get("tables", "")
+        return absolute(given) or (str(Path(store) / KEPT_TABLES) if "://" not in store else "")
 
     def _columns(self) -> tuple[str, ...] | None:
         return names_of("columns", self._given.get("columns", ""))

@@ -31,6 +31,10 @@ class HeadwaterDataSource(DataSource):
         from headwater.spark.tables import find_table
 
         options = self._settled()
+        if options.reads_kept:
+            from headwater.spark.kept_reader import kept_schema
+
+            return kept_schema(options)
         return discovered(find_table(options), options.columns)
 
     def reader(self, schema: st.StructType) -> DataSourceReader:

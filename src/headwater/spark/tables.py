@@ -24,6 +24,8 @@ def settled(options: SourceOptions) -> SourceOptions:
 
     :raises NoCapture: no database was named, and there is no such store.
     """
+    if options.reads_kept:
+        return options
     if is_stream_store(options.store):
         return replace(options, source="", history=False, capture=NONE)
     if not options.source:
