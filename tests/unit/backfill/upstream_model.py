@@ -105,6 +105,9 @@ class MemoryUpstream:
     def commit_version(self, epoch: int) -> int:
         return epoch
 
+    def epoch_of_version(self, version: int) -> int:
+        return version
+
     def commit_time_us(self, epoch: int) -> int:
         return Epoch(epoch).unix_ms * 1000
 

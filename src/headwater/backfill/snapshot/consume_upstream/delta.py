@@ -117,6 +117,8 @@ class DeltaUpstream:
 
     @property
     def identity(self) -> str:
+        """Asked anew each time: one that is followed does not notice that it was replaced."""
+        self._held.pop("newest", None)
         return str(self._newest().metadata().id)
 
     # -- versions --------------------------------------------------------------------------------------------------
@@ -147,6 +149,9 @@ class DeltaUpstream:
 
     def commit_version(self, epoch: int) -> int:
         return version_of(epoch)
+
+    def epoch_of_version(self, version: int) -> int:
+        return epoch_of(version)
 
     def commit_time_us(self, epoch: int) -> int:
         return self._commit(version_of(epoch)).time_ms * 1000
@@ -236,7 +241,9 @@ class DeltaUpstream:
         version, table = version_of(epoch), self.table(epoch)
         reader = self._at(version).scan()
         for batch in _batches(reader, lambda: self._gone(VersionExpired, f"version {version}")):
-            yield from in_vnodes(batch, table, self.vnode_count, vnodes)
+            rows = in_vnodes(batch, table, self.vnode_count, vnodes)
+            if rows.num_rows:
+                yield rows
 
     def change_log(
         self, after: int, upto: int, vnodes: VnodeRange, *, start: bytes | None = None, end: bytes | None = None

@@ -29,11 +29,16 @@ _NEW = pa.array(["insert", "update_postimage"])
 Mask = NDArray[np.bool_]
 
 
-def in_vnodes(batch: pa.RecordBatch, table: SourceTable, count: int, vnodes: VnodeRange) -> Iterator[pa.RecordBatch]:
+def in_vnodes(batch: pa.RecordBatch, table: SourceTable, count: int, vnodes: VnodeRange) -> pa.RecordBatch:
     """The rows of *batch* that are in *vnodes*, with the columns of *table*, then ``_vnode``.
 
     :raises InvalidUpstream: a key is null.
     """
+    found = _with_vnodes(batch, table, count)
+    return found if vnodes == (0, count) else found.filter(pa.array(_are_in(found, vnodes)))
+
+
+def _with_vnodes(batch: pa.RecordBatch, table: SourceTable, count: int) -> pa.RecordBatch:
     found = _of_table(batch, table)
     for name in table.key_columns:
         if found.column(name).null_count:
@@ -42,12 +47,13 @@ def in_vnodes(batch: pa.RecordBatch, table: SourceTable, count: int, vnodes: Vno
                 next_step="Name other columns with option 'key', or remove these rows.",
             )
     numbers = vnodes_of(found, table.key_columns, count)
-    found = found.append_column(pa.field(VNODE, pa.uint16(), False), numbers)
-    if vnodes != (0, count):
-        places = numbers.to_numpy()
-        found = found.filter(pa.array((places >= vnodes[0]) & (places < vnodes[1])))
-    if found.num_rows:
-        yield found
+    return found.append_column(pa.field(VNODE, pa.uint16(), False), numbers)
+
+
+def _are_in(rows: pa.RecordBatch, vnodes: VnodeRange) -> Mask:
+    numbers = rows.column(VNODE).to_numpy()
+    mask: Mask = (numbers >= vnodes[0]) & (numbers < vnodes[1])
+    return mask
 
 
 def _of_table(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
@@ -75,14 +81,16 @@ def net_changes(
     rows: list[pa.RecordBatch] = []
     news: list[Mask] = []
     for batch in batches:
-        marked = pc.is_in(_cast(batch.column(CHANGE_TYPE), pa.string()), value_set=_NEW)
-        for comes in (False, True):
-            for kept in in_vnodes(batch.filter(marked if comes else pc.invert(marked)), table, count, vnodes):
-                rows.append(kept)
-                news.append(np.full(kept.num_rows, comes))
+        placed = _with_vnodes(batch, table, count)
+        kept = _are_in(placed, vnodes)
+        types = _cast(batch.column(CHANGE_TYPE), pa.string())
+        rows.append(placed.filter(pa.array(kept)))
+        news.append(pc.is_in(types, value_set=_NEW).to_numpy(zero_copy_only=False)[kept])
     if not rows:
         return
     whole = pa.concat_batches(rows)
+    if not whole.num_rows:
+        return
     is_new = np.concatenate(news)
     places = positions(whole, table.key_columns)
     keys = pa.table({"place": places, "new": pa.array(is_new.astype(np.int8))})

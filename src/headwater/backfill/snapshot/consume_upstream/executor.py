@@ -248,6 +248,10 @@ class UpstreamTableExecutor:
             self._next_vnodes = None
             self._stream = UpstreamStream(self.table, self.snapshot_epoch, self._state)
 
+    def stop(self, reason: RetentionMiss) -> None:
+        """Read no more, as if the table had said *reason*."""
+        self._stream.stop(reason)
+
     def restart(self, snapshot_epoch: int) -> None:
         """Begin anew with the snapshot at *snapshot_epoch*: whoever has rows of before must forget them."""
         self._state.clear()

@@ -85,11 +85,15 @@ class UpstreamStream:
                 return self._take_snapshot(most_rows)
             return self._take_changes(most_rows, upto)
         except RetentionMiss as miss:
-            self.phase, self.stopped = StreamPhase.STOPPED, miss
+            self.stop(miss)
             return []
         except BaseException:
             self.phase = StreamPhase.FAILED
             raise
+
+    def stop(self, reason: RetentionMiss) -> None:
+        """Nothing more is taken."""
+        self.phase, self.stopped = StreamPhase.STOPPED, reason
 
     def _take_snapshot(self, most_rows: int) -> list[Part]:
         epoch = self._snapshot_epoch

@@ -130,6 +130,10 @@ class UpstreamTable(Protocol):
         """What the table itself calls *epoch*."""
         ...
 
+    def epoch_of_version(self, version: int) -> int:
+        """The inverse of :meth:`commit_version`."""
+        ...
+
     def commit_time_us(self, epoch: int) -> int:
         """When *epoch* was committed."""
         ...

@@ -108,6 +108,9 @@ class VersionedUpstream:
     def commit_version(self, epoch: int) -> int:
         return epoch
 
+    def epoch_of_version(self, version: int) -> int:
+        return int(Epoch(version))
+
     def commit_time_us(self, epoch: int) -> int:
         return Epoch(epoch).unix_ms * 1000
 
