@@ -42,7 +42,9 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         place = tmp_path / source
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes((ROOT / source).read_bytes())
-    return loaded.ExtensionBuildHook(tmp_path)
+    made = loaded.ExtensionBuildHook(tmp_path)
+    made.sources = [Path(source) for source in loaded.SOURCES]
+    return made
 
 
 def libraries(hook: Any) -> list[Path]:
@@ -56,17 +58,11 @@ def test_a_compiler_makes_a_decoder_for_this_platform(hook: Any) -> None:
         pytest.skip("there is no C compiler")
     build: dict[str, Any] = {"force_include": {}}
     hook.initialize("standard", build)
-    binary, library, gather = libraries(hook)
-    assert [made.name for made in (binary, library, gather)] == [
-        name + SUFFIX for name in ("_binary", "_decoder", "_gather")
-    ]
+    wanted = sorted(Path(hook.root, source).with_name(source.stem + SUFFIX) for source in hook.sources)
+    assert libraries(hook) == wanted
     assert build["infer_tag"] is True
     assert build["pure_python"] is False
-    assert build["force_include"] == {
-        str(binary): f"headwater/sources/postgres/_binary{SUFFIX}",
-        str(library): f"headwater/sources/postgres/_decoder{SUFFIX}",
-        str(gather): f"headwater/stream/_gather{SUFFIX}",
-    }
+    assert build["force_include"] == {str(made): str(made.relative_to(Path(hook.root, "src"))) for made in wanted}
     assert hook.said == []
     program = (
         "import importlib.util, sys\n"
@@ -74,6 +70,7 @@ def test_a_compiler_makes_a_decoder_for_this_platform(hook: Any) -> None:
         "made = importlib.util.module_from_spec(spec)\n"
         "assert made.Decoder().held_rows == 0\n"
     )
+    library = Path(hook.root, f"src/headwater/sources/postgres/_decoder{SUFFIX}")
     subprocess.run([sys.executable, "-c", program, str(library)], check=True, timeout=60)
     hook.clean([])
     assert libraries(hook) == []
@@ -90,7 +87,7 @@ def test_without_a_compiler_the_build_goes_on_and_says_so_in_one_line(
     hook.initialize("editable", build)
     assert build == {"force_include": {}}
     assert libraries(hook) == []
-    assert len(hook.said) == 3
+    assert len(hook.said) == len(hook.sources)
     for said in hook.said:
         assert "not compiled" in said
         assert "\n" not in said

@@ -18,93 +18,73 @@ Use: one decoder per definition of a captured table::
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
+from headwater import compiled
+from headwater.sources.mysql.binlog.columns import ColumnPlan, DecodedColumn, DecodedRows, TablePlan
 from headwater.sources.mysql.binlog.events import RowsEvent
-from headwater.sources.mysql.binlog.table_map import BinlogColumn
-from headwater.sources.table import SpecialValues
+from headwater.sources.mysql.binlog.python_rows import PythonRows
+from headwater.sources.mysql.binlog.row_layout import layout_of
+from headwater.sources.mysql.binlog.values import column_array
+
+if TYPE_CHECKING:
+    from headwater.sources.mysql.binlog._row_decoder import Decoder
+else:
+    try:
+        from headwater.sources.mysql.binlog._row_decoder import Decoder
+    except ImportError:
+        Decoder = None
+
+__all__ = ["ColumnPlan", "DecodedColumn", "DecodedRows", "RowsDecoder", "TablePlan", "is_compiled", "make_rows_decoder"]
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPlan:
-    """What becomes of a column.
+def is_compiled() -> bool:
+    """Whether the compiled code was built and is not switched off by ``HEADWATER_PURE``."""
+    return bool(Decoder) and compiled.is_wanted()
 
-    :ivar column: its layout, with what is needed of sign, collation and labels filled in.
-    :ivar type: the Arrow type; ``None``: skip it, it is not captured.
-    :ivar source_type: its type as the server writes it (``int(10) unsigned``); MariaDB's ``uuid``, ``inet4`` and
-        ``inet6`` are known by it alone.
-    :ivar special_values: what becomes of values that :attr:`type` does not have.
-    :ivar name: for errors.
+
+def make_rows_decoder(plan: TablePlan) -> RowsDecoder:
+    """The fastest decoder that there is, for the rows of one table.
+
+    :raises SourceMisconfigured: the table map does not tell enough of a column.
     """
-
-    column: BinlogColumn
-    type: pa.DataType | None
-    source_type: str
-    special_values: SpecialValues = SpecialValues.ERROR
-    name: str = ""
+    return RowsDecoder(plan, Decoder if is_compiled() else PythonRows)
 
 
-@dataclass(frozen=True, slots=True)
-class TablePlan:
-    """The columns of a table in the order of its row events. :ivar full_name: for errors."""
+class RowsDecoder:
+    """Decodes row events of one table, and keeps the rows until they are taken. :param make: what decodes."""
 
-    full_name: str
-    columns: tuple[ColumnPlan, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecodedColumn:
-    """The values of one column.
-
-    :ivar values: of the type that the plan asks for.
-    :ivar missing: which values the images did not have; ``None`` where none is.
-    """
-
-    values: pa.Array
-    missing: NDArray[np.bool_] | None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DecodedRows:
-    """Rows in the order of the stream.
-
-    :ivar ops: int8, :class:`~headwater.stream.Op` codes.
-    :ivar transaction: uint64, what :meth:`RowsDecoder.add` was given.
-    :ivar seq: uint32, number in the transaction.
-    :ivar columns: by place in the table; ``None`` where the plan skips it.
-    """
-
-    ops: NDArray[np.int8]
-    transaction: NDArray[np.uint64]
-    seq: NDArray[np.uint32]
-    columns: list[DecodedColumn | None]
-
-    def __len__(self) -> int:
-        return len(self.ops)
-
-
-class RowsDecoder(Protocol):
-    """Decodes row events of one table, and keeps the rows until they are taken."""
+    def __init__(self, plan: TablePlan, make: type[Decoder | PythonRows]) -> None:
+        self._plan = plan
+        self._layouts = [layout_of(column) for column in plan.columns]
+        self._rows = make(self._layouts)
 
     @property
-    def held_rows(self) -> int: ...
+    def held_rows(self) -> int:
+        return self._rows.held_rows
 
     @property
     def held_bytes(self) -> int:
         """Of the events whose rows are held."""
-        ...
+        return self._rows.held_bytes
 
     def add(self, event: RowsEvent, transaction: int, seq: int) -> int:
         """Decode the rows of *event*; the first has number *seq* in *transaction*. The number after the last.
 
         :raises SourceProtocolError: the event is malformed; none of its rows is held then.
         """
-        ...
+        return self._rows.add(
+            event.data,
+            event.start,
+            event.end,
+            event.kind,
+            event.present,
+            event.present_after or b"",
+            transaction,
+            seq,
+        )
 
     def take(self) -> DecodedRows:
         """All rows that are held, and none is held any more.
@@ -112,4 +92,14 @@ class RowsDecoder(Protocol):
         :raises SpecialValue: the policy of a column is ``error`` and there is a value that its type does not have.
         :raises UndecodableValue: a value is none of its type.
         """
-        ...
+        rows, ops, transactions, seqs, buffers = self._rows.take_buffers()
+        columns: list[DecodedColumn | None] = []
+        for plan, layout, held in zip(self._plan.columns, self._layouts, buffers, strict=True):
+            if held is None:
+                columns.append(None)
+                continue
+            missing = None if held[4] is None else np.frombuffer(held[4], np.bool_)
+            columns.append(DecodedColumn(column_array(self._plan, plan, layout, rows, held), missing))
+        return DecodedRows(
+            np.frombuffer(ops, np.int8), np.frombuffer(transactions, np.uint64), np.frombuffer(seqs, np.uint32), columns
+        )

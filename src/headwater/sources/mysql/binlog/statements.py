@@ -1,0 +1,99 @@
+"""Statements in the binlog: what a query event says beside its text."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from headwater.sources.errors import SourceProtocolError
+from headwater.sources.mysql.binlog.compression import inflate
+from headwater.sources.mysql.binlog.cursor import Cursor, text_of
+from headwater.sources.mysql.binlog.events import EventHeader, Query
+from headwater.sources.mysql.charsets import charset_of, decode_text
+
+_SQL_MODE, _CHARSET, _DDL_XID = 1, 4, 17
+_SIZES: Final = {
+    0: 4,
+    1: 8,
+    3: 4,
+    4: 6,
+    7: 2,
+    8: 2,
+    9: 8,
+    10: 4,
+    13: 3,
+    16: 1,
+    17: 8,
+    18: 2,
+    19: 1,
+    20: 1,
+    128: 3,
+    129: 8,
+    130: 2,
+}
+"""Of the values that have a fixed one, by their number."""
+_COUNTED: Final = {2: 1, 5: 0, 6: 0}
+"""Texts with their length before them, and how many bytes follow them."""
+
+
+def parse_query(header: EventHeader, read: Cursor) -> Query:
+    """:raises SourceProtocolError: it is malformed."""
+    return _query(header, read, is_compressed=False)
+
+
+def parse_compressed_query(header: EventHeader, read: Cursor) -> Query:
+    """:raises SourceProtocolError: it is malformed."""
+    return _query(header, read, is_compressed=True)
+
+
+def _query(header: EventHeader, read: Cursor, *, is_compressed: bool) -> Query:
+    read.skip(8)
+    database_size, error_code, status_size = read.number(1), read.number(2), read.number(2)
+    told = _status(Cursor(read.take(status_size)))
+    database = text_of(read.take(database_size))
+    read.skip(1)
+    text = inflate(read.rest()) if is_compressed else read.rest()
+    charset, mode = told.get(_CHARSET), told.get(_SQL_MODE)
+    collation = None if charset is None else int.from_bytes(charset[:2], "little")
+    xid = told.get(_DDL_XID)
+    return Query(
+        header,
+        database,
+        _sql(text, collation),
+        error_code,
+        collation,
+        None if mode is None else int.from_bytes(mode, "little"),
+        None if xid is None else int.from_bytes(xid, "little"),
+    )
+
+
+def _status(read: Cursor) -> dict[int, bytes]:
+    """The values up to the first whose layout is not known: later servers append theirs."""
+    told: dict[int, bytes] = {}
+    try:
+        while read.left:
+            field = read.number(1)
+            if field in _SIZES:
+                told[field] = read.take(_SIZES[field])
+            elif field in _COUNTED:
+                read.skip(read.number(1) + _COUNTED[field])
+            elif field == 11:
+                read.counted()
+                read.counted()
+            elif field == 12:
+                for _ in range(read.number(1) % 254):
+                    read.place = read.data.index(0, read.place) + 1
+            elif field == 131:
+                read.skip(read.number(1) * 4)
+            else:
+                break
+    except (SourceProtocolError, ValueError):
+        pass  # the text of the statement is what counts
+    return told
+
+
+def _sql(text: bytes, collation: int | None) -> str:
+    charset = "utf8mb4" if collation is None else charset_of(collation)
+    if charset in (None, "binary", "utf8mb3", "utf8mb4", "ascii"):
+        return text.decode(errors="replace")
+    assert charset is not None
+    return decode_text(charset, text)
