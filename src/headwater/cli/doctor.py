@@ -13,14 +13,14 @@ from rich.text import Text
 from headwater.cli.terminal import out
 from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.sources.diagnosis import Diagnosis, Level
-from headwater.sources.open import postgres_driver
+from headwater.sources.open import diagnose
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
 
 
 def doctor(
     subject: Annotated[
-        str, typer.Argument(help="The database, postgresql://user@host/name, or a pipeline.", metavar="DSN|PIPELINE")
+        str, typer.Argument(help="The database, postgresql://user@host/name or mysql://user@host/name, or a pipeline.", metavar="DSN|PIPELINE")
     ] = DEFAULT_FILE,
     table: Annotated[list[str] | None, typer.Option(help="A table to look at; again for more. Default: all.")] = None,
     slot: Annotated[str, typer.Option(help="The replication slot of the capture.")] = "headwater",
@@ -36,20 +36,13 @@ def doctor(
 
         diagnosis = examine_pipeline(load(subject))
     else:
-        diagnosis = _examine(subject, table or [], slot, publication)
+        diagnosis = diagnose(subject, table or [], slot=slot, publication=publication)
     if as_json:
         typer.echo(json.dumps(diagnosis.to_json()))
     else:
         _show(diagnosis)
     if not diagnosis.is_healthy:
         raise typer.Exit(1)
-
-
-def _examine(dsn: str, tables: list[str], slot: str, publication: str) -> Diagnosis:
-    with postgres_driver():
-        from headwater.sources.postgres.connection import Dsn
-        from headwater.sources.postgres.doctor import examine
-    return examine(Dsn(dsn), tables, slot=slot, publication=publication)
 
 
 def _show(diagnosis: Diagnosis) -> None:

@@ -14,7 +14,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.tables import choose_tables
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
-from headwater.sources.open import postgres_driver
+from headwater.sources.open import diagnose
 from headwater.spark.java import find_java
 
 _TIGHT_BYTES: Final = 5 << 30
@@ -23,10 +23,6 @@ _FULL_BYTES: Final = 512 << 20
 
 def examine_pipeline(config: PipelineConfig) -> Diagnosis:
     """Look at the machine, the store, the source and the sinks of *config*. Nothing is changed at the source."""
-    with postgres_driver():
-        from headwater.sources.postgres.connection import Dsn
-        from headwater.sources.postgres.doctor import examine
-
     findings: list[Finding] = []
     names: tuple[str, ...] = ()
     try:
@@ -38,7 +34,7 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
         ]
     except HeadwaterError as error:
         findings.append(_problem("tables", error))
-    source = examine(Dsn(config.dsn), names, slot=config.source.slot, publication=config.source.publication)
+    source = diagnose(config.dsn, names, slot=config.source.slot, publication=config.source.publication)
     told = {finding.text for finding in source.findings}
     findings = [finding for finding in findings if finding.text not in told]
     return replace(source, findings=[*source.findings, *findings, *_machine(), *_store(config), *_sinks(config)])

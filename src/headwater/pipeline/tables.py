@@ -12,7 +12,7 @@ from headwater.errors import TransientError
 from headwater.pipeline.config import PipelineConfig, is_pattern, matching
 from headwater.pipeline.errors import ConfigError
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
-from headwater.sources.open import open_source, postgres_driver
+from headwater.sources.open import all_tables, full_name, open_source
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
@@ -37,11 +37,8 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
 
     :raises ConfigError: no table at all. :raises TransientError: the database does not answer, and nothing is known.
     """
-    with postgres_driver():
-        from headwater.sources.postgres.names import TableName
-
     wanted = config.source.tables
-    plain = [str(TableName.parse(name)) for name in wanted if not is_pattern(name)]
+    plain = [full_name(config.dsn, name) for name in wanted if not is_pattern(name)]
     patterns = [name for name in wanted if is_pattern(name)]
     left_out: dict[str, tuple[str, str | None]] = {}
     found: list[str] = []
@@ -88,13 +85,7 @@ def _at_the_source(
     config: PipelineConfig, patterns: list[str], plain: list[str]
 ) -> tuple[list[str], dict[str, tuple[str, str | None]], list[str]]:
     """The tables that *patterns* stand for, those of them that are left out, and all that there are."""
-    with postgres_driver():
-        from headwater.sources.postgres.catalog import all_table_names
-        from headwater.sources.postgres.connection import Dsn, connect, server_errors
-
-    dsn = Dsn(config.dsn)
-    with connect(dsn) as session, server_errors(dsn):
-        names = [str(name) for name in all_table_names(session)]
+    names = all_tables(config.dsn)
     found: list[str] = []
     left_out: dict[str, tuple[str, str | None]] = {}
     source = open_source(config.dsn, spill=config.work / "spill", special_values=config.special_values)

@@ -1,15 +1,24 @@
-"""Opens a source by its connection string."""
+"""Opens a source by its connection string: the one place that knows which families of databases there are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from enum import Enum
 from pathlib import Path
 
+from headwater.sources.diagnosis import Diagnosis
 from headwater.sources.errors import DriverMissing, InvalidDsn
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
+
+
+class Family(Enum):
+    """Databases of one family are read in the same way."""
+
+    POSTGRES = "postgres"
+    MYSQL = "mysql"
 
 
 def open_source(
@@ -29,8 +38,13 @@ def open_source(
     :raises InvalidDsn: no kind of database that can be captured. The text is not repeated: it may hold a password.
     :raises DriverMissing: Headwater was installed without the driver of this kind.
     """
-    kind = dsn.partition("://")[0]
-    if kind in ("postgres", "postgresql") or "=" in kind:
+    family = family_of(dsn)
+    if family is Family.MYSQL:
+        with mysql_driver():
+            from headwater.sources.mysql.source import MySqlSource
+
+        return MySqlSource(dsn, schema_policy=schema_policy, special_values=special_values or {})
+    if family is Family.POSTGRES:
         with postgres_driver():
             from headwater.sources.postgres.source import PostgresSource
 
@@ -43,10 +57,86 @@ def open_source(
             publication=publication,
             poll=poll,
         )
-    raise InvalidDsn(
-        "The connection string names no database that can be captured.",
-        next_step="Write postgresql://user@host:5432/database.",
+    raise no_family("captured")
+
+
+def all_tables(dsn: str) -> list[str]:
+    """The full names of all tables at *dsn* that are not the server's own."""
+    if family_of(dsn) is Family.MYSQL:
+        with mysql_driver():
+            from headwater.sources.mysql import catalog as of_mysql
+            from headwater.sources.mysql import connection as to_mysql
+
+        server = to_mysql.Dsn(dsn)
+        with to_mysql.server_errors(server), closing(to_mysql.connect(server)) as session:
+            return [str(name) for name in of_mysql.all_table_names(session, server.database)]
+    with postgres_driver():
+        from headwater.sources.postgres import catalog as of_postgres
+        from headwater.sources.postgres import connection as to_postgres
+
+    database = to_postgres.Dsn(dsn)
+    with to_postgres.connect(database) as connection, to_postgres.server_errors(database):
+        return [str(name) for name in of_postgres.all_table_names(connection)]
+
+
+def full_name(dsn: str, table: str) -> str:
+    """The name of a table as its log has it. :raises InputError: *table* is no name of one."""
+    if family_of(dsn) is Family.MYSQL:
+        with mysql_driver():
+            from headwater.sources.mysql import connection as to_mysql
+            from headwater.sources.mysql import names as in_mysql
+
+        return str(in_mysql.TableName.parse(table, to_mysql.Dsn(dsn).database))
+    from headwater.sources.postgres import names as in_postgres
+
+    return str(in_postgres.TableName.parse(table))
+
+
+def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) -> Diagnosis:
+    """What the doctor of the database at *dsn* finds."""
+    if family_of(dsn) is Family.MYSQL:
+        with mysql_driver():
+            from headwater.sources.mysql import connection as to_mysql
+            from headwater.sources.mysql import doctor as of_mysql
+
+        return of_mysql.examine(to_mysql.Dsn(dsn), tables)
+    with postgres_driver():
+        from headwater.sources.postgres import connection as to_postgres
+        from headwater.sources.postgres import doctor as of_postgres
+
+    return of_postgres.examine(to_postgres.Dsn(dsn), tables, slot=slot, publication=publication)
+
+
+def family_of(dsn: str) -> Family | None:
+    """Which family the database at *dsn* is of; ``None`` where the text names none."""
+    kind = dsn.partition("://")[0]
+    if kind in ("mysql", "mariadb"):
+        return Family.MYSQL
+    return Family.POSTGRES if kind in ("postgres", "postgresql") or "=" in kind else None
+
+
+def no_family(what: str) -> InvalidDsn:
+    """The error of a text that names no database that can be *what*."""
+    return InvalidDsn(
+        f"The connection string names no database that can be {what}.",
+        next_step="Write postgresql://user@host:5432/database or mysql://user@host:3306/database.",
     )
+
+
+@contextmanager
+def mysql_driver() -> Iterator[None]:
+    """Around imports that need the driver for MySQL and MariaDB.
+
+    :raises DriverMissing: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "pymysql":
+            raise
+        raise DriverMissing(
+            "The driver for MySQL and MariaDB is not installed.", next_step="Run: pip install 'headwater[mysql]'"
+        ) from None
 
 
 @contextmanager

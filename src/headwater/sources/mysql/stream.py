@@ -86,6 +86,7 @@ class BinlogStream:
         packets: list[bytes] = []
         size = 0
         deadline = self._clock() + timeout
+        received = False
         while True:
             while len(packets) < max_packets and size < max_bytes:
                 packet = self._packet()
@@ -94,9 +95,10 @@ class BinlogStream:
                 packets.append(packet)
                 size += len(packet)
             left = deadline - self._clock()
-            if packets or left <= 0:
+            if packets or (received and left <= 0):
                 return packets
             self._receive(left)
+            received = True
 
     def _packet(self) -> bytes | None:
         """The next whole event in what was received."""

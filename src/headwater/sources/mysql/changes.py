@@ -1,0 +1,298 @@
+"""MySqlChangeStream: the events of the binlog as what the capture is told (:mod:`headwater.sources.events`).
+
+Rows wait until a boundary is told or enough of them came. Statements in the log are looked at for what rows do not
+tell.
+
+The rows of a prepared XA transaction are in the log before it is decided. They wait for that in memory, and no boundary
+is told before: an epoch sealed in between would lose them with the process.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from headwater.sources.errors import LogPurged, SourceError, SourceMisconfigured
+from headwater.sources.events import Boundary, Event, StreamStatus
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.mysql import ddl
+from headwater.sources.mysql.binlog import events as binlog
+from headwater.sources.mysql.binlog.decoder import EventDecoder
+from headwater.sources.mysql.definitions import Definitions
+from headwater.sources.mysql.followed import FollowedTables
+from headwater.sources.mysql.gtid import contains
+from headwater.sources.mysql.log_place import LogPlace
+from headwater.sources.mysql.offset import MySqlOffset
+from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
+from headwater.sources.offset import CdcOffset
+from headwater.sources.table import SourceTable
+
+MAX_ROWS: Final = 32_768
+MAX_BYTES: Final = 16 << 20
+MAX_PACKETS: Final = 65_536
+
+_XA: Final = re.compile(r"XA\s+(START|BEGIN|END|COMMIT|ROLLBACK)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_INNER: Final = ("SAVEPOINT", "RELEASE SAVEPOINT", "SET ", "USE ")
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """The row events of captured tables of one XA transaction, until it is decided."""
+
+    rows: list[binlog.RowsEvent] = field(default_factory=list)
+
+
+class MySqlChangeStream:
+    """The changes of *tables* after *start*.
+
+    :param behind_bytes: asks how much of the server's log lies after a position.
+    """
+
+    def __init__(
+        self,
+        stream: BinlogStream,
+        definitions: Definitions,
+        tables: Iterable[SourceTable],
+        start: MySqlOffset,
+        policy: SchemaPolicy = SchemaPolicy.EVOLVE,
+        behind_bytes: Callable[[MySqlOffset], int | None] = lambda _: None,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._stream = stream
+        self._tables = FollowedTables(definitions, tables, policy)
+        self._behind_bytes = behind_bytes
+        self._wall_clock = wall_clock
+        self._decoder = EventDecoder()
+        self._log = LogPlace(start, stream.server.server)
+        self._start = start
+        self._told = start
+        self._told_idle = False
+        self._queue: list[bytes] = []
+        self._place = 0
+        self._inner: tuple[bytes, ...] = ()
+        self._inner_place = 0
+        self._seq = 0
+        self._standalone = False
+        self._xa: str | None = None
+        self._prepared: dict[str, _Prepared] = {}
+        self._transactions = 0
+        self._commit_time_us: int | None = None
+        self._is_idle = False
+        self._after: dict[tuple[str, str], MySqlOffset] = {}
+        self._failure: SourceError | None = None
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def begin_at(self, table: SourceTable, position: MySqlOffset) -> None:
+        """What comes before *position* of a table that is about to be added is not of interest."""
+        self._after[table.namespace, table.name] = position
+
+    def add_table(self, table: SourceTable) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary."""
+        position = self._after.pop((table.namespace, table.name), None)
+        self._tables.add(table, 0 if position is None else position.place)
+
+    def remove_table(self, table: SourceTable) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        self._tables.remove(table)
+
+    def has_reached(self, position: MySqlOffset) -> bool:
+        """Whether all that was committed before *position* was told."""
+        if self._told.gtids is not None and position.gtids is not None:
+            return contains(self._told.gtids, position.gtids)
+        return self._told >= position
+
+    # -- polling ---------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        if self._failure is not None:
+            raise self._failure
+        events: list[Event] = []
+        if not self._has_more():
+            self._queue, self._place = self._stream.read(MAX_PACKETS, MAX_BYTES, timeout), 0
+            if not self._queue:
+                self._is_idle, linger = True, 0.0
+        until = time.monotonic() + linger
+        while self._has_more() or self._read_more(until):
+            ended = self._take(events)
+            if (ended and stop_at_boundary) or self._is_full:
+                break
+        self._tables.tell_rows(events)
+        self._tell_boundary(events)
+        return events
+
+    def _has_more(self) -> bool:
+        return self._inner_place < len(self._inner) or self._place < len(self._queue)
+
+    @property
+    def _is_full(self) -> bool:
+        return self._tables.held_rows >= MAX_ROWS or self._tables.held_bytes >= MAX_BYTES
+
+    def _read_more(self, until: float) -> bool:
+        """Whether more came in time: rows are the cheaper the more come at once."""
+        left = until - time.monotonic()
+        if left <= 0:
+            return False
+        try:
+            self._queue, self._place = self._stream.read(MAX_PACKETS, MAX_BYTES, left), 0
+        except SourceError as error:
+            self._failure = error
+            return False
+        return bool(self._queue)
+
+    def _take(self, events: list[Event]) -> bool:
+        """One event; whether a transaction ended with it."""
+        if self._inner_place < len(self._inner):
+            event = self._decoder.feed_inner(self._inner[self._inner_place])
+            self._inner_place += 1
+        else:
+            event = self._decoder.feed(self._queue[self._place])
+            self._place += 1
+            self._log.pass_event(event.header)
+        match event:
+            case binlog.RowsEvent():
+                self._rows(event, events)
+            case binlog.TransactionPayload():
+                self._inner, self._inner_place = event.packets, 0
+            case binlog.Gtid():
+                self._begin(event, standalone=True)
+            case binlog.MariaDbGtid():
+                self._begin(event, standalone=event.is_standalone)
+                self._xa = "" if event.is_xa_prepare else None
+            case binlog.Query():
+                return self._statement(event, events)
+            case binlog.Xid():
+                return self._end()
+            case binlog.XaPrepare():
+                return self._prepare(event, events)
+            case binlog.Rotate():
+                self._log.rotate(event)
+            case binlog.Heartbeat():
+                self._log.heartbeat(event.name, event.position)
+                self._is_idle = True
+            case binlog.Incident():
+                raise LogPurged("The server lost a part of its log (an incident event).", next_step=RESNAPSHOT)
+            case _:
+                pass
+        return False
+
+    # -- transactions ----------------------------------------------------------------------------------------------
+
+    def _begin(self, event: binlog.Gtid | binlog.MariaDbGtid, *, standalone: bool) -> None:
+        self._log.begin(event)
+        self._seq = 0
+        self._standalone = standalone
+        self._xa = None
+
+    def _end(self) -> bool:
+        self._log.end()
+        self._transactions += 1
+        self._commit_time_us = self._log.commit_time_us
+        self._is_idle = False
+        return not self._prepared
+
+    @property
+    def _is_new(self) -> bool:
+        return self._log.place >= self._start.place
+
+    def _rows(self, event: binlog.RowsEvent, events: list[Event]) -> None:
+        if not self._is_new:
+            return
+        if self._xa is not None:
+            if self._tables.has(event.table.database, event.table.name):
+                self._prepared.setdefault(self._xa, _Prepared()).rows.append(event)
+            return
+        self._seq = self._tables.add_rows(event, self._log.place, self._log.commit_time_us, self._seq, events)
+
+    def _statement(self, event: binlog.Query, events: list[Event]) -> bool:
+        """A statement of the log; whether a transaction ended with it."""
+        sql = event.sql.strip()
+        if event.is_begin:
+            self._standalone = False
+            return False
+        upper = sql[:16].upper()
+        if upper.startswith(("COMMIT", "ROLLBACK")) and not upper.startswith("ROLLBACK TO"):
+            return self._end()
+        found = _XA.match(sql)
+        if found is not None:
+            return self._xa_statement(found[1].upper(), "".join(found[2].split()), events)
+        if self._is_new and not upper.startswith(_INNER):
+            self._effects(event, sql, events)
+        return self._end() if self._standalone else False
+
+    def _effects(self, event: binlog.Query, sql: str, events: list[Event]) -> None:
+        if ddl.is_row_statement(sql) or sql[:11].upper() == "ROLLBACK TO":
+            if self._tables.are_meant(sql, event.database):
+                raise SourceMisconfigured(
+                    "The log has a statement that changes rows instead of the rows: a session set binlog_format, or "
+                    "mixed tables with and without transactions.",
+                    next_step="SET GLOBAL binlog_format = ROW; and look for sessions that set another; then run: "
+                    "headwater resnapshot",
+                )
+            return
+        quotes = bool((event.sql_mode or 0) & ddl.ANSI_QUOTES)
+        for effect in ddl.effects(sql, event.database, ansi_quotes=quotes):
+            self._tables.apply(effect, self._row_position(), events)
+
+    def _row_position(self) -> MySqlOffset:
+        position = replace(self._log.before, seq=self._seq)
+        self._seq += 1
+        return position
+
+    # -- XA --------------------------------------------------------------------------------------------------------
+
+    def _xa_statement(self, verb: str, xid: str, events: list[Event]) -> bool:
+        if verb in ("START", "BEGIN"):
+            self._standalone, self._xa = False, xid
+            return False
+        if verb == "END":
+            if self._xa == "" and "" in self._prepared:  # MariaDB names it only here
+                self._prepared[xid] = self._prepared.pop("")
+            self._xa = xid
+            return False
+        prepared = self._prepared.pop(xid, None)
+        if verb == "COMMIT" and prepared is not None:
+            self._xa = None
+            for rows in prepared.rows:
+                self._rows(rows, events)
+        return self._end()
+
+    def _prepare(self, event: binlog.XaPrepare, events: list[Event]) -> bool:
+        xid, self._xa = self._xa, None
+        if event.is_one_phase and xid is not None:
+            prepared = self._prepared.pop(xid, None)
+            for rows in [] if prepared is None else prepared.rows:
+                self._rows(rows, events)
+        return self._end()
+
+    # -- boundaries ------------------------------------------------------------------------------------------------
+
+    def _tell_boundary(self, events: list[Event]) -> None:
+        """What ended last, unless a transaction is half way or undecided."""
+        if self._log.in_transaction or self._prepared:
+            return
+        position = self._log.boundary
+        if self._transactions:
+            events.append(Boundary(position, self._commit_time_us, self._transactions))
+            self._told, self._transactions, self._told_idle = position, 0, False
+        elif self._is_idle and not self._has_more():
+            moment = int(self._wall_clock() * 1e6)
+            if not self._told_idle or moment - (self._told.moment or 0) >= 1_000_000 or position != self._told:
+                self._told, self._told_idle = replace(position, moment=moment), True
+                events.append(Boundary(self._told, None, 0))
+        self._is_idle = False
+
+    def acknowledge(self, position: CdcOffset) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`: a server keeps its log by age, whoever has read it."""
+
+    def status(self) -> StreamStatus:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        return StreamStatus(self._stream.bytes_received, self._behind_bytes(self._told), None, 0)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.close()

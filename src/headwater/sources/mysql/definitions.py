@@ -1,0 +1,214 @@
+"""Table maps as tables: what row events tell of columns, and what the captured table knows of them.
+
+A table map tells the table as it was when its rows were written. Columns are told apart by their names; that one was
+renamed is told by the statement in the log before (:mod:`~headwater.sources.mysql.ddl`), and is in the captured table
+by then. A new column takes a field id that none had before. The catalog, which tells the table as it is now, is asked
+for what a table map lacks: the defaults of new columns, and MariaDB's types that are logged as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.sources.errors import SchemaStopped
+from headwater.sources.evolution import Projection
+from headwater.sources.mysql.binlog.rows import ColumnPlan, TablePlan
+from headwater.sources.mysql.binlog.table_map import BinlogColumn, ColumnType, TableMap
+from headwater.sources.mysql.catalog import CatalogColumn, CatalogTable, present_tables
+from headwater.sources.mysql.connection import Connection
+from headwater.sources.mysql.defaults import constant_default
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, source_column
+from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
+
+BINARY: Final = 63
+"""The number of the collation of bytes."""
+
+_HIDDEN: Final = ("!hidden!", "DB_ROW_HASH_")
+"""How columns are called that servers make for indexes and do not show."""
+
+_NUMBERS: Final = {
+    ColumnType.TINY: "tinyint",
+    ColumnType.SHORT: "smallint",
+    ColumnType.INT24: "mediumint",
+    ColumnType.LONG: "int",
+    ColumnType.LONGLONG: "bigint",
+}
+_PLAIN: Final = {
+    ColumnType.FLOAT: "float",
+    ColumnType.DOUBLE: "double",
+    ColumnType.DATE: "date",
+    ColumnType.YEAR: "year",
+    ColumnType.JSON: "json",
+    ColumnType.ENUM: "enum",
+    ColumnType.SET: "set",
+    ColumnType.GEOMETRY: "geometry",
+    ColumnType.VECTOR: "vector",
+    ColumnType.TIME: "time",
+    ColumnType.DATETIME: "datetime",
+    ColumnType.TIMESTAMP: "timestamp",
+}
+_TIMES: Final = {ColumnType.TIME2: "time", ColumnType.DATETIME2: "datetime", ColumnType.TIMESTAMP2: "timestamp"}
+_BLOBS: Final = {1: "tiny", 2: "", 3: "medium", 4: "long"}
+
+
+def type_text(column: BinlogColumn) -> str:
+    """The type of a column as the catalog would write it, as far as a table map tells."""
+    is_binary = column.collation == BINARY
+    kind = column.type
+    if kind in _NUMBERS:
+        return f"{_NUMBERS[kind]} unsigned" if column.unsigned else _NUMBERS[kind]
+    if kind is ColumnType.NEWDECIMAL:
+        return f"decimal({column.size},{column.scale})"
+    if kind is ColumnType.BIT:
+        return f"bit({column.size})"
+    if kind in _TIMES:
+        return f"{_TIMES[kind]}({column.size})" if column.size else _TIMES[kind]
+    if kind in (ColumnType.VARCHAR, ColumnType.VARCHAR_COMPRESSED):
+        return f"varbinary({column.size})" if is_binary else "varchar"
+    if kind is ColumnType.STRING:
+        return f"binary({column.size})" if is_binary else "char"
+    if kind in (ColumnType.BLOB, ColumnType.BLOB_COMPRESSED):
+        return _BLOBS[column.size] + ("blob" if is_binary else "text")
+    return _PLAIN[kind]
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """A table as a table map describes it.
+
+    :ivar table: its columns in the order of the row events, without those that no user sees.
+    :ivar places: where they are in the row events.
+    :ivar defaults: one row: for each new column that has one, the value that rows from before the column have there.
+    """
+
+    table_map: TableMap
+    table: SourceTable
+    places: tuple[int, ...]
+    defaults: pa.RecordBatch
+
+    def plan(self, projection: Projection) -> TablePlan:
+        """How rows are decoded: the columns that *projection* takes, the others are passed over."""
+        wanted = {place for place in projection.places if place is not None}
+        columns = dict(zip(self.places, enumerate(self.table.columns), strict=True))
+        made = []
+        for place, told in enumerate(self.table_map.columns):
+            number, column = columns.get(place, (-1, None))
+            if column is None or number not in wanted:
+                made.append(ColumnPlan(told, None, "", name=told.name or ""))
+            else:
+                made.append(ColumnPlan(told, column.type, column.source_type, column.special_values, column.name))
+        return TablePlan(self.table.full_name, tuple(made))
+
+
+class Definitions:
+    """Describes tables.
+
+    :param sql: gives the session for SQL.
+    :param special_values: policies by ``database.table.column``.
+    """
+
+    def __init__(
+        self,
+        sql: Callable[[], AbstractContextManager[Connection]],
+        special_values: Mapping[str, SpecialValues],
+        *,
+        tinyint1_is_boolean: bool,
+    ) -> None:
+        self._sql = sql
+        self._special = special_values
+        self._boolean = tinyint1_is_boolean
+
+    def describe(self, table_map: TableMap, known: SourceTable) -> Definition:
+        """The table that *table_map* tells of; *known* is the captured one.
+
+        :raises SchemaStopped: the map tells no names, or the key is another one. :raises UnsupportedTable: no key.
+        """
+        name = known.full_name
+        if not table_map.has_names:
+            raise SchemaStopped(
+                name,
+                "its rows came without the names of their columns (binlog_row_metadata).",
+                next_step=f"SET GLOBAL binlog_row_metadata = FULL; then run: headwater resnapshot {name}",
+            )
+        live = {column.name: column for column in known.columns if not column.dropped}
+        places = [place for place, told in enumerate(table_map.columns) if not (told.name or "").startswith(_HIDDEN)]
+        news = [told for told in (table_map.columns[place] for place in places) if not self._is_same(told, live)]
+        catalog = self._catalog(known) if news else None
+        next_id = max(column.field_id for column in known.columns) + 1
+        columns = []
+        for place in places:
+            told = table_map.columns[place]
+            assert told.name is not None
+            if told not in news:
+                columns.append(replace(live[told.name], nullable=told.nullable))
+                continue
+            before = live.get(told.name)
+            columns.append(self._column(told, name, before, next_id, catalog))
+            next_id += before is None
+        table = SourceTable(known.namespace, known.name, tuple(columns), _key(table_map, known, columns))
+        added = [column for column in columns if column.name not in live]
+        return Definition(table_map, table, tuple(places), self._defaults(added, catalog))
+
+    def _is_same(self, told: BinlogColumn, live: Mapping[str, SourceColumn]) -> bool:
+        """Whether a captured column has that name and a type of the same values."""
+        column = live.get(told.name or "")
+        return column is not None and _fits(told, column.source_type)
+
+    def _column(
+        self, told: BinlogColumn, table: str, before: SourceColumn | None, field_id: int, catalog: CatalogTable | None
+    ) -> SourceColumn:
+        assert told.name is not None
+        now = None if catalog is None else catalog.column(told.name)
+        text = now.type_text if now is not None and _fits(told, now.type_text) else type_text(told)
+        policy = self._special.get(f"{table}.{told.name}") or (
+            SpecialValues.ERROR if before is None else before.special_values
+        )
+        return source_column(
+            told.name,
+            text,
+            field_id if before is None else before.field_id,
+            nullable=told.nullable,
+            special_values=policy,
+            tinyint1_is_boolean=self._boolean,
+        )
+
+    def _catalog(self, known: SourceTable) -> CatalogTable | None:
+        name = TableName(known.namespace, known.name)
+        with self._sql() as session:
+            return present_tables(session, [name]).get(name)
+
+    def _defaults(self, added: list[SourceColumn], catalog: CatalogTable | None) -> pa.RecordBatch:
+        found: dict[SourceColumn, pa.Array] = {}
+        for column in added:
+            now: CatalogColumn | None = None if catalog is None else catalog.column(column.name)
+            value = None if now is None else constant_default(now, column)
+            if value is not None:
+                found[column] = value
+        return pa.RecordBatch.from_arrays(list(found.values()), schema=pa.schema([column.field for column in found]))
+
+
+def _fits(told: BinlogColumn, source_type: str) -> bool:
+    """Whether row events of *told* hold values of *source_type*."""
+    kind = MySqlType.parse(source_type)
+    if kind.name in ADDRESSES:
+        return told.type is ColumnType.STRING and told.size in (4, 16)
+    return bool(arrow_type(kind) == arrow_type(MySqlType.parse(type_text(told))))
+
+
+def _key(table_map: TableMap, known: SourceTable, columns: list[SourceColumn]) -> tuple[str, ...]:
+    """The captured key, where the table map does not tell another one. :raises SchemaStopped: it does."""
+    names = {column.name for column in columns}
+    told = None
+    if table_map.primary_key:
+        told = {table_map.columns[place].name for place in table_map.primary_key}
+    if not names.issuperset(known.key_columns) or (told is not None and told != set(known.key_columns)):
+        raise SchemaStopped(
+            known.full_name, "its key changed.", next_step=f"Run: headwater resnapshot {known.full_name}"
+        )
+    return known.key_columns

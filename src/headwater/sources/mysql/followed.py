@@ -1,0 +1,284 @@
+"""FollowedTables: the captured tables as a stream follows them, by name.
+
+What happens to a table:
+
+======================================  ====================================================================
+in the log                              told
+======================================  ====================================================================
+rows of another layout                  ``SchemaChanged``, by policy; a change that cannot be followed stops it
+columns renamed or dropped              ``SchemaChanged`` at once: rows alone would not tell a rename
+``TRUNCATE``                            ``Truncated``
+dropped, made anew, called otherwise    ``Stopped``
+swapped with its copy by gh-ost, pt-osc the copy is followed: it has the same rows
+partitions dropped, exchanged, …        ``Stopped``: rows came or went untold
+rows without all their columns          ``Stopped``, with the setting that mends it
+======================================  ====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.sources.errors import SchemaStopped, UnsupportedTable
+from headwater.sources.events import Changes, Event, Stopped, Truncated
+from headwater.sources.evolution import Projection, SchemaPolicy, follow
+from headwater.sources.mysql import ddl
+from headwater.sources.mysql.binlog.events import RowsEvent
+from headwater.sources.mysql.binlog.rows import DecodedRows, RowsDecoder, make_rows_decoder
+from headwater.sources.mysql.binlog.table_map import TableMap
+from headwater.sources.mysql.definitions import Definition, Definitions
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
+from headwater.sources.table import SourceTable
+from headwater.stream import Op
+
+_COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
+"""How gh-ost and pt-online-schema-change call the copy of a table, and the table that it replaced."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    """A table whose rows have come, and how they are decoded at the moment."""
+
+    table_map: TableMap
+    definition: Definition
+    projection: Projection
+    decoder: RowsDecoder
+
+
+class FollowedTables:
+    """The captured *tables*.
+
+    :ivar held_rows: rows that were taken and not told yet. :ivar held_bytes: of their events.
+    """
+
+    def __init__(self, definitions: Definitions, tables: Iterable[SourceTable], policy: SchemaPolicy) -> None:
+        self._definitions = definitions
+        self._policy = policy
+        self._known = {(table.namespace, table.name): table for table in tables}
+        self._followed: dict[tuple[str, str], _Followed] = {}
+        self._from: dict[tuple[str, str], int] = {}
+        self._times: tuple[list[int], list[int]] = ([], [])
+        self.held_rows = self.held_bytes = 0
+
+    def add(self, table: SourceTable, place: int) -> None:
+        """Follow one more table; what lies before *place* is not of interest, and may be of any former shape."""
+        key = table.namespace, table.name
+        self._known[key] = table
+        self._from[key] = place
+
+    def remove(self, table: SourceTable) -> None:
+        self._forget((table.namespace, table.name))
+
+    def _forget(self, key: tuple[str, str]) -> None:
+        for of_key in (self._known, self._followed, self._from):
+            of_key.pop(key, None)
+
+    def has(self, database: str, name: str) -> bool:
+        return (database, name) in self._known
+
+    def are_meant(self, sql: str, database: str) -> bool:
+        """Whether a statement, run in *database*, may be about one of them."""
+        words = ddl.words_of(sql)
+        return any(namespace == database or name.lower() in words for namespace, name in self._known)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def add_rows(self, event: RowsEvent, place: int, time_us: int, seq: int, events: list[Event]) -> int:
+        """Take the rows of *event*, which are at *place* from number *seq* on; the number after them."""
+        key = event.table.database, event.table.name
+        followed = self._followed.get(key)
+        if followed is None or followed.table_map is not event.table:
+            if key not in self._known:
+                return seq
+            if place < self._from.get(key, 0):
+                return seq
+            self._from.pop(key, None)
+            followed = self._describe(key, event.table, events)
+            if followed is None:
+                return seq
+        places, times = self._times
+        if not places or places[-1] != place:
+            places.append(place)
+            times.append(time_us)
+        following = followed.decoder.add(event, place, seq)
+        self.held_rows += following - seq
+        self.held_bytes += event.end - event.start
+        return following
+
+    def _describe(self, key: tuple[str, str], table_map: TableMap, events: list[Event]) -> _Followed | None:
+        """How the rows of *table_map* are followed; ``None`` where its table stops."""
+        before = self._followed.get(key)
+        if before is not None and replace(before.table_map, table_id=0) == replace(table_map, table_id=0):
+            before.table_map = table_map
+            return before
+        self.tell_rows(events)
+        known = self._known[key]
+        try:
+            definition = self._definitions.describe(table_map, known)
+            projection, change = follow(known, definition.table, self._policy, definition.defaults)
+        except (SchemaStopped, UnsupportedTable) as error:
+            self._stop(key, error, events)
+            return None
+        followed = _Followed(table_map, definition, projection, make_rows_decoder(definition.plan(projection)))
+        self._followed[key] = followed
+        self._known[key] = projection.table
+        if change is not None:
+            events.append(change)
+        return followed
+
+    def tell_rows(self, events: list[Event]) -> None:
+        """The rows that were taken, as changes."""
+        places = np.array(self._times[0], np.uint64)
+        times = np.array(self._times[1], np.int64)
+        for key, followed in list(self._followed.items()):
+            if not followed.decoder.held_rows:
+                continue
+            rows = followed.decoder.take()
+            lacking = _lacking(rows, followed)
+            if lacking is not None:
+                reason = SchemaStopped(
+                    followed.projection.table.full_name,
+                    f"its rows came without column {lacking!r} (binlog_row_image).",
+                    next_step="SET GLOBAL binlog_row_image = FULL; then run: headwater resnapshot "
+                    f"{followed.projection.table.full_name}",
+                )
+                self._stop(key, reason, events)
+                continue
+            events.append(_changes(rows, followed, times[np.searchsorted(places, rows.transaction)]))
+        self._times = ([], [])
+        self.held_rows = self.held_bytes = 0
+
+    # -- statements ------------------------------------------------------------------------------------------------
+
+    def apply(self, effect: ddl.Effect, position: MySqlOffset, events: list[Event]) -> None:
+        """What a statement at *position* did."""
+        for key in self._touched(effect):
+            if position.place < self._from.get(key, 0):
+                continue
+            self.tell_rows(events)
+            known = self._known.get(key)
+            if known is None:
+                continue
+            name = known.full_name
+            again = f"Run: headwater resnapshot {name}"
+            try:
+                match effect:
+                    case ddl.Emptied():
+                        events.append(Truncated(known, position))
+                    case ddl.Altered():
+                        self._alter(key, effect, events)
+                    case ddl.Dropped():
+                        raise SchemaStopped(name, "the table was dropped at the source.", next_step=again)
+                    case ddl.Moved():
+                        raise SchemaStopped(name, f"{effect.how}, and the log does not tell its rows.", next_step=again)
+                    case ddl.Renamed():
+                        self._rename(key, effect, again)
+            except (SchemaStopped, UnsupportedTable) as error:
+                self._stop(key, error, events)
+
+    def _touched(self, effect: ddl.Effect) -> list[tuple[str, str]]:
+        if isinstance(effect, ddl.Renamed):
+            named = {(name.namespace, name.name) for pair in effect.pairs for name in pair}
+            return [key for key in self._known if key in named]
+        if isinstance(effect, ddl.Dropped) and not effect.table.name:
+            return [key for key in self._known if key[0] == effect.table.namespace]
+        key = effect.table.namespace, effect.table.name
+        return [key] if key in self._known else []
+
+    def _alter(self, key: tuple[str, str], effect: ddl.Altered, events: list[Event]) -> None:
+        """:raises SchemaStopped: the policy says stop, the key changed, or a rename cannot be kept apart."""
+        known = self._known[key]
+        renamed = {old.lower(): new for old, new in effect.renamed}
+        dropped = {name.lower() for name in effect.dropped}
+        columns = tuple(
+            replace(column, name=renamed.get(column.name.lower(), column.name))
+            for column in known.columns
+            if not column.dropped and column.name.lower() not in dropped
+        )
+        if any(name.lower() in dropped for name in known.key_columns):
+            raise SchemaStopped(
+                known.full_name, "its key changed.", next_step=f"Run: headwater resnapshot {known.full_name}"
+            )
+        if self._policy is SchemaPolicy.IGNORE:
+            if any(column.name.lower() in renamed for column in known.columns):
+                raise SchemaStopped(
+                    known.full_name,
+                    "a column was renamed, and the policy ignore keeps the old name.",
+                    next_step=f"Capture with --schema-policy evolve; then run: headwater resnapshot {known.full_name}",
+                )
+            return
+        now = SourceTable(
+            known.namespace,
+            known.name,
+            columns,
+            tuple(renamed.get(name.lower(), name) for name in known.key_columns),
+        )
+        projection, change = follow(known, now, self._policy)
+        if change is not None:
+            events.append(change)
+            self._known[key] = projection.table
+            self._followed.pop(key, None)
+
+    def _rename(self, key: tuple[str, str], effect: ddl.Renamed, again: str) -> None:
+        """:raises SchemaStopped: the table of that name is not the captured one any more."""
+        own = TableName(*key)
+        names: dict[TableName, TableName] = {}  # what each table was called before
+        for old, new in effect.pairs:
+            names[new] = names.pop(old, old)
+        known, came = self._known[key], names.get(own)
+        if came == own or (came is None and own not in names.values()):
+            return
+        if came is not None:
+            for copy, replaced in _COPIES:
+                if (
+                    came == TableName(own.namespace, copy.format(own.name))
+                    and names.get(TableName(own.namespace, replaced.format(own.name))) == own
+                ):
+                    self._followed.pop(key, None)
+                    return
+            raise SchemaStopped(known.full_name, f"another table, {came}, took its name.", next_step=again)
+        now = next((new for new, old in names.items() if old == own), None)
+        raise SchemaStopped(known.full_name, f"the table is called {now} at the source by now.", next_step=again)
+
+    def _stop(self, key: tuple[str, str], error: SchemaStopped | UnsupportedTable, events: list[Event]) -> None:
+        if self._policy is SchemaPolicy.STOP:
+            raise error
+        known = self._known[key]
+        self._forget(key)
+        what = error.change if isinstance(error, SchemaStopped) else error.reason
+        events.append(Stopped(known, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()))
+
+
+def _lacking(rows: DecodedRows, followed: _Followed) -> str | None:
+    """A column that new rows came without."""
+    is_new = (rows.ops == Op.INSERT) | (rows.ops == Op.UPDATE_INSERT)
+    for place, column in zip(followed.definition.places, followed.definition.table.columns, strict=True):
+        decoded = rows.columns[place]
+        if decoded is not None and decoded.missing is not None and bool((decoded.missing & is_new).any()):
+            return column.name
+    return None
+
+
+def _changes(rows: DecodedRows, followed: _Followed, times: NDArray[np.int64]) -> Changes:
+    columns = []
+    for place in followed.definition.places:
+        decoded = rows.columns[place]
+        columns.append(pa.nulls(len(rows)) if decoded is None else decoded.values)
+    table = followed.projection.table
+    made = pa.RecordBatch.from_arrays(
+        [
+            *followed.projection.apply(columns, len(rows)),
+            positions_of(rows.transaction, rows.seq),
+            pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(rows), [None, pa.py_buffer(times)]),
+            pa.nulls(len(rows), pa.string()),
+        ],
+        schema=table.log_schema(POSITION_TYPE),
+    )
+    return Changes(table, made, pa.array(rows.ops))

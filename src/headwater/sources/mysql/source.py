@@ -1,0 +1,203 @@
+"""MySqlSource: a MySQL or MariaDB server, as the capture needs it.
+
+Nothing is made at the server: it logs all tables, for everybody, and keeps its log by age. What is kept here is who it
+is, and a number under which we read its log: a capture that takes over from one that hangs ends its stream.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+
+from headwater.errors import TransientError
+from headwater.sources.errors import ForeignOffset, SourceBusy, SourceMisconfigured, UnsupportedTable
+from headwater.sources.events import ChangeStream, Finding, Registered
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_tables
+from headwater.sources.mysql.changes import MySqlChangeStream
+from headwater.sources.mysql.connection import Connection, Dsn, connect, server_errors
+from headwater.sources.mysql.definitions import Definitions
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, base_of
+from headwater.sources.mysql.server import Server, binlog_files, log_position
+from headwater.sources.mysql.server_checks import setting_problems
+from headwater.sources.mysql.stream import BinlogStream
+from headwater.sources.offset import CdcOffset
+from headwater.sources.table import SourceTable, SpecialValues
+
+_BEHIND_SECONDS: Final = 5.0
+
+
+class MySqlSource:
+    """A server. Nothing is connected before it is needed.
+
+    :param special_values: policies by ``database.table.column``.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        schema_policy: SchemaPolicy = SchemaPolicy.EVOLVE,
+        special_values: Mapping[str, SpecialValues] | None = None,
+    ) -> None:
+        self._dsn = Dsn(dsn)
+        self._policy = schema_policy
+        self._special = dict(special_values or {})
+        self._session: Connection | None = None
+        self._stream: MySqlChangeStream | None = None
+        self._behind: tuple[float, int | None] = (0.0, None)
+        self._seen: dict[Finding, MySqlOffset] = {}
+
+    @property
+    def name(self) -> str:
+        return str(self._dsn)
+
+    @property
+    def position_type(self) -> pa.DataType:
+        return POSITION_TYPE
+
+    @contextmanager
+    def _sql(self) -> Iterator[Connection]:
+        """The session for SQL; one that broke is opened again with the next call."""
+        if self._session is None or not self._session.open:
+            self._session = connect(self._dsn)
+        try:
+            with server_errors(self._dsn):
+                yield self._session
+        except TransientError:
+            self._end_session()
+            raise
+
+    def _end_session(self) -> None:
+        session, self._session = self._session, None
+        if session is not None and session.open:
+            session._force_close()
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def tables(self, names: Sequence[str]) -> list[SourceTable]:
+        """See :class:`~headwater.sources.source.Source`."""
+        if not names:
+            return []
+        wanted = [TableName.parse(name, self._dsn.database) for name in names]
+        with self._sql() as session:
+            found = read_tables(session, wanted)
+        return [self._described(table) for table in found]
+
+    def _described(self, table: CatalogTable) -> SourceTable:
+        def policy(column: str) -> SpecialValues:
+            return self._special.get(f"{table.name}.{column}", SpecialValues.ERROR)
+
+        return table.described(policy, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
+
+    def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """See :class:`~headwater.sources.source.Source`: where the log ends now."""
+        with self._sql() as session:
+            server = Server.ask(session)
+            for problem in setting_problems(server):
+                raise SourceMisconfigured(f"{self._dsn}: {problem.text}", next_step=f"Run: {problem.fix}")
+            position = log_position(session, server)
+            self._require_unchanged(session, tables)
+        return position, server.identity() | {"replica": random.randrange(1 << 31, 1 << 32)}
+
+    def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See :class:`~headwater.sources.source.Source`: nothing at the server is anybody's own."""
+        with self._sql() as session:
+            return Server.ask(session).identity()
+
+    def renew(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """See :class:`~headwater.sources.source.Source`."""
+        return self.begin(tables, resumed=True)
+
+    def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
+        """See :class:`~headwater.sources.source.Source`: transactions are logged whole, when they commit."""
+        with self._sql() as session:
+            position = log_position(session, Server.ask(session))
+            self._require_unchanged(session, tables)
+        if self._stream is not None:
+            for table in tables:
+                self._stream.begin_at(table, position)
+        return position
+
+    def _require_unchanged(self, session: Connection, tables: Sequence[SourceTable]) -> None:
+        """:raises SourceBusy: a table is not as it was described before the position was asked for."""
+        names = [TableName(table.namespace, table.name) for table in tables]
+        now = present_tables(session, names)
+        for name, table in zip(names, tables, strict=True):
+            if name not in now or self._described(now[name]) != table:
+                raise SourceBusy(f"Table {name} is being altered.", next_step="Try again.")
+
+    def has_reached(self, position: CdcOffset) -> bool:
+        """See :class:`~headwater.sources.source.Source`."""
+        assert isinstance(position, MySqlOffset)
+        return self._stream is not None and self._stream.has_reached(position)
+
+    # -- the stream ------------------------------------------------------------------------------------------------
+
+    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
+        """See :class:`~headwater.sources.source.Source`."""
+        if not isinstance(start, MySqlOffset):
+            raise ForeignOffset(
+                f"The store holds a position of {start.kind}, and this is a MySQL or MariaDB server.",
+                next_step="Give the address of the source that was captured, or another --store.",
+            )
+        self._seen = {}
+        stream = BinlogStream.open(self._dsn, start, identity)
+        definitions = Definitions(self._sql, self._special, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
+        self._stream = MySqlChangeStream(stream, definitions, tables, start, self._policy, self._behind_bytes)
+        return self._stream
+
+    def _behind_bytes(self, position: MySqlOffset) -> int | None:
+        """How much of the server's log lies after *position*; asked for now and then."""
+        asked, behind = self._behind
+        if time.monotonic() - asked < _BEHIND_SECONDS:
+            return behind
+        try:
+            with self._sql() as session:
+                files = binlog_files(session)
+            left = [size for name, size in files.items() if _number(name) > _number(position.filename)]
+            behind = sum(left) + max(0, files.get(position.filename, 0) - position.position)
+        except TransientError:
+            behind = None
+        self._behind = time.monotonic(), behind
+        return behind
+
+    # -- looking after it ------------------------------------------------------------------------------------------
+
+    def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
+        """See :class:`~headwater.sources.source.Source`: a server logs all tables, none is registered."""
+        return {table.full_name: json.dumps({"database": table.namespace}) for table in tables}
+
+    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+        """See :class:`~headwater.sources.source.Source`. That tables changed is told by the log, in its place."""
+        names = {TableName(entry.table.namespace, entry.table.name): entry.table for entry in tables}
+        with self._sql() as session:
+            present = present_tables(session, list(names))
+            seen_at = log_position(session, Server.ask(session))
+        found: dict[Finding, MySqlOffset] = {}
+        for name, table in names.items():
+            try:
+                if name in present:
+                    present[name].require_capturable()
+            except UnsupportedTable as error:
+                reason = f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
+                finding = Finding(table, f"{reason} Run: headwater resnapshot {table.full_name}", stops=True)
+                found[finding] = self._seen.get(finding, seen_at)
+        self._seen = found
+        return [finding for finding, place in found.items() if self.has_reached(place)]
+
+    def close(self) -> None:
+        """End the connections."""
+        self._end_session()
+
+
+def _number(filename: str) -> int:
+    number = filename[len(base_of(filename)) + 1 :]
+    return int(number) if number.isdigit() else 0

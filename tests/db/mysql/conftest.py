@@ -1,0 +1,59 @@
+"""Real servers of the MySQL family: one of each per test session, without databases at the start of a test."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from tests.servers.mariadb import MariaDbServer
+from tests.servers.mysql_family import FAMILY, start_server
+
+StartServer = Callable[..., MariaDbServer]
+
+
+@pytest.fixture(scope="session")
+def mysql_servers() -> Iterator[Callable[[str], MariaDbServer]]:
+    """Gives the session's server of a family, started when it is first asked for."""
+    started: dict[str, MariaDbServer] = {}
+
+    def server(family: str) -> MariaDbServer:
+        if family not in started:
+            started[family] = start_server(family)
+        return started[family]
+
+    yield server
+    for one in started.values():
+        one.close()
+
+
+@pytest.fixture(params=FAMILY)
+def server(request: pytest.FixtureRequest, mysql_servers: Callable[[str], MariaDbServer]) -> Iterator[MariaDbServer]:
+    """MariaDB and MySQL in turn, with the database ``shop`` and no other."""
+    with _emptied(mysql_servers(request.param)) as made:
+        yield made
+
+
+@pytest.fixture
+def mariadb(mysql_servers: Callable[[str], MariaDbServer]) -> Iterator[MariaDbServer]:
+    """MariaDB, for what does not depend on the family."""
+    with _emptied(mysql_servers("mariadb")) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def _emptied(server: MariaDbServer) -> Iterator[MariaDbServer]:
+    with server.fresh():
+        server.execute("CREATE DATABASE shop")
+        yield server
+
+
+@pytest.fixture
+def start_mysql() -> Iterator[StartServer]:
+    """Starts servers of the test's own, to be killed, restarted or set up as it likes."""
+    with contextlib.ExitStack() as servers:
+
+        def start(family: str = "mariadb", settings: Mapping[str, str] | None = None) -> MariaDbServer:
+            return servers.enter_context(start_server(family, settings))
+
+        yield start

@@ -1,0 +1,94 @@
+"""A capture of a MySQL or MariaDB under test: as that of a Postgres, with the server's own rows as the oracle."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from tests.db.capture.running import RunningCapture
+from tests.servers.mariadb import MariaDbServer
+
+from headwater.capture import SourceState
+from headwater.sources.mysql.connection import Dsn, connect
+from headwater.sources.mysql.offset import MySqlOffset
+from headwater.sources.mysql.server import Server, log_position
+from headwater.sources.open import open_source
+from headwater.sources.table import SourceTable
+from headwater.state import open_reader
+
+
+def end_of_log(dsn: str) -> MySqlOffset:
+    """Where the server's log ends now."""
+    session = connect(Dsn(dsn))
+    try:
+        return log_position(session, Server.ask(session))
+    finally:
+        session.close()
+
+
+class MySqlCapture(RunningCapture):
+    """One capture of *server*; it can be stopped and started again over the same store."""
+
+    def __init__(self, server: MariaDbServer, folder: Path, tables: Sequence[str], **source: Any) -> None:
+        self.server = server
+        super().__init__(server, folder, tables, source.pop("dsn", None), **source)  # type: ignore[arg-type]
+
+    def catch_up(self) -> None:
+        """Until all that the server has committed by now is durable."""
+        target = end_of_log(self._dsn)
+        self.wait_for(lambda: self.failure is not None or self._is_durable(target))
+        if self.failure is not None:
+            raise self.failure
+
+    def _is_durable(self, target: MySqlOffset) -> bool:
+        offset = self.offset()
+        return offset is not None and offset >= target
+
+    def offset(self) -> MySqlOffset | None:
+        """The position that the store holds."""
+        with contextlib.suppress(LookupError), open_reader(self.store) as reader, reader.snapshot() as view:
+            record, _ = SourceState.read(view)
+            if record is not None:
+                assert isinstance(record.offset, MySqlOffset)
+                return record.offset
+        return None
+
+    def assert_equal(self, *names: str) -> None:
+        """The table that each log tells of is the table at the source."""
+        self.catch_up()
+        for name in names:
+            source = open_source(self._dsn, spill=self.folder / "unused", **self._source)
+            (table,) = source.tables([name])
+            source.close()
+            expected = selected(self.server, table)
+            found = self.replayed(table.full_name).select(expected.schema.names)
+            order = [(column, "ascending") for column in table.key_columns]
+            assert found.num_rows == expected.num_rows, (name, found.num_rows, expected.num_rows)
+            found, expected = found.sort_by(order).cast(expected.schema), expected.sort_by(order)
+            assert found.equals(expected), (name, found.to_pylist()[:20], expected.to_pylist()[:20])
+
+
+def selected(server: MariaDbServer, table: SourceTable) -> pa.Table:
+    """The rows of a table, as the library gives them to anybody who asks."""
+    columns = ", ".join(f"`{column.name}`" for column in table.columns)
+    rows = server.execute("SET time_zone = '+00:00'", f"SELECT {columns} FROM `{table.namespace}`.`{table.name}`")
+    by_column = [[row[place] for row in rows] for place in range(len(table.columns))]
+    arrays = [pa.array(values, column.type) for values, column in zip(by_column, table.columns, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
+@contextlib.contextmanager
+def running(server: MariaDbServer, folder: Path, *tables: str, **source: Any) -> Iterator[MySqlCapture]:
+    """A capture that runs, and is stopped at the end."""
+    made = MySqlCapture(server, folder, tables, **source)
+    made.start()
+    if made.failure is not None:
+        raise made.failure
+    try:
+        yield made
+    finally:
+        made.capture.stop()
+        made._thread.join(60)
