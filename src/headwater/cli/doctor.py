@@ -20,7 +20,11 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 
 def doctor(
     subject: Annotated[
-        str, typer.Argument(help="The database, postgresql://user@host/name or mysql://user@host/name, or a pipeline.", metavar="DSN|PIPELINE")
+        str,
+        typer.Argument(
+            help="The database, postgresql://user@host/name or mysql://user@host/name, or a pipeline.",
+            metavar="DSN|PIPELINE",
+        ),
     ] = DEFAULT_FILE,
     table: Annotated[list[str] | None, typer.Option(help="A table to look at; again for more. Default: all.")] = None,
     slot: Annotated[str, typer.Option(help="The replication slot of the capture.")] = "headwater",
