@@ -3,7 +3,8 @@ written into logs of their own, to be read as such a table.
 
 >>> spark.readStream.format("headwater").option("table", "public.orders").load()  # doctest: +SKIP
 
-The options are those of :mod:`headwater.spark.options`, for writing of :mod:`headwater.spark.write_options`. Spark
+The options are those of :mod:`headwater.spark.options`, for a table that somebody else keeps those of
+:mod:`headwater.spark.upstream_options`, for writing of :mod:`headwater.spark.write_options`. Spark
 finds it without registration: it imports this module in every session, so what only a read needs is imported by it.
 """
 
@@ -16,6 +17,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 if TYPE_CHECKING:
     from headwater.spark.options import SourceOptions
+    from headwater.spark.upstream_options import UpstreamSourceOptions
 
 
 class HeadwaterDataSource(DataSource):
@@ -30,6 +32,11 @@ class HeadwaterDataSource(DataSource):
         from headwater.spark.columns import discovered
         from headwater.spark.tables import find_table
 
+        upstream = self._upstream()
+        if upstream is not None:
+            from headwater.spark.upstream_reader import upstream_table
+
+            return discovered(upstream_table(upstream), upstream.columns)
         options = self._settled()
         if options.reads_kept:
             from headwater.spark.kept_reader import kept_schema
@@ -40,11 +47,23 @@ class HeadwaterDataSource(DataSource):
     def reader(self, schema: st.StructType) -> DataSourceReader:
         from headwater.spark.batch_reader import batch_reader
 
+        if self._upstream() is not None:
+            from headwater.spark.errors import InvalidOption
+
+            raise InvalidOption(
+                "An upstream table is read as a stream.",
+                next_step="Use spark.readStream; a Delta table as it is: spark.read.format('delta').",
+            )
         return batch_reader(self._settled(), schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
         from headwater.spark.stream_reader import HeadwaterStreamReader
 
+        upstream = self._upstream()
+        if upstream is not None:
+            from headwater.spark.upstream_reader import UpstreamStreamReader
+
+            return UpstreamStreamReader(upstream, schema)
         return HeadwaterStreamReader(self._settled(), schema)
 
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
@@ -53,6 +72,12 @@ class HeadwaterDataSource(DataSource):
         from headwater.spark.write_options import WriteOptions
 
         return HeadwaterStreamWriter(WriteOptions.parse(self.options), schema, replaces=overwrite)
+
+    def _upstream(self) -> UpstreamSourceOptions | None:
+        """The options, if they name an upstream table."""
+        from headwater.spark.upstream_options import UpstreamSourceOptions, is_upstream
+
+        return UpstreamSourceOptions.parse(self.options) if is_upstream(self.options) else None
 
     def _settled(self) -> SourceOptions:
         from headwater.spark.options import SourceOptions

@@ -225,6 +225,21 @@ class UpstreamPlanner:
             else:
                 self._table.wait_for_epoch(self._executor.consumed_epoch, min(left, _WAIT_SECONDS))
 
+    def latest(self, start: QueryOffset, patience: float, upto: int | None) -> QueryOffset:
+        """As :meth:`advance` for a stream: waits for *patience* seconds, and where it ends at *upto* until that.
+
+        :raises RetentionMiss: it is to end at *upto*, and cannot come there.
+        """
+        end = self.advance(start, timeout=0.0 if upto is not None else patience, upto=upto)
+        while upto is not None and end == start:
+            if self.stopped is not None:
+                raise self.stopped
+            held = self._executor.is_paused or self._executor.rows_per_second == 0
+            if held or self._executor.consumed_epoch >= upto:
+                break
+            end = self.advance(start, timeout=patience, upto=upto)
+        return end
+
     @property
     def _is_held(self) -> bool:
         """Whether something else than a new epoch is waited for."""
