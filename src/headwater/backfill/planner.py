@@ -23,6 +23,7 @@ from headwater.backfill.batch_units import large_first, log_units
 from headwater.backfill.control import QueryRequests
 from headwater.backfill.errors import QueryStateLost
 from headwater.backfill.history_plans import CommittedOf, HistoryPlans
+from headwater.backfill.keeping import Keeping
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, PlanRecord, QueryState
@@ -44,6 +45,7 @@ _LOOK_SECONDS: Final = 0.05
 _LOCK_SECONDS: Final = 2.0
 """Who plans for many tables does not wait longer for one that is locked."""
 _COMMIT_SECONDS: Final = 1.0
+_REST_SECONDS: Final = 0.1
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
@@ -61,6 +63,7 @@ class QueryPlanner:
         the tables: what earlier ones left pending at the sink is settled.
     :param parked: the tables that the sink does not take, and why: they are left out. Those that come back are read
         once more.
+    :param keeping: where the sink keeps tables of our own.
     :param takeover: another process that plans this query is fenced.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
     """
@@ -72,11 +75,13 @@ class QueryPlanner:
         committed: CommittedOf | None = None,
         recover: Recover | None = None,
         parked: Callable[[], Mapping[str, str]] | None = None,
+        keeping: Keeping | None = None,
         takeover: bool = False,
     ) -> None:
         self._options = options
         self._committed = committed
         self._parked = parked or dict
+        self._keeping = keeping
         self._parked_tables: dict[str, str] = {}
         self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
         self._at: QueryOffset | None = None
@@ -199,12 +204,16 @@ class QueryPlanner:
         while True:
             self._serve()
             self._commit(start)
-            made = self._next(start, max_rows or self._options.max_rows, upto)
+            rests = upto is None and self._rests()
+            made = start if rests else self._next(start, max_rows or self._options.max_rows, upto)
             left = deadline - time.monotonic()
             self._moved |= made != start
             self._tell()
             if made != start or left <= 0:
                 return made
+            if rests:
+                time.sleep(min(left, _REST_SECONDS))
+                continue
             pause = _LOOK_SECONDS if self.has_history else min(left, _COMMIT_SECONDS)
             self._reader.wait_for_epoch(max(start.epoch, self._seen), min(left, pause))
 
@@ -299,12 +308,25 @@ class QueryPlanner:
 
     _seen = 0
 
+    def _rests(self) -> bool:
+        return self._keeping is not None and self._keeping.is_resting(self._tables.values())
+
     def _next(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
+        if self._keeping is not None:
+            self._keeping.before(self._tables.values(), self.backfill_id, start.epoch)
+        made = self._planned(start, max_rows, upto)
+        if self._keeping is not None and made != start:
+            self._keeping.after(self._tables.values(), self.backfill_id)
+        return made
+
+    def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         with self._reader.snapshot() as view:
             ranges = LogRanges(view, list(self._tables))
             self._seen = ranges.newest
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
             end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
+            if self._keeping is not None:
+                end = self._keeping.choose(self._tables.values(), start.epoch, end)
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
             for name, changes in found.items():
                 self._tables[name].see(changes, ranges.since(name, end))
@@ -313,6 +335,8 @@ class QueryPlanner:
                 for name, changes in found.items():
                     if not changes:
                         self._tables[name].settle(ranges.record.offset, end)
+            if self._keeping is not None:
+                self._keeping.hold(self._tables.values())
             planned = self._history.plan(ranges, end, found)
         if planned:
             self._save()

@@ -33,6 +33,7 @@ class QueryTable:
         self.table = table
         self.consumer = consumer
         self.waiting: str | None = None
+        self.held_back: str | None = None
         self.is_stopped = False
         self.executor = self._backfill() if options.history else None
         self._come_back()
@@ -100,6 +101,11 @@ class QueryTable:
     def is_done(self) -> bool:
         """Whether its history is read, and the log has passed it."""
         return self.executor is None or self.executor.phase is Phase.DONE
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether its history is delivered as a whole, also where the log alone tells it."""
+        return self.is_done if self.executor is not None else not int(self.consumer.started)
 
     @property
     def kind(self) -> SplitKind:
@@ -193,6 +199,9 @@ class QueryTable:
             self.executor.on_barrier(barrier)
 
     def wants(self) -> int:
+        if self.held_back is not None:
+            self.waiting = self.held_back
+            return 0
         return 0 if self.executor is None else self.executor.wants(time.monotonic())
 
     def hand_out(self, plan: int, snapshot: ExportedSnapshot, budget: int, upto: int) -> list[HandedOut] | None:

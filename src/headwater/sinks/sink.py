@@ -7,10 +7,10 @@ away; it never shows to readers of the sink.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -187,4 +187,30 @@ class Sink(Protocol):
 
         :raises SinkInputError: its rows cannot be read again (:attr:`Capabilities.readable`).
         """
+        ...
+
+
+@runtime_checkable
+class KeepingSink(Protocol):
+    """What a sink has beside that keeps tables of our own, as they were at any epoch that somebody needs."""
+
+    @property
+    def interval_seconds(self) -> float:
+        """About how long it waits between two batches of changes."""
+        ...
+
+    def choose(self, tables: Sequence[str], upto: int) -> int:
+        """Up to where the next batch of *tables* may go, *upto* at most. Durable: nobody pins an earlier epoch then."""
+        ...
+
+    def may_read(self, table: str, *, wanted: bool) -> str | None:
+        """Why history of *table* cannot be read now. ``None``: nobody pins it from now on, while it is *wanted*."""
+        ...
+
+    def complete(self, table: SourceTable, query: str, backfill: str, epoch: int) -> None:
+        """It has the table as it was at *epoch*."""
+        ...
+
+    def incomplete(self, table: SourceTable, query: str, backfill: str, progress: Mapping[str, Any]) -> None:
+        """History of the table is missing, or about to be read once more."""
         ...

@@ -25,6 +25,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.streaming.datasource import ReadLimit
 
+from headwater.backfill.keeping import Keeping
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
@@ -134,7 +135,14 @@ class ClaimReader(DataSourceStreamReader):
             def parked() -> dict[str, str]:
                 return {name: one["reason"] for name, one in self._look.parked().items()}
 
-            self._opened = QueryPlanner(options, committed=committed, recover=recover, parked=parked, takeover=True)
+            self._opened = QueryPlanner(
+                options,
+                committed=committed,
+                recover=recover,
+                parked=parked,
+                keeping=Keeping.of(sink, options.query),
+                takeover=True,
+            )
         return self._opened
 
     @told

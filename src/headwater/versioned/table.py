@@ -22,7 +22,7 @@ from headwater.sources.table import SourceTable
 from headwater.stream import vnodes_of
 from headwater.versioned import pins as pin_files
 from headwater.versioned.changes import changes_schema, paired
-from headwater.versioned.errors import UnknownVnodes
+from headwater.versioned.errors import BaseGone, UnknownVnodes
 from headwater.versioned.folder import TableFolder
 from headwater.versioned.key_positions import keys, vnode_position
 from headwater.versioned.log_rows import VNODES
@@ -204,9 +204,14 @@ class VersionedTable:
             (:meth:`release`). Without one it goes with its process.
         :raises BaseGone: the epoch is folded, or about to be. :raises NotComplete: the history is being read.
         """
-        with self._versions.at(epoch) as version:
-            chosen = version.newest if epoch is None else epoch
-        return pin_files.put_pin(self._root, self._folder.path, self._name, owner, chosen, name)
+        while True:
+            with self._versions.at(epoch) as version:
+                chosen = version.newest if epoch is None else epoch
+            try:
+                return pin_files.put_pin(self._root, self._folder.path, self._name, owner, chosen, name)
+            except BaseGone:
+                if epoch is not None:
+                    raise  # otherwise a newer epoch was sealed and chosen meanwhile
 
     def release(self, name: str) -> None:
         """Release the pin that was called so; one that is gone is no error."""
