@@ -65,7 +65,7 @@ def split_units(
 
 def large_first(units: Sequence[Unit]) -> list[Unit]:
     """*units* in the order in which they are best begun."""
-    return sorted(units, key=lambda unit: unit.rows if isinstance(unit, SplitUnit) else 0, reverse=True)
+    return sorted(units, key=lambda unit: 0 if isinstance(unit, LogUnit) else unit.rows, reverse=True)
 
 
 def _groups(parts: Sequence[HandedOut], count: int) -> list[list[HandedOut]]:

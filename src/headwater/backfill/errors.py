@@ -31,3 +31,14 @@ class SourceBehind(BackfillError, TransientError):
 
 class InvalidQuery(BackfillError, InputError):
     """An option of a query that makes no sense."""
+
+
+class SinceGone(BackfillError, InputError):
+    """The log no longer holds what a query wants to begin with.
+
+    :ivar oldest: the epoch after which it holds everything.
+    """
+
+    def __init__(self, message: str, oldest: int, *, next_step: str) -> None:
+        self.oldest = oldest
+        super().__init__(message, next_step=next_step)

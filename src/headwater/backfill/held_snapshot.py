@@ -17,8 +17,8 @@ class HeldSnapshot:
         self._rate: float | None = None
         self._is_warm = False
 
-    def hold(self, snapshot: ExportedSnapshot, plan: int, rows: int) -> None:
-        """Keep *snapshot* open: *plan* reads about *rows* rows in it."""
+    def hold(self, snapshot: ExportedSnapshot | None, plan: int, rows: int) -> None:
+        """Keep *snapshot* open, if the plan has one: *plan* reads about *rows* rows."""
         self.snapshot, self._plan = snapshot, plan
         self._handed = (rows, time.monotonic())
 

@@ -13,7 +13,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import PlanRecord, QueryState, history_position
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
-from headwater.backfill.units import SplitUnit
+from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.errors import TransientError
 from headwater.sinks.sink import Committed
 from headwater.sources.errors import SourceBusy
@@ -52,18 +52,40 @@ class HistoryPlans:
 
     def plan(self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges]) -> bool:
         """Hand out history; whether there is a new plan."""
-        unread = [name for name, table in self._tables.items() if table.is_reading]
+        kept = self._hand_out_kept()
+        snapshot, handed = self._plan_source(ranges, end, found)
+        if not handed and not kept:
+            return False
+        self._keep(snapshot, ranges, end, handed, kept)
+        return True
+
+    def _hand_out_kept(self) -> dict[str, int]:
+        """Rows of tables that we keep ourselves, by table; nothing is asked of the source for them."""
+        plan, made = self._state.plan.following, {}
+        left = self._budget()
+        for name, table in self._tables.items():
+            rows = None if table.kept is None or left <= 0 else table.kept.hand_out(plan, left)
+            if rows is not None:
+                made[name] = rows
+                left -= rows
+        return made
+
+    def _plan_source(
+        self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges]
+    ) -> tuple[ExportedSnapshot | None, dict[str, list[HandedOut]]]:
+        """Hand out history of the source, and the snapshot in which it is read."""
+        unread = [name for name, table in self._tables.items() if table.reads_source]
         fresh = {name: ranges.positions(name, found[name].after, end) for name in unread if found[name].rows}
         ready = [name for name in unread if self._may_read(ranges, name, found[name])]
         if not ready and not fresh:
-            return False
+            return None, {}
         try:
             snapshot = self._source.export()
         except TransientError as error:
             self.problem = error.message
             for name, positions in fresh.items():
                 self._tables[name].unseen(positions, None)
-            return False
+            return None, {}
         self.problem = None
         try:
             for name in unread:
@@ -78,9 +100,8 @@ class HistoryPlans:
             raise
         if not handed:
             snapshot.close()
-            return False
-        self._keep(snapshot, ranges, end, handed)
-        return True
+            return None, {}
+        return snapshot, handed
 
     def _may_read(self, ranges: LogRanges, name: str, changes: TableChanges) -> bool:
         table = self._tables[name]
@@ -118,32 +139,48 @@ class HistoryPlans:
         return max(least, self._held.rows_in(self._options.interval_seconds))
 
     def _keep(
-        self, snapshot: ExportedSnapshot, ranges: LogRanges, end: int, handed: Mapping[str, list[HandedOut]]
+        self,
+        snapshot: ExportedSnapshot | None,
+        ranges: LogRanges,
+        end: int,
+        handed: Mapping[str, list[HandedOut]],
+        kept: Mapping[str, int],
     ) -> None:
+        positions = {
+            name: history_position(ranges.captured[name].since, self._state.table(name).last_position).hex()
+            for name in handed
+        }
+        for name in kept:
+            of_kept = self._tables[name].kept
+            assert of_kept is not None
+            positions[name] = of_kept.executor.position.hex()
         plan = PlanRecord(
             number=self._state.plan.following,
             upto=end,
             commit_time_us=ranges.record.commit_time_us if ranges.record is not None else 0,
-            marks=[snapshot.mark.to_json()],
-            positions={
-                name: history_position(ranges.captured[name].since, self._state.table(name).last_position).hex()
-                for name in handed
-            },
+            marks=[] if snapshot is None else [snapshot.mark.to_json()],
+            positions=positions,
         )
         self._state.plan = plan
         self._state.put_plan()
-        self._held.hold(snapshot, plan.number, sum(part.rows for parts in handed.values() for part in parts))
+        rows = sum(part.rows for parts in handed.values() for part in parts) + sum(kept.values())
+        self._held.hold(snapshot, plan.number, rows)
 
-    def units(self, ranges: LogRanges, end: QueryOffset, *, recovering: bool) -> list[SplitUnit]:
+    def units(self, ranges: LogRanges, end: QueryOffset, *, recovering: bool) -> list[SplitUnit | SnapshotUnit]:
         """What tasks read of the newest plan. :param recovering: nothing was planned since the start."""
         plan = self._state.plan
         names = [name for name in plan.positions if name in self._tables]
         if recovering and self._committed is not None:
             names = [name for name in names if not self.is_committed(name, plan)]
+        made: list[SplitUnit | SnapshotUnit] = []
+        for name in names:
+            kept = self._tables[name].kept
+            if kept is not None:
+                made += kept.units(plan, self._options.parallelism)
+        names = [name for name in names if self._tables[name].kept is None]
         if not names:
-            return []
+            return made
         snapshot = self._held.of(end.plan, ask=recovering) or self._retake(ranges, names)
-        made: list[SplitUnit] = []
         for name in names:
             newest = ranges.changes(name, end.epoch, end.epoch).table
             made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, self._options.parallelism)
@@ -194,7 +231,7 @@ class HistoryPlans:
         """Whether the sink has the rows of *plan*: then what counts is the snapshot that it has them of."""
         table = self._tables[name]
         found = self._committed(table.table, self._state.id) if self._committed is not None else Committed()
-        if found.plan == plan.number and found.attempt != plan.attempt:
+        if table.kept is None and found.plan == plan.number and found.attempt != plan.attempt:
             table.retake(plan.number, mark_from_json(plan.marks[found.attempt]), exact=True)
         return found.plan >= plan.number
 

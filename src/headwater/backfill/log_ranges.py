@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import Final
 
 import pyarrow as pa
 
@@ -16,6 +18,8 @@ from headwater.log_store.log_events import RENEWED, SCHEMA, TRUNCATE, events_of
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
 from headwater.state import Snapshot, open_reader
+
+_MOST_EPOCHS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,10 @@ class LogRanges:
                 return chosen
             chosen = epoch
         return upto
+
+    def lag(self, name: str, after: int) -> int:
+        """How many epochs with changes of *name* come after *after*, or so many as are worth counting."""
+        return sum(1 for _ in islice(self._views[name].epochs(after), _MOST_EPOCHS))
 
     def changes(self, name: str, after: int, upto: int) -> TableChanges:
         """What *name* has in ``(after, upto]``."""

@@ -24,17 +24,19 @@ from headwater.backfill.control import QueryRequests
 from headwater.backfill.errors import QueryStateLost
 from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
+from headwater.backfill.kept_history import release_pins
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, PlanRecord, QueryState
-from headwater.backfill.query import QueryOptions
+from headwater.backfill.query import TABLES, QueryOptions
 from headwater.backfill.query_table import QueryTable
+from headwater.backfill.rate_limit import NO_LIMIT
+from headwater.backfill.since import resolve_since
 from headwater.backfill.units import Unit
-from headwater.capture.source_state import SourceState
+from headwater.capture.source_state import SourceRecord, SourceState
 from headwater.errors import HeadwaterError
 from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
-from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
@@ -86,7 +88,7 @@ class QueryPlanner:
         self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
         self._at: QueryOffset | None = None
         self._forgotten: QueryOffset | None = None
-        self._end: tuple[int, CdcOffset] | None = None
+        self._end: tuple[int, SourceRecord] | None = None
         self._looked = self._truncated = self._told = 0.0
         self._recovering = self._moved = True
         with ExitStack() as stack:
@@ -104,12 +106,15 @@ class QueryPlanner:
                 )
                 self._parked_tables = {name: why for name, why in self._parked().items() if name in options.tables}
                 self._leave((set(self._state.tables) - set(options.tables)) | self._parked_tables.keys())
+                start = None
+                if options.since is not None and self._state.delivered is None:
+                    start = resolve_since(view, options.since, options.tables)
                 self._tables = {
                     name: QueryTable(
                         options,
                         self._state,
                         ranges.changes(name, newest, newest).table,
-                        self._consumers.consumer(name),
+                        self._consumers.consumer(name, start=start),
                     )
                     for name in options.tables
                     if name not in self._parked_tables
@@ -155,6 +160,11 @@ class QueryPlanner:
         """
         if self._state.delivered is None:
             delivered = min(int(table.consumer.delivered()) for table in self._tables.values())
+            if any(table.kept is not None for table in self._tables.values()):
+                with self._reader.snapshot() as view:
+                    record, _ = SourceState.read(view)
+                    delivered = int(view.epoch)  # all up to it is in the tables that we keep
+                self._end = None if record is None else (delivered, record)
             self._state.put_delivered(QueryOffset(delivered, self._state.plan.number))
             self._save()
         assert self._state.delivered is not None
@@ -242,7 +252,7 @@ class QueryPlanner:
         self._recovering = False
         if self._end is not None and self._end[0] == start.epoch:
             for table in self._tables.values():
-                table.settle(self._end[1], start.epoch)
+                table.settle(self._end[1].offset, start.epoch)
         self._at, self._moved = start, True
         self._park()
         delivered = self._state.delivered
@@ -270,7 +280,9 @@ class QueryPlanner:
         is_newer = start.plan < plan.number
         for name, table in self._tables.items():
             is_kept = is_newer and name in plan.positions and self._history.is_committed(name, plan)
-            table.roll_back(plan.number if is_kept else start.plan, start.epoch)
+            upto = plan.number if is_kept else start.plan
+            table.roll_back(upto, start.epoch)
+            table.deliver(upto)
         if is_newer:
             self._state.plan = PlanRecord(number=start.plan, issued=max(plan.number, plan.issued))
             self._state.put_plan()
@@ -283,6 +295,8 @@ class QueryPlanner:
             if not record.left:
                 with suppress(LogNotFound):
                     self._consumers.drop(name)
+                if record.origin == TABLES and self._options.kept is not None:
+                    release_pins(self._options.store, self._options.kept, self._options.query, [name])
                 record.left = True
                 self._state.put_table(name)
 
@@ -303,6 +317,9 @@ class QueryPlanner:
             self._save()  # a query without a checkpoint never begins before what the logs hold
             found = {name: table.unneeded(start.epoch) for name, table in self._tables.items()}
             self._consumers.commit({name: Epoch(keep) for name, keep in found.items() if keep is not None})
+            for table in self._tables.values():
+                if table.kept is not None:
+                    table.kept.let_go()
 
     # -- planning --------------------------------------------------------------------------------------------------
 
@@ -319,29 +336,57 @@ class QueryPlanner:
             self._keeping.after(self._tables.values(), self.backfill_id)
         return made
 
+    def _begin_kept(self, ranges: LogRanges, start: QueryOffset) -> bool:
+        """Begin the snapshots of tables that we keep, at the epoch of the query; whether it must go on for that."""
+        waiting = [table.kept for table in self._tables.values() if table.kept is not None and table.kept.is_waiting]
+        if not waiting:
+            return False
+        record = ranges.record if start.epoch == ranges.newest else None
+        if record is None and self._end is not None and self._end[0] == start.epoch:
+            record = self._end[1]
+        if record is None:
+            return True  # nobody knows the place of that epoch in the source's log
+        position = record.offset.position_after(None)
+        for kept in waiting:
+            kept.begin(start.epoch, position, record.commit_time_us)
+        self._save()
+        return any(kept.is_late for kept in waiting)
+
+    def _held_back(self, limit: int, start: QueryOffset, max_rows: int | None) -> tuple[int, int | None]:
+        """Up to which epoch, and how many changes, may be delivered while tables that we keep are read."""
+        kept = [table.kept for table in self._tables.values() if table.kept is not None]
+        if any(one.holds_epochs for one in kept):
+            return start.epoch, max_rows
+        allowed = min((one.rows_allowed for one in kept), default=NO_LIMIT)
+        return limit, max_rows if allowed >= (max_rows or NO_LIMIT) else max(allowed, 1)
+
     def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         with self._reader.snapshot() as view:
             ranges = LogRanges(view, list(self._tables))
             self._seen = ranges.newest
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
+            late = self._begin_kept(ranges, start)
+            limit, max_rows = self._held_back(limit, start, max_rows)
             end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
             for name, changes in found.items():
                 self._tables[name].see(changes, ranges.since(name, end))
+                self._tables[name].catch_up(changes.rows, ranges, end)
             if end == ranges.newest and ranges.record is not None:
-                self._end = (end, ranges.record.offset)
+                self._end = (end, ranges.record)
                 for name, changes in found.items():
                     if not changes:
                         self._tables[name].settle(ranges.record.offset, end)
+                        self._tables[name].reach(end)
             if self._keeping is not None:
                 self._keeping.hold(self._tables.values())
             planned = self._history.plan(ranges, end, found)
         if planned:
             self._save()
             return QueryOffset(end, self._state.plan.number)
-        if any(found.values()):
+        if any(found.values()) or (late and end > start.epoch):
             self._save()  # what is dropped from now on is known to be shown by every later snapshot
             return QueryOffset(end, start.plan)
         return start

@@ -15,6 +15,7 @@ from typing import Any
 from headwater import failpoints
 from headwater.backfill.cdc.state import BackfillTables
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.snapshot.record import SnapshotTables
 from headwater.sources.offset import CdcOffset
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
 from headwater.stream import EpochClock
@@ -72,6 +73,8 @@ class TableRecord:
     :ivar left: the query had no such table for a while: changes of that time are missing.
     :ivar unread: the query delivered changes of it without its history.
     :ivar since: where its log began when it was planned last: when that moves, the log has a gap.
+    :ivar origin: where its history comes from, chosen once: ``source``, or ``tables`` that we keep.
+    :ivar queued: what is to be read once more when its history from our own table is over, as JSON.
     """
 
     last_position: str | None = None
@@ -82,6 +85,8 @@ class TableRecord:
     left: bool = False
     unread: bool = False
     since: str | None = None
+    origin: str | None = None
+    queued: list[dict[str, Any]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in TableRecord.__slots__}
@@ -99,6 +104,7 @@ class QueryState:
             self._query: StateTable = self.catalog.open_or_create(QUERY, self.batch)
             self._tables: StateTable = self.catalog.open_or_create(QUERY_TABLES, self.batch)
             self.backfills = BackfillTables(self.catalog, self.batch)
+            self.snapshots = SnapshotTables(self.catalog, self.batch)
             found = {key[0]: values[0] for key, values in self._query.scan(view, 0)}
             self.tables = {key[0]: TableRecord(**values[0]) for key, values in self._tables.scan(view, 0)}
         self.plan = PlanRecord(**found.get(_PLAN, {}))

@@ -8,6 +8,7 @@ from headwater.backfill.errors import InvalidQuery
 from headwater.sources.splits import SplitKind
 
 PARALLEL, SINGLE = "parallel", "single"
+AUTO, SOURCE, TABLES = "auto", "source", "tables"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,11 @@ class QueryOptions:
     :ivar parallelism: how many tasks run side by side.
     :ivar new_columns: the capture takes up columns that come new; otherwise they are not read.
     :ivar max_rows: changes of one batch, about; epochs are never cut. :ivar max_epochs: … and epochs.
-    :raises InvalidQuery: a number below 1, no table, another word for *backfill*.
+    :ivar kept: the folder of the tables that we keep; ``None``: there are none.
+    :ivar origin: where history comes from: the ``source``, our own ``tables``, or ``auto``: our tables where the query
+        is new and they have all of it.
+    :ivar since: no history, and of the changes those since then: an epoch, or a time with its zone (ISO 8601).
+    :raises InvalidQuery: a number below 1, no table, another word for *backfill* or *origin*.
     """
 
     store: str
@@ -46,10 +51,22 @@ class QueryOptions:
     new_columns: bool = True
     max_rows: int | None = None
     max_epochs: int | None = None
+    kept: str | None = None
+    origin: str = AUTO
+    since: str | None = None
 
     def __post_init__(self) -> None:
         if not self.query or not self.tables:
             raise InvalidQuery("A query needs a name and at least one table.")
+        if self.origin not in (AUTO, SOURCE, TABLES):
+            raise InvalidQuery(f"Received origin={self.origin!r}; valid are {AUTO!r}, {SOURCE!r} and {TABLES!r}.")
+        if self.origin == TABLES and self.history and self.kept is None:
+            raise InvalidQuery(
+                "History is wanted from our own tables, and none are kept.",
+                next_step='Add a [[sink]] of kind = "table" and wait until it is live; or use from = "source".',
+            )
+        if self.since is not None and self.history:
+            raise InvalidQuery("Changes since a time come without history.", next_step="Set history=false.")
         if self.history and not self.source:
             raise InvalidQuery(
                 "There is no database whose history could be read: a stream writes the store.",

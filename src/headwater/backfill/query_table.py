@@ -12,10 +12,12 @@ import pyarrow as pa
 
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
 from headwater.backfill.cdc.open import open_backfill
-from headwater.backfill.log_ranges import TableChanges
+from headwater.backfill.kept_history import KeptHistory, is_complete
+from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.plans import QueryState, TableRecord
-from headwater.backfill.query import SINGLE, QueryOptions
-from headwater.backfill.units import ChangeFilter
+from headwater.backfill.query import AUTO, SINGLE, SOURCE, TABLES, QueryOptions
+from headwater.backfill.snapshot.record import SnapshotPhase
+from headwater.backfill.units import DROP_ALL, ChangeFilter
 from headwater.log_store import LogConsumer
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
@@ -35,12 +37,34 @@ class QueryTable:
         self.waiting: str | None = None
         self.held_back: str | None = None
         self.is_stopped = False
-        self.executor = self._backfill() if options.history else None
+        self.kept = KeptHistory(options, state, self.name) if options.history and self._origin() == TABLES else None
+        self.executor = self._backfill() if options.history and self.kept is None else None
         self._come_back()
+        self._go_on()
+
+    def _origin(self) -> str:
+        """Where its history comes from. It is chosen once; a table that comes back is read from the source."""
+        known = self._state.tables.get(self.name)
+        record = self.record
+        if known is not None and (known.left or known.unread):
+            record.origin = SOURCE
+            self._state.snapshots.forget(self._state.batch, self.name)
+        elif record.origin is None:
+            wanted = self._options.origin
+            if wanted == AUTO:
+                is_new = known is None and self._state.delivered is None
+                wanted = TABLES if is_new and is_complete(self._options, self.name) else SOURCE
+            elif known is not None:
+                wanted = SOURCE  # its history was begun by a release that had no choice
+            record.origin = wanted
+            self._state.put_table(self.name)
+        return record.origin if self._options.kept is not None else SOURCE
 
     def _come_back(self) -> None:
         """What the sink has of a table that was away, or whose history nobody read, is replaced."""
         record = self.record
+        if self.kept is not None:
+            return
         if self.executor is None:
             record.left, record.unread = False, True
         elif record.left or record.unread:
@@ -83,11 +107,18 @@ class QueryTable:
     @property
     def is_reading(self) -> bool:
         """Whether history is left to be handed out."""
+        return self.reads_source or (self.kept is not None and self.kept.is_reading)
+
+    @property
+    def reads_source(self) -> bool:
+        """Whether history is left to be read from the source."""
         return self.executor is not None and self.executor.phase in (Phase.WAITING, Phase.READING)
 
     @property
     def is_held(self) -> bool:
         """Whether its history does not go on by itself."""
+        if self.kept is not None and self.kept.is_reading:
+            return self.kept.executor.is_paused or self.kept.executor.progress().limit == 0
         if self.executor is None:
             return False
         return self.is_stopped or self.executor.is_paused or self.executor.progress().limit == 0
@@ -95,11 +126,15 @@ class QueryTable:
     @property
     def has_read(self) -> bool:
         """Whether rows of its history were handed out."""
+        if self.kept is not None:
+            return self.kept.executor.progress().rows > 0
         return self.executor is not None and self.executor.progress().rows > 0
 
     @property
     def is_done(self) -> bool:
         """Whether its history is read, and the log has passed it."""
+        if self.kept is not None and self.kept.phase is not SnapshotPhase.LIVE:
+            return False
         return self.executor is None or self.executor.phase is Phase.DONE
 
     @property
@@ -157,13 +192,25 @@ class QueryTable:
             self._state.put_table(self.name)
         if self.executor is not None and changes.truncated is not None and not changes.renewed:
             self.executor.truncate(changes.truncated[0])
-        if self.executor is not None and self._options.keyed and changes.defaulted:
+        if self._options.keyed and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
-            self.executor.renew(Renewal(f"{began}:{','.join(changes.defaulted)}", columns=changes.defaulted))
+            renewal = Renewal(f"{began}:{','.join(changes.defaulted)}", columns=changes.defaulted)
+            if self.kept is not None:
+                self.renew(renewal)
+            elif self.executor is not None:
+                self.executor.renew(renewal)
+
+    def catch_up(self, rows: int, ranges: LogRanges, end: int) -> None:
+        """The next batch, up to *end*, has so many *rows*; while the log after a snapshot of ours is delivered."""
+        if self.kept is not None and self.kept.phase is SnapshotPhase.CHANGE_LOG:
+            self.kept.executor.take(rows)
+            self.kept.executor.lag(ranges.lag(self.name, end))
 
     def _begin_anew(self, since: str, renewed: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
         self._forget_heap()
+        if self.kept is not None:
+            self._read_from_source()
         if self.executor is not None:
             self.executor.restart(None if renewed else Renewal(since, KeyRange() if self.record.whole else None))
 
@@ -197,6 +244,8 @@ class QueryTable:
     def on_barrier(self, barrier: Barrier) -> None:
         if self.executor is not None:
             self.executor.on_barrier(barrier)
+        if self.kept is not None:
+            self.kept.executor.on_barrier(barrier)
 
     def wants(self) -> int:
         if self.held_back is not None:
@@ -253,36 +302,84 @@ class QueryTable:
         self.record.heap_since = self.record.heap_files = None
         self._state.put_table(self.name)
 
+    def deliver(self, plan: int) -> None:
+        """What plans up to *plan* handed out is at the sink."""
+        if self.kept is not None:
+            self.kept.executor.deliver(plan)
+
     def roll_back(self, plan: int, epoch: int) -> None:
+        if self.kept is not None:
+            self.kept.executor.roll_back(plan)
         if self.executor is not None:
             self.executor.roll_back(plan, epoch)
             if self.kind is SplitKind.HEAP and self.executor.phase is Phase.WAITING:
                 self._forget_heap()
 
     def settle(self, position: CdcOffset, epoch: int) -> None:
+        if self.kept is not None and epoch > self.kept.executor.epoch:
+            self.reach(epoch)
         if self.executor is not None:
             self.executor.settle(position, epoch)
         if self.record.heap_since is not None and self.is_done:
             self._forget_heap()
 
+    def reach(self, epoch: int) -> None:
+        """Its log has nothing after *epoch*, up to which everything is delivered."""
+        if self.kept is not None:
+            self.kept.executor.consume(epoch, has_more=False)
+            self._go_on()
+
     def restart(self) -> None:
         """The sink has no row of the table: its history begins anew."""
-        if self.executor is not None:
+        if self.kept is not None:
+            self.kept.executor.restart()
+        elif self.executor is not None:
             self.executor.restart()
             self._forget_heap()
 
     def renew(self, renewal: Renewal) -> None:
-        """Read the history, or a part of it, once more."""
+        """Read the history, or a part of it, once more: from the source, after what is being read."""
+        if self.kept is not None:
+            if renewal.id not in (one["id"] for one in self.record.queued):
+                self.record.queued.append(renewal.to_json())
+                self._state.put_table(self.name)
+            self._go_on()
+            return
         if self.executor is None:
             self.executor = self._backfill()
         if self.record.whole:
             renewal = replace(renewal, range=KeyRange())
         self.executor.renew(renewal)
 
+    def _go_on(self) -> None:
+        """Once the history from our own table is over, read from the source what was asked for meanwhile."""
+        if self.kept is None or self.kept.phase is not SnapshotPhase.LIVE or not self.record.queued:
+            return
+        renewals = [Renewal.from_json(one) for one in self.record.queued]
+        self._read_from_source()
+        assert self.executor is not None
+        self.executor.restart(renewals[0])
+        for renewal in renewals[1:]:
+            self.executor.renew(renewal)
+
+    def _read_from_source(self) -> None:
+        """From now on what is read of its history is read from the source."""
+        assert self.kept is not None
+        self.kept.close()
+        self._state.snapshots.forget(self._state.batch, self.name)
+        self.kept = None
+        self.record.origin, self.record.queued = SOURCE, []
+        self._state.put_table(self.name)
+        self.executor = self._backfill()
+
     def filter(self, plan: int) -> ChangeFilter | None:
+        if self.kept is not None:
+            return DROP_ALL if self.kept.phase is SnapshotPhase.WAITING else None
         return None if self.executor is None else self.executor.filter(plan)
 
     def save(self) -> None:
+        if self.kept is not None:
+            self.kept.executor.save(self._state.batch)
         if self.executor is not None:
             self.executor.save(self._state.batch)
 
@@ -304,7 +401,9 @@ class QueryTable:
     def status(self) -> dict[str, Any]:
         """What a person wants to know of it."""
         told: dict[str, Any] = {"phase": Phase.DONE.value}
-        if self.executor is not None:
+        if self.kept is not None:
+            told = self.kept.executor.progress(self.kept.waiting or "").to_json()
+        elif self.executor is not None:
             told = self.executor.progress((self.waiting or "") if self.is_reading else "").to_json()
         return told | {"delivered": int(self.consumer.delivered())}
 

@@ -16,7 +16,8 @@ from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
 from headwater.backfill.cdc.upstream_table.snapshot import SnapshotReader
 from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.units import LogUnit, SplitUnit
+from headwater.backfill.snapshot.reader import read_snapshot
+from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
 from headwater.capture.source_state import SourceState
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
@@ -62,11 +63,15 @@ def read_changes(
                 yield batch if columns is None else batch.select([*columns, *LOG_COLUMNS])
 
 
-def read_history(options: QueryOptions, unit: SplitUnit) -> Iterator[pa.RecordBatch]:
+def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Iterator[pa.RecordBatch]:
     """The rows of a unit as its snapshot has them: the columns of its table alone.
 
     :raises SnapshotExpired: it must be planned anew.
     """
+    if isinstance(unit, SnapshotUnit):
+        assert options.kept is not None
+        yield from read_snapshot(options.store, options.kept, unit)
+        return
     yield from SnapshotReader(_external(options.source, unit.table)).read(unit)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
+from headwater.backfill.snapshot.parts import VnodePart
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import SnapshotMark, mark_from_json
 from headwater.sources.splits import Cut, KeyRange, SplitKind
@@ -112,7 +113,25 @@ class SplitUnit:
     replaces: bool = False
 
 
-Unit: TypeAlias = LogUnit | SplitUnit
+@dataclass(frozen=True, slots=True)
+class SnapshotUnit:
+    """Rows of history: parts of a table that we keep, as they are at *epoch*, which is pinned.
+
+    :ivar table: as it is at *epoch*. The others are those of a :class:`SplitUnit`.
+    """
+
+    table: SourceTable
+    epoch: int
+    parts: tuple[VnodePart, ...]
+    plan: int
+    attempt: int
+    position: bytes
+    commit_time_us: int
+    rows: int
+    columns: tuple[str, ...] | None = None
+
+
+Unit: TypeAlias = LogUnit | SplitUnit | SnapshotUnit
 
 
 def covered(ranges: Sequence[KeyRange]) -> list[KeyRange]:

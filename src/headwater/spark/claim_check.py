@@ -30,7 +30,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
-from headwater.backfill.units import LogUnit, SplitUnit, Unit
+from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
 from headwater.errors import HeadwaterError
 from headwater.sinks.coordinator import Coordinator, DeliveryLook, TableFailure
 from headwater.sinks.dead_letters import DeadLetters, Refusing, Sieve
@@ -193,7 +193,7 @@ class ClaimReader(DataSourceStreamReader):
 
 
 def _token_of(unit: Unit, token: Token) -> Token:
-    return replace(token, attempt=unit.attempt) if isinstance(unit, SplitUnit) else token
+    return token if isinstance(unit, LogUnit) else replace(token, attempt=unit.attempt)
 
 
 @dataclass(slots=True)
@@ -298,7 +298,9 @@ class ClaimWriter(DataSourceStreamArrowWriter):
         """Nothing: Spark also calls this after a commit that took effect."""
 
 
-def _history_part(options: QueryOptions, unit: SplitUnit) -> HistoryPart:
+def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> HistoryPart:
+    if isinstance(unit, SnapshotUnit):
+        return HistoryPart(SplitKind.KEY, (KeyRange(),), unit.position, unit.commit_time_us)
     return HistoryPart(
         unit.kind,
         unit.ranges,

@@ -15,7 +15,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import read_changes, read_history
-from headwater.backfill.units import LogUnit, SplitUnit, Unit
+from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
 from headwater.sinks.sink import Committed
 from headwater.sources.open import open_source
 from headwater.sources.snapshots import open_snapshots
@@ -46,6 +46,8 @@ class MemorySink:
         for unit, batches in units:
             if isinstance(unit, SplitUnit):
                 self._take_history(unit, batches)
+            elif isinstance(unit, SnapshotUnit):
+                self._take_kept(unit, batches)
         for unit, _ in units:
             known = self.tokens.get(unit.table.full_name, Committed())
             if isinstance(unit, LogUnit):
@@ -87,6 +89,19 @@ class MemorySink:
                     mirror[key] = row
                 elif key in mirror:
                     mirror[key] |= row
+
+    def _take_kept(self, unit: SnapshotUnit, batches: list[pa.RecordBatch]) -> None:
+        """Rows of a table that we keep: each of them is new."""
+        name = unit.table.full_name
+        if self.tokens.get(name, Committed()).plan >= unit.plan:
+            return
+        mirror, told = self.mirror.setdefault(name, {}), self.history.setdefault(name, Counter())
+        for batch in batches:
+            for row in batch.to_pylist():
+                key = tuple(row[column] for column in unit.table.key_columns)
+                assert key not in mirror
+                told[key] += 1
+                mirror[key] = row
 
     def _clear(self, unit: SplitUnit, mirror: dict[Key, dict[str, Any]]) -> None:
         """The rows of the unit's ranges go."""
@@ -183,7 +198,7 @@ class Delivering:
             source.close()
             expected = {
                 tuple(row[column] for column in table.key_columns): row
-                for row in selected(self.capture.database, table).to_pylist()
+                for row in self.selected(table).to_pylist()
             }
             found = self.sink.mirror.get(name, {})
             assert found.keys() == expected.keys(), (
@@ -194,6 +209,10 @@ class Delivering:
             wrong = [key for key, row in expected.items() if found[key] != row]
             assert not wrong, (len(wrong), wrong[:5])
             assert all(count == 1 for count in self.sink.changes.get(name, Counter()).values())
+
+    def selected(self, table: SourceTable) -> pa.Table:
+        """The rows of a table as the server has them now."""
+        return selected(self.capture.database, table)
 
     def close(self) -> None:
         self.planner.close()

@@ -64,8 +64,25 @@ class Layout:
             found = cuts.setdefault(block.vnode, {})
             found[block.first] = found.get(block.first, 0) + block.rows
             self.size += block.bytes
-        self._cuts = {vnode: sorted(found.items()) for vnode, found in cuts.items()}
+        self._cuts = {vnode: sorted(found.items()) for vnode, found in sorted(cuts.items())}
+        self._spread()
         self._rows = {vnode: sum(rows for _, rows in found) for vnode, found in self._cuts.items()}
+
+    def _spread(self) -> None:
+        """A block may go on in vnodes that have no beginning of one: its rows are theirs, too, about evenly."""
+        vnodes = list(self._cuts)
+        place = 0
+        while place < len(vnodes):
+            after = place + 1
+            while after < len(vnodes) and not sum(rows for _, rows in self._cuts[vnodes[after]]):
+                after += 1
+            shared = vnodes[place:after]
+            key, rows = self._cuts[shared[0]][-1]
+            share, rest = divmod(rows, len(shared))
+            self._cuts[shared[0]][-1] = (key, share + rest)
+            for vnode in shared[1:]:
+                self._cuts[vnode] = [(self._cuts[vnode][0][0], share)]
+            place = after
 
     def rows(self, vnode: int) -> int:
         return self._rows.get(vnode, 0)

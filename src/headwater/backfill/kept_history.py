@@ -1,0 +1,193 @@
+"""KeptHistory: the history of one table of a query, read from the table that we keep ourselves.
+
+The query's own offset tells the epoch: everything up to it is in the snapshot, everything after it in the log, which
+the query's consumer holds. The snapshot's epoch is pinned under the name of the query, so that it outlives a process;
+the pin goes once the last row of it is delivered. Nothing is asked of the source.
+
+==================================  ================================================================================
+what                                when
+==================================  ================================================================================
+``begin``                           before the first plan: pins, and is sealed with the state after it
+``hand_out``, ``units``             each plan of the snapshot; the query's epoch stands still
+``let_go``                          what comes after the snapshot is sealed: the pin goes
+==================================  ================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Sequence
+from typing import Final
+from zlib import crc32
+
+from headwater import failpoints
+from headwater.backfill.plans import PlanRecord, QueryState
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.rate_limit import NO_LIMIT
+from headwater.backfill.snapshot.executor import SnapshotBackfillExecutor, SnapshotOptions
+from headwater.backfill.snapshot.parts import Layout, groups
+from headwater.backfill.snapshot.record import SnapshotPhase
+from headwater.backfill.units import SnapshotUnit
+from headwater.stream import DEFAULT_VNODE_COUNT, VnodeBitmap
+from headwater.versioned import BaseGone, NotComplete, TableNotKept, VersionedTable
+from headwater.versioned.errors import NotYet
+
+BEFORE_BEGIN = failpoints.register("snapshot_backfill.before_begin")
+AFTER_PIN = failpoints.register("snapshot_backfill.after_pin")
+BEFORE_LET_GO = failpoints.register("snapshot_backfill.before_let_go")
+AFTER_LET_GO = failpoints.register("snapshot_backfill.after_let_go")
+
+_HELD: Final = (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT)
+
+
+class KeptHistory:
+    """One table.
+
+    :ivar waiting: why its snapshot has not begun.
+    :ivar is_late: it has not because the query is at an epoch that the kept table is past: it must go on first.
+    """
+
+    def __init__(self, options: QueryOptions, state: QueryState, table: str) -> None:
+        assert options.kept is not None
+        self._options, self._name = options, table
+        self._pin = pin_name(options.query)
+        self._opened: VersionedTable | None = None
+        self._is_let_go = False
+        self.waiting: str | None = None
+        self.is_late = False
+        with state.store.snapshot() as view:
+            self.executor = SnapshotBackfillExecutor(
+                table,
+                state.snapshots,
+                view,
+                VnodeBitmap.full(DEFAULT_VNODE_COUNT),
+                SnapshotOptions(options.rows_per_second, options.interval_seconds),
+            )
+
+    @property
+    def phase(self) -> SnapshotPhase:
+        return self.executor.phase
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether rows of the snapshot are left to be handed out."""
+        return self.phase is SnapshotPhase.WAITING or (
+            self.phase is SnapshotPhase.SNAPSHOT and not self.executor.is_exhausted
+        )
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether no epoch is chosen yet."""
+        return self.phase is SnapshotPhase.WAITING
+
+    @property
+    def rows_allowed(self) -> int:
+        """Changes that the next batch may have."""
+        return NO_LIMIT if self.phase in _HELD else self.executor.allows(time.monotonic())
+
+    @property
+    def holds_epochs(self) -> bool:
+        """Whether the query stays at its epoch: the snapshot is read, or the catch-up stands still."""
+        if self.phase is SnapshotPhase.SNAPSHOT:
+            return True
+        return self.phase is SnapshotPhase.CHANGE_LOG and self.executor.allows(time.monotonic()) <= 0
+
+    @property
+    def _kept(self) -> VersionedTable:
+        if self._opened is None:
+            assert self._options.kept is not None
+            self._opened = VersionedTable.open(self._options.store, self._name, self._options.kept)
+        return self._opened
+
+    def begin(self, epoch: int, position: bytes, commit_time_us: int) -> bool:
+        """Pin *epoch* and plan its snapshot; whether that could be done now.
+
+        :param position: of its rows: after all changes up to *epoch*, before all later ones.
+        """
+        failpoints.hit(BEFORE_BEGIN)
+        self.is_late = False
+        try:
+            self._kept.pin(self._options.query, epoch, name=self._pin)
+            layout = self._layout(epoch)
+        except BaseGone as error:
+            self.waiting, self.is_late = error.message, True
+            return False
+        except (NotComplete, NotYet, TableNotKept) as error:
+            self.waiting = error.message
+            return False
+        failpoints.hit(AFTER_PIN)
+        self.executor.begin(epoch, layout, position, commit_time_us)
+        self.waiting, self._is_let_go = None, False
+        return True
+
+    def _layout(self, epoch: int) -> Layout:
+        return Layout(self._kept.blocks(epoch, (0, self._kept.vnode_count)))
+
+    def hand_out(self, plan: int, budget: int) -> int | None:
+        """Hand out about *budget* rows to *plan*; how many, ``None``: nothing can be read now."""
+        if self.executor.wants(time.monotonic()) <= 0:
+            return None
+        if self.executor.layout is None:
+            self.executor.see(self._layout(self.executor.epoch))
+        parts = self.executor.hand_out(plan, budget)
+        return sum(part.rows for part in parts) if parts else None
+
+    def units(self, plan: PlanRecord, parallelism: int) -> list[SnapshotUnit]:
+        """What tasks read of *plan*."""
+        parts, epoch = self.executor.handed_out(plan.number), self.executor.epoch
+        if not parts:
+            return []
+        table, layout = self._kept.table(epoch), self.executor.layout or self._layout(epoch)
+        return [
+            SnapshotUnit(
+                table=table,
+                epoch=epoch,
+                parts=tuple(group),
+                plan=plan.number,
+                attempt=plan.attempt,
+                position=self.executor.position,
+                commit_time_us=self.executor.commit_time_us,
+                rows=sum(part.rows for part in group),
+            )
+            for group in groups(parts, layout, 2 * parallelism)
+        ]
+
+    def let_go(self) -> None:
+        """What was sealed no longer needs the snapshot: its pin goes, if there is one."""
+        if self._is_let_go or self.phase in _HELD:
+            return
+        failpoints.hit(BEFORE_LET_GO)
+        assert self._options.kept is not None
+        VersionedTable(self._options.store, self._name, self._options.kept).release(self._pin)
+        failpoints.hit(AFTER_LET_GO)
+        self._is_let_go = True
+        self.close()
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+
+def pin_name(query: str) -> str:
+    """What the pin of a query is called: a name of a file."""
+    plain = re.sub(r"[^A-Za-z0-9_.-]", "_", query)[:60]
+    return f"query-{plain}-{crc32(query.encode()):08x}"
+
+
+def is_complete(options: QueryOptions, table: str) -> bool:
+    """Whether *table* is kept, and its history read."""
+    if options.kept is None:
+        return False
+    try:
+        VersionedTable.open(options.store, table, options.kept).close()
+    except (NotComplete, TableNotKept, NotYet, BaseGone):
+        return False
+    return True
+
+
+def release_pins(store: str, folder: str, query: str, tables: Sequence[str]) -> None:
+    """The query is dropped: nothing is held for it."""
+    for table in tables:
+        VersionedTable(store, table, folder).release(pin_name(query))

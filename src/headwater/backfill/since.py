@@ -1,0 +1,72 @@
+"""Since: where a query begins that delivers no history: an epoch, or a time.
+
+An epoch stands for the changes after it, a time for those that were committed from then on. Epochs are never divided:
+what was committed just before the time, in the same epoch, comes with it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from headwater.backfill.errors import InvalidQuery, SinceGone
+from headwater.log_store import LogView
+from headwater.log_store.bounds import announced
+from headwater.log_store.log import LogRegistry
+from headwater.state import Snapshot
+from headwater.stream import Epoch, EpochError
+
+
+def parse_since(text: str) -> tuple[Epoch, bool]:
+    """The epoch that *text* names or falls into, and whether it is a time.
+
+    :raises InvalidQuery: it is neither an epoch nor a time with its zone.
+    """
+    try:
+        if text.isdecimal():
+            return Epoch(int(text)), False
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo is None:
+            raise ValueError("no zone")
+        return Epoch.from_datetime(moment), True
+    except (ValueError, EpochError):
+        raise InvalidQuery(
+            f"Received since={text!r}, which is neither an epoch nor a time.",
+            next_step="Write an epoch as headwater status shows it, or a time with its zone: 2026-05-31T12:00:00Z.",
+        ) from None
+
+
+def resolve_since(view: Snapshot, text: str, tables: Sequence[str]) -> Epoch:
+    """The epoch after which a new query over *tables* begins.
+
+    :raises SinceGone: a log of them no longer holds what came since then. :raises InvalidQuery: it is not yet.
+    """
+    wanted, is_time = parse_since(text)
+    registry = LogRegistry.load(view)
+    logs = [LogView(view, registry.get(name)) for name in tables]
+    after = wanted
+    if is_time and wanted <= view.epoch:
+        # an epoch bears the time of its beginning: the one that the time falls into began before it
+        began = [int(end.epoch) for log in logs for end in log.epochs(0, int(wanted))]
+        after = Epoch(max(began)).prev() if began else wanted
+    oldest = max((announced(view, name) for name in tables), default=Epoch(0))
+    newest = view.epoch
+    now = Epoch.from_unix_ms(time.time_ns() // 1_000_000)
+    if after > (max(newest, now) if is_time else newest):
+        raise InvalidQuery(
+            f"What comes since {text} is not there yet: the newest epoch is {int(newest)} ({_when(newest)}).",
+            next_step=f"Use {int(newest)} for all that comes from now on.",
+        )
+    if wanted < oldest:
+        raise SinceGone(
+            f"The logs hold the epochs after {int(oldest)} ({_when(oldest)}) up to {int(newest)} ({_when(newest)}); "
+            f"what came since {text} is not all there any more.",
+            int(oldest),
+            next_step=f"Use since = {int(oldest)}, or take the history, too: leave since out.",
+        )
+    return min(max(after, oldest), newest)
+
+
+def _when(epoch: Epoch) -> str:
+    return epoch.to_datetime().astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
