@@ -15,6 +15,7 @@ SOURCES = (
     "src/headwater/sources/mysql/binlog/_row_decoder.c",
     "src/headwater/sources/postgres/_binary.c",
     "src/headwater/sources/postgres/_decoder.c",
+    "src/headwater/sources/postgres/_receive.c",
     "src/headwater/stream/_gather.c",
 )
 

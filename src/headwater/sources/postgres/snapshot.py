@@ -7,7 +7,6 @@ the server's own work goes on meanwhile. At most :data:`BLOCKS_AHEAD` blocks are
 
 from __future__ import annotations
 
-import select
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,18 +15,15 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 from psycopg import errors as pg
 from psycopg import sql
-from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus
-from psycopg.pq.abc import PGconn
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.postgres.copy_reader import CopyReader
 from headwater.sources.postgres.csv import read_csv
 from headwater.sources.table import SourceColumn, SourceTable
 
 BATCH_BYTES: Final = 4 << 20
 BLOCKS_AHEAD: Final = 2
-_TLS_PATIENCE_MS: Final = 20
 
 _SETTLE: Final = """
 SELECT pg_catalog.set_config(s.name, CASE s.name WHEN 'synchronize_seqscans' THEN 'off' ELSE '0' END, false)
@@ -175,35 +171,9 @@ class SnapshotSession:
         return copy_statement(table, form, where, partitioned=found[0].kind == "p").as_bytes(self._session)
 
     def blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
-        """The messages of a COPY, joined to blocks of *size* bytes or a little more.
-
-        What one read of the socket gave is joined first: many small messages that live long cost twice as much.
-        """
-        pieces: list[bytes] = []
+        """What the COPY sends, in blocks of whole messages: *size* bytes or a little more."""
         with server_errors(self._dsn):
-            connection, socket = self._session.pgconn, _Socket(self._session.pgconn)
-            socket.start_copy(statement)
-            get_copy_data, held = connection.get_copy_data, 0
-            messages: list[memoryview] = []
-            length = 0
-            while length >= 0:
-                length, message = get_copy_data(1)
-                if length > 0:
-                    messages.append(message)
-                    continue
-                pieces.append(b"".join(messages))
-                messages.clear()
-                held += len(pieces[-1])
-                if held >= size:
-                    yield b"".join(pieces)
-                    pieces, held = [], 0
-                if length == 0:
-                    socket.wait()
-            while (result := connection.get_result()) is not None:
-                if result.status != ExecStatus.COMMAND_OK:
-                    raise error_from_result(result)
-        if held:
-            yield b"".join(pieces)
+            yield from CopyReader(self._session.pgconn).blocks(statement, size)
 
 
 def settle(session: Connection) -> None:
@@ -240,35 +210,3 @@ def parsed(blocks: Iterator[tuple[RowFormat, bytes]]) -> Iterator[pa.RecordBatch
             yield from pending.popleft().result()
     finally:
         parser.shutdown(cancel_futures=True)
-
-
-class _Socket:
-    """Waits for what the server sends, without holding other threads back."""
-
-    def __init__(self, connection: PGconn) -> None:
-        self._connection = connection
-        # libpq may leave a part of a TLS record behind, of which the socket tells nothing
-        self._patience = _TLS_PATIENCE_MS if connection.ssl_in_use else None
-        self._input, self._output = select.poll(), select.poll()
-        self._input.register(connection.socket, select.POLLIN)
-        self._output.register(connection.socket, select.POLLIN | select.POLLOUT)
-
-    def start_copy(self, statement: bytes) -> None:
-        connection = self._connection
-        connection.send_query(statement)
-        while connection.flush():
-            self._output.poll()
-            connection.consume_input()
-        while connection.is_busy():
-            self.wait()
-        result = connection.get_result()
-        assert result is not None
-        if result.status != ExecStatus.COPY_OUT:
-            while connection.get_result() is not None:
-                pass
-            raise error_from_result(result)
-
-    def wait(self) -> None:
-        """Until something may have come."""
-        self._input.poll(self._patience)
-        self._connection.consume_input()
