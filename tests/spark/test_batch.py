@@ -17,6 +17,7 @@ from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_chang
 
 from headwater.log_store.errors import InvalidOffset
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
 from headwater.spark import snapshot_process
 from headwater.spark.columns import Columns
 from headwater.spark.errors import NoCapture, SparkError, TableChanged
@@ -45,13 +46,13 @@ def keepers(database: Database) -> int:
 
 
 def test_all_tasks_see_one_snapshot_whenever_they_read(newest_postgres: Database, tmp_path: Path) -> None:
-    make_table(newest_postgres, 500)
-    reader, schema, partitions = batch(newest_postgres, tmp_path, splitRows="100")
+    make_table(newest_postgres, 2000)
+    reader, schema, partitions = batch(newest_postgres, tmp_path, splitRows="400")
     assert len(partitions) == 5
     rows = read_all(reader, schema, partitions[:2])
-    newest_postgres.execute("DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'later'", "INSERT INTO t VALUES (501)")
+    newest_postgres.execute("DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'later'", "INSERT INTO t VALUES (2001)")
     rows += read_all(reader, schema, partitions[2:])
-    assert sorted((row["id"], row["v"]) for row in rows) == [(n, f"row {n}") for n in range(1, 501)]
+    assert sorted((row["id"], row["v"]) for row in rows) == [(n, f"row {n}") for n in range(1, 2001)]
     assert {row["_change_type"] for row in rows} == {"insert"}
     assert len({row["_commit_version"] for row in rows}) == 1
     assert read_all(reader, schema, partitions[:1]), "a task that is tried again finds its snapshot"
@@ -60,15 +61,15 @@ def test_all_tasks_see_one_snapshot_whenever_they_read(newest_postgres: Database
 def test_m29_a_standby_is_read_while_it_replays(start_postgres: StartPostgres, tmp_path: Path) -> None:
     primary = start_postgres()
     with primary.database() as database:
-        make_table(database, 500)
+        make_table(database, 2000)
         standby = start_postgres(primary=primary, settings={"max_standby_streaming_delay": "-1"})
         source = standby.dsn(database.name)
-        reader, schema, partitions = batch(database, tmp_path, source=source, splitRows="100")
+        reader, schema, partitions = batch(database, tmp_path, source=source, splitRows="400")
         assert len(partitions) == 5
         rows = read_all(reader, schema, partitions[:2])
         database.execute("DELETE FROM t WHERE id % 2 = 0", "UPDATE t SET v = 'later'", "VACUUM t")
         rows += read_all(reader, schema, partitions[2:])
-        assert sorted((row["id"], row["v"]) for row in rows) == [(n, f"row {n}") for n in range(1, 501)]
+        assert sorted((row["id"], row["v"]) for row in rows) == [(n, f"row {n}") for n in range(1, 2001)]
         standby.close()
 
 
@@ -97,6 +98,29 @@ def test_a_read_that_cannot_be_planned_in_time_says_why(
         locking.execute("LOCK TABLE t")
         with pytest.raises(SparkError, match=r"not be planned within 3 s.* lock .*snapshotSeconds"):
             snapshot_process.keep_snapshot(options, table)
+
+
+def test_parts_that_nobody_sized_are_as_many_as_tasks_can_use() -> None:
+    cuts = [None, *(Cut((str(block),)) for block in range(1, 50)), None]
+    splits = [Split(number, KeyRange(low, high), 100) for number, (low, high) in enumerate(pairwise(cuts))]
+    joined = snapshot_process._joined(splits, 16)
+    assert len(joined) == 16
+    assert (joined[0].range.start, joined[-1].range.end) == (None, None)
+    assert all(low.range.end == high.range.start for low, high in pairwise(joined)), "nothing is left out"
+    assert {part.rows for part in joined} == {300, 400}
+    assert [part.range for part in snapshot_process._joined(splits[:3], 16)] == [split.range for split in splits[:3]]
+    assert snapshot_process._joined([], 16) == []
+
+
+def test_a_table_is_read_by_its_blocks_and_by_key_where_filters_ask_for_keys(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    make_table(newest_postgres, 2000)
+    _, _, partitions = batch(newest_postgres, tmp_path)
+    assert [(part.kept.kind, part.part) for part in partitions] == [(SplitKind.HEAP, KeyRange())]
+    reader: Any = source_of(newest_postgres, tmp_path, "t", pushdown="true").reader(batch(newest_postgres, tmp_path)[1])
+    reader.pushFilters([GreaterThan(("id",), 5)])
+    assert {part.kept.kind for part in reader.partitions()} == {SplitKind.KEY}
 
 
 def test_the_marks_of_tasks_say_when_a_snapshot_is_needed_no_more(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ tells how it goes in lines of JSON. It ends when that input does, and the kernel
 from __future__ import annotations
 
 import ctypes
+import gc
+import importlib
 import json
 import os
 import select
@@ -14,30 +16,26 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from headwater.errors import HeadwaterError
 
 _PR_SET_PDEATHSIG: Final = 1
 _END_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.01
 
 
 class Child:
     """Runs ``main`` of *module* as a process of its own.
 
     :param told: what it gets; it may hold secrets.
+    :param forks: it may be a copy of this process, which has loaded what it needs; another Python takes half a second.
     """
 
-    def __init__(self, module: str, told: dict[str, Any]) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", f"from {module} import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            text=True,
-        )
+    def __init__(self, module: str, told: dict[str, Any], *, forks: bool = False) -> None:
+        self._process = _Forked(module) if forks and threading.active_count() == 1 else _started(module)
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(told) + "\n")
@@ -79,6 +77,79 @@ class Child:
             self._process.kill()
             self._process.wait()
         self._process.stdout.close()
+
+
+def _started(module: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", f"from {module} import main; main()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        text=True,
+    )
+
+
+class _Forked:
+    """A copy of this process that runs ``main`` of *module*, and has nothing else in common with it.
+
+    As :class:`subprocess.Popen`, as far as that is needed. Only where no thread may hold a lock that is never let go.
+    """
+
+    def __init__(self, module: str) -> None:
+        self.returncode: int | None = None
+        main = importlib.import_module(module).main
+        its_input, our_output = os.pipe()
+        our_input, its_output = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            _become(main, its_input, its_output)
+        os.close(its_input)
+        os.close(its_output)
+        self.stdin = os.fdopen(our_output, "w")
+        self.stdout = os.fdopen(our_input)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except ChildProcessError:  # nobody keeps how it ended: Spark's workers ignore that
+                pid, status = self.pid, 0
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        end = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if end is not None and time.monotonic() > end:
+                raise subprocess.TimeoutExpired("child", timeout or 0.0)
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def _become(main: Callable[[], None], its_input: int, its_output: int) -> NoReturn:
+    """In the copy: let go of all that is the other's, run *main*, and end."""
+    code = 1
+    try:
+        gc.freeze()  # what the other has open is not for us to close
+        os.setsid()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(number, signal.SIG_DFL)
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for ours, its in ((its_input, 0), (its_output, 1), (nowhere, 2)):
+            os.dup2(ours, its)
+        os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+        sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w")
+        main()
+        sys.stdout.flush()
+        code = 0
+    finally:
+        os._exit(code)
 
 
 def received() -> dict[str, Any]:

@@ -11,7 +11,7 @@ option                meaning
 ``columns``           only these, by commas, in this order; ``*`` stands for all columns of the table
 ``history``           ``true``: first the rows that are there (as inserts), then changes. ``false``: changes only
 ``backfill``          ``parallel``: splits of the history side by side. ``single``: one page after the other
-``splitRows``         about how many rows a split has
+``splitRows``         about how many rows a split has; by default 100 000, in a batch more where there are many
 ``rowsPerSecond``     the most history to read per second
 ``parallelism``       how many tasks run side by side; by default as many as this machine has processors
 ``maxRows``           about how many changes a batch has; whole epochs, one at least
@@ -53,6 +53,7 @@ from headwater.stream.epoch import Epoch
 from headwater.stream.errors import EpochError
 
 SOURCE_VARIABLE: Final = "HEADWATER_SOURCE"
+SPLIT_ROWS: Final = 100_000
 ALL_COLUMNS: Final = "*"
 NEWEST: Final = 0
 """As the epoch of a read: the newest one."""
@@ -99,6 +100,7 @@ class SourceOptions:
 
     :ivar source: never shown; empty: a stream writes the store, and there is no database.
     :ivar query: ``None``: made of the table's name.
+    :ivar split_rows: ``None``: as many as suit; of a stream :data:`SPLIT_ROWS`.
     :ivar columns: ``None``: all, and those that we add; see :data:`ALL_COLUMNS`.
     :ivar as_of: an epoch, or :data:`NEWEST`; ``None``: not from the kept table.
     :ivar tables: the folder of the kept tables; empty: it was not told.
@@ -111,7 +113,7 @@ class SourceOptions:
     columns: tuple[str, ...] | None = None
     history: bool = True
     backfill: str = PARALLEL
-    split_rows: int = 100_000
+    split_rows: int | None = None
     rows_per_second: int | None = None
     parallelism: int = 2
     max_rows: int | None = None
@@ -155,7 +157,7 @@ class SourceOptions:
             tables=(table,),
             history=self.history,
             backfill=self.backfill,
-            split_rows=self.split_rows,
+            split_rows=self.split_rows or SPLIT_ROWS,
             rows_per_second=self.rows_per_second,
             parallelism=self.parallelism,
             max_rows=self.max_rows,
@@ -196,7 +198,7 @@ class _Texts:
             columns=self._columns(),
             history=self._flag("history", True),
             backfill=self._word("backfill", PARALLEL, SINGLE),
-            split_rows=self._number("splitRows", 1) or 100_000,
+            split_rows=self._number("splitRows", 1),
             rows_per_second=self._number("rowsPerSecond", 0),
             parallelism=self._number("parallelism", 1) or os.cpu_count() or 2,
             max_rows=self._number("maxRows", 1),

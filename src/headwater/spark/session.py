@@ -35,6 +35,10 @@ LOCAL_CHECKPOINTS: Final[Mapping[str, str]] = {
 }
 """Settings that need a file system whose rename is atomic: half the forks per batch, 30 ms less."""
 
+ARROW_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true"
+"""For Java: batches come from Arrow itself, so their bounds are not checked again at each value of each row. A tenth of
+what a read costs."""
+
 _FROZEN_AT: Final = (1, 2, 5, 20)
 _calls = 0
 
@@ -137,6 +141,6 @@ def _start_settings(master: str, archive: bool) -> dict[str, str]:
     if home is not None:
         os.environ["SPARK_HOME"] = str(home)
     home = home or Path(os.environ.get("SPARK_HOME", ""))
-    if archive and (options := archive_options(java, home)):
-        settings["spark.driver.extraJavaOptions"] = options
+    options = archive_options(java, home) if archive else ""
+    settings["spark.driver.extraJavaOptions"] = f"{ARROW_OPTIONS} {options}".rstrip()
     return settings

@@ -13,9 +13,10 @@ import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -25,11 +26,11 @@ from headwater.errors import HeadwaterError
 from headwater.process import start_ticks
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.snapshots import ExportedSnapshot, open_snapshots
-from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.splits import KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 from headwater.spark.child import Child, received, tell, tell_error
 from headwater.spark.errors import SparkError
-from headwater.spark.options import SourceOptions
+from headwater.spark.options import SPLIT_ROWS, SourceOptions
 from headwater.spark.pushdown import Bounds, narrowed
 
 START_SECONDS: Final = 120.0
@@ -37,6 +38,10 @@ _LOOK_SECONDS: Final = 1.0
 _GRACE_SECONDS: Final = 15.0
 """After all parts were read: a task may be tried again."""
 _READ: Final = ".read"
+_PARTS: Final = 8
+"""So many parts for each task that runs at a time, where there are rows enough: a part costs a tenth of a second."""
+_MOST_ROWS: Final = 1_000_000
+"""A part that is read again after a failure should not be larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +74,12 @@ def keep_snapshot(options: SourceOptions, table: SourceTable, bounds: Bounds | N
             "source": options.source,
             "table": base64.b64encode(pickle.dumps((table, bounds))).decode(),
             "split_rows": options.split_rows,
+            "parallelism": options.parallelism,
             "seconds": options.snapshot_seconds,
             "folder": folder,
             "watched": os.getppid(),
         },
+        forks=True,
     )
     seconds = max(START_SECONDS, options.snapshot_seconds)
     told = child.line(seconds)
@@ -126,7 +133,7 @@ def main() -> None:
         snapshot = open_snapshots(told["source"]).export()
         try:
             table = snapshot.table(table)
-            parts, kind = _parts(snapshot, table, told["split_rows"], bounds)
+            parts, kind = _parts(snapshot, table, bounds, told["split_rows"], told["parallelism"])
             position = snapshot.mark.high.position_after(None)
             now_us = time.time_ns() // 1000
             kept = KeptSnapshot(snapshot.name, table, kind, parts, position, now_us, str(folder))
@@ -144,18 +151,42 @@ def main() -> None:
 
 
 def _parts(
-    snapshot: ExportedSnapshot, table: SourceTable, split_rows: int, bounds: Bounds | None
+    snapshot: ExportedSnapshot, table: SourceTable, bounds: Bounds | None, split_rows: int | None, parallelism: int
 ) -> tuple[tuple[KeyRange, ...], SplitKind]:
-    plan = None
+    """What tasks read; with *split_rows*, splits of so many rows, else as many as suit."""
+    plan, rows = None, split_rows or SPLIT_ROWS
     if bounds is not None and bounds != Bounds():
         with suppress(UnsupportedTable):  # keys do not order its rows: all are read, and Spark filters them
-            plan = snapshot.plan(table, split_rows=split_rows, kind=SplitKind.KEY)
+            plan = snapshot.plan(table, split_rows=rows, kind=SplitKind.KEY)
     if plan is None:
-        bounds, plan = None, snapshot.plan(table, split_rows=split_rows)
-    ranges = [split.range for split in sorted(plan.splits, key=lambda split: -split.rows) if not split.empty]
+        bounds, plan = None, _whole(snapshot, table, rows)
+    splits = [split for split in plan.splits if not split.empty]
+    if split_rows is None:
+        splits = _joined(splits, max(_PARTS * parallelism, plan.rows // _MOST_ROWS))
+    ranges = [split.range for split in sorted(splits, key=lambda split: -split.rows)]
     if bounds is not None:
         ranges = [part for part in (narrowed(part, bounds) for part in ranges) if part is not None]
     return tuple(ranges), plan.kind
+
+
+def _whole(snapshot: ExportedSnapshot, table: SourceTable, split_rows: int) -> SplitPlan:
+    """By heap where there is one: all is read in one snapshot, so that nothing but the cost of a scan matters."""
+    try:
+        return snapshot.plan(table, split_rows=split_rows, kind=SplitKind.HEAP)
+    except UnsupportedTable:
+        return snapshot.plan(table, split_rows=split_rows)
+
+
+def _joined(splits: Sequence[Split], most: int) -> list[Split]:
+    """Neighbours joined until there are at most *most*."""
+    count = min(most, len(splits))
+    cuts = [len(splits) * number // count for number in range(count + 1)] if count else []
+    return [
+        Split(
+            number, KeyRange(splits[low].range.start, splits[high - 1].range.end), sum(s.rows for s in splits[low:high])
+        )
+        for number, (low, high) in enumerate(pairwise(cuts))
+    ]
 
 
 def _is_needed(folder: Path, parts: int, seconds: float) -> bool:
