@@ -46,7 +46,7 @@ def test_a_kept_table_is_in_the_folder_of_the_store_or_where_it_is_told() -> Non
     assert (plain.tables, plain.as_of, plain.reads_kept) == ("/data/shop/tables", 0, True)
     told = {"store": "slatedb+s3://b/p", "table": "t", "asOfTimestamp": "2021-04-01T00:00:01Z", "tables": "/data/kept"}
     read = SourceOptions.parse(told)
-    assert (read.tables, read.as_of) == ("/data/kept", 1000 << 16)
+    assert (read.tables, read.as_of_ms) == ("/data/kept", 1_617_235_201_000)
 
 
 def test_the_source_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
+from headwater.log_store import LogView
 from headwater.log_store.columns import OP
 from headwater.spark.columns import ADDED, CHANGE_TYPE_COLUMN, ON_DEMAND, Columns, discovered
 from headwater.spark.errors import InvalidOption, UnsupportedSchema
@@ -24,8 +25,10 @@ from headwater.spark.pin_process import OWNER, keep_pin
 from headwater.spark.session import hot
 from headwater.spark.snapshot_process import marked
 from headwater.spark.types import Shape
+from headwater.state import open_reader
+from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.op import Op
-from headwater.versioned import TableNotKept, VersionedTable
+from headwater.versioned import BaseGone, TableNotKept, VersionedTable
 from headwater.versioned.folder import TableFolder
 
 
@@ -94,9 +97,30 @@ def kept_place(options: SourceOptions) -> KeptPlace:
 
 def _epochs(options: SourceOptions, table: VersionedTable) -> tuple[int | None, int | None]:
     """After which epoch, and up to which; ``None`` where it is the newest."""
+    if options.as_of_ms is not None:
+        return None, _epoch_at(options, table)
     if options.as_of is not None:
         return None, None if options.as_of == NEWEST else options.as_of
     return options.start_epoch, table.newest_epoch if options.end_epoch is None else options.end_epoch
+
+
+def _epoch_at(options: SourceOptions, table: VersionedTable) -> int:
+    """The newest epoch that was sealed at the time that is asked for.
+
+    :raises BaseGone: that was before the base.
+    """
+    assert options.as_of_ms is not None
+    base = table.base_epoch
+    with open_reader(options.store) as reader, reader.snapshot() as view:
+        ends = LogView.open(view, table.name).epochs(base)
+        found = max((int(end.epoch) for end in ends if end.sealed_ms <= options.as_of_ms), default=base)
+    if found == base and options.as_of_ms < (base >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS:
+        raise BaseGone(
+            f"The kept table {table.name} is folded up to epoch {base}, which is later than that time.",
+            base,
+            next_step=f"Read epoch {base} or a later one.",
+        )
+    return found
 
 
 def _wanted(options: SourceOptions) -> tuple[str, ...]:

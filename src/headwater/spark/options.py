@@ -19,9 +19,10 @@ option                meaning
 ``startEpoch``        batch: the changes after this epoch, up to ``endEpoch``, instead of the table as it is
 ``endEpoch``          batch: by default the newest
 ``asOfEpoch``         batch: the kept table as of this epoch; ``newest``: as of the newest. It needs no ``source``
-``asOfTimestamp``     batch: … as of the newest epoch that began at this time or before: ``2026-05-31T12:00:00Z``
+``asOfTimestamp``     batch: … as of the newest epoch that was sealed at this time: ``2026-05-31T12:00:00Z``
 ``net``               batch, with ``startEpoch``: one record for each key that changed, from the kept table
 ``tables``            where the kept tables are; by default the folder of that name in the store
+``since``             stream: no history, and changes from this epoch or time on: ``2026-05-31T12:00:00Z``
 ``preimages``         ``false``: leave out the old rows of updates
 ``onTruncate``        ``stop`` when the table is truncated, or ``ignore`` it
 ``onSchemaChange``    ``stop`` when columns come, go or change, or ``ignore`` it and go on with those that are known
@@ -45,7 +46,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
+from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.query import PARALLEL, SINGLE, QueryOptions
+from headwater.backfill.since import parse_since
 from headwater.sources.open import open_source
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
@@ -81,6 +84,7 @@ NAMES: Final = (
     "asOfTimestamp",
     "net",
     "tables",
+    "since",
     "preimages",
     "onTruncate",
     "onSchemaChange",
@@ -102,7 +106,7 @@ class SourceOptions:
     :ivar query: ``None``: made of the table's name.
     :ivar split_rows: ``None``: as many as suit; of a stream :data:`SPLIT_ROWS`.
     :ivar columns: ``None``: all, and those that we add; see :data:`ALL_COLUMNS`.
-    :ivar as_of: an epoch, or :data:`NEWEST`; ``None``: not from the kept table.
+    :ivar as_of: an epoch, or :data:`NEWEST`. :ivar as_of_ms: … or a time, in milliseconds since 1970.
     :ivar tables: the folder of the kept tables; empty: it was not told.
     """
 
@@ -121,8 +125,10 @@ class SourceOptions:
     start_epoch: int | None = None
     end_epoch: int | None = None
     as_of: int | None = None
+    as_of_ms: int | None = None
     net: bool = False
     tables: str = ""
+    since: str | None = None
     preimages: bool = True
     on_truncate: str = STOP
     on_schema_change: str = STOP
@@ -141,7 +147,12 @@ class SourceOptions:
     @property
     def reads_kept(self) -> bool:
         """Of a batch: from the kept table, not from the database or the log alone."""
-        return self.as_of is not None or self.net
+        return self.is_as_of or self.net
+
+    @property
+    def is_as_of(self) -> bool:
+        """Of a batch: the kept table as of an epoch or a time."""
+        return self.as_of is not None or self.as_of_ms is not None
 
     @property
     def reads_changes(self) -> bool:
@@ -155,7 +166,9 @@ class SourceOptions:
             source=self.source,
             query=self.query or f"spark {table}",
             tables=(table,),
-            history=self.history,
+            history=self.history and self.since is None,
+            kept=self.tables or None,
+            since=self.since,
             backfill=self.backfill,
             split_rows=self.split_rows or SPLIT_ROWS,
             rows_per_second=self.rows_per_second,
@@ -206,8 +219,10 @@ class _Texts:
             start_epoch=self._number("startEpoch", 0),
             end_epoch=self._number("endEpoch", 0),
             as_of=self._as_of(),
+            as_of_ms=self._as_of_ms(),
             net=self._flag("net", False),
             tables=self._tables(store),
+            since=self._since(),
             preimages=self._flag("preimages", True),
             on_truncate=self._word("onTruncate", STOP, IGNORE),
             on_schema_change=self._word("onSchemaChange", STOP, IGNORE),
@@ -220,7 +235,9 @@ class _Texts:
         )
         if made.end_epoch is not None and made.end_epoch < (made.start_epoch or 0):
             raise InvalidOption(f"Received endEpoch={made.end_epoch}, which is before startEpoch={made.start_epoch}.")
-        if made.as_of is not None and (made.reads_changes or made.net):
+        if made.as_of is not None and made.as_of_ms is not None:
+            raise InvalidOption("Both asOfEpoch and asOfTimestamp were given.", next_step="Give one of them.")
+        if made.is_as_of and (made.reads_changes or made.net):
             raise InvalidOption(
                 "The table as of an epoch and changes between epochs were asked for at once.",
                 next_step="Set asOfEpoch alone, or startEpoch and endEpoch.",
@@ -230,21 +247,29 @@ class _Texts:
         return made
 
     def _as_of(self) -> int | None:
-        """The epoch; 0 is the newest."""
-        epoch, time = self._given.get("asOfEpoch"), self._given.get("asOfTimestamp")
-        if epoch and time:
-            raise InvalidOption("Both asOfEpoch and asOfTimestamp were given.", next_step="Give one of them.")
-        if epoch:
-            return NEWEST if epoch.lower() == "newest" else self._number("asOfEpoch", 1)
+        is_newest = self._given.get("asOfEpoch", "").lower() == "newest"
+        return NEWEST if is_newest else self._number("asOfEpoch", 1)
+
+    def _as_of_ms(self) -> int | None:
+        time = self._given.get("asOfTimestamp")
         if not time:
             return None
         try:
-            return int(Epoch.from_datetime(datetime.fromisoformat(time)))
+            return Epoch.from_datetime(datetime.fromisoformat(time)).unix_ms
         except (ValueError, EpochError):
             raise InvalidOption(
                 f"Received asOfTimestamp={time!r}.",
                 next_step="Write a time with its zone, for example 2026-05-31T12:00:00Z.",
             ) from None
+
+    def _since(self) -> str | None:
+        text = self._given.get("since") or None
+        if text is not None:
+            try:
+                parse_since(text)
+            except InvalidQuery as error:
+                raise InvalidOption(error.message, next_step=error.next_step) from None
+        return text
 
     def _tables(self, store: str) -> str:
         given = self._given.get("tables", "")

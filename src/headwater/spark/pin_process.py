@@ -20,11 +20,14 @@ from headwater.errors import HeadwaterError
 from headwater.process import start_ticks
 from headwater.spark.child import Child, received
 from headwater.spark.kept_rows import KeptPlace
-from headwater.spark.snapshot_process import _is_needed as is_needed
 from headwater.versioned import Pin
 
 OWNER: Final = "spark read"
 _LOOK_SECONDS: Final = 0.5
+_READ: Final = ".read"
+"""How the mark of a part that was read ends."""
+_GRACE_SECONDS: Final = 5.0
+"""After all parts were read: a task may be tried again."""
 
 
 def keep_pin(place: KeptPlace, pin: Pin, parts: int, seconds: int) -> str:
@@ -58,9 +61,16 @@ def main() -> None:
     try:
         with closing(KeptPlace(*told["place"]).open()) as table, table.pin(OWNER, told["epoch"]):
             table.release(told["pin"])
-            while is_needed(folder, told["parts"], told["seconds"]) and start_ticks(watched) == ticks:
+            while _is_needed(folder, told["parts"], told["seconds"]) and start_ticks(watched) == ticks:
                 time.sleep(_LOOK_SECONDS)
     except HeadwaterError:
         pass  # the tasks say it: their epoch is gone
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_needed(folder: Path, parts: int, seconds: float) -> bool:
+    marks = [path.stat().st_mtime for path in folder.iterdir()]
+    read = sum(1 for _ in folder.glob(f"*{_READ}"))
+    last = max(marks, default=folder.stat().st_mtime)
+    return time.time() - last < (_GRACE_SECONDS if read >= parts else seconds)
