@@ -168,18 +168,25 @@ def add_sink(
     name: Annotated[str | None, typer.Option(help="Its name; its kind by default.")] = None,
     mode: Annotated[str | None, typer.Option(help="mirror, changes or history.")] = None,
     table: Annotated[list[str] | None, typer.Option(help="Only this table, or pattern; again for more.")] = None,
+    origin: Annotated[
+        str | None, typer.Option("--from", help="Where its history comes from: auto, source, or the tables we keep.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="No history; changes from this epoch or time (2026-05-31T12:00:00Z) on.")
+    ] = None,
     pipeline: FileOption = Path(DEFAULT_FILE),
     as_json: Json = False,
 ) -> None:
     """Deliver to one more place: it is written to the pipeline's file, and a pipeline that runs begins at once."""
-    given: dict[str, Any] = {"name": name, "mode": mode, "tables": table}
+    given: dict[str, Any] = {"name": name, "mode": mode, "tables": table, "from": origin, "since": since}
     told = {key: value for key, value in given.items() if value} | dict(map(_option, options or ()))
     section = add(pipeline, kind, told)
     running = read_status(load(pipeline)).running
     if as_json:
         typer.echo(json.dumps({"sink": section.label, "running": running}))
         return
-    then = "history first. Look: headwater status --watch" if running else "from the next start on. Run: headwater run"
+    first = "history first" if section.since is None else f"changes since {section.since_text}"
+    then = f"{first}. Look: headwater status --watch" if running else "from the next start on. Run: headwater run"
     err.print(f"{section.label}: added to {pipeline}; it is delivered to, {then}")
 
 

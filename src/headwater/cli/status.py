@@ -27,6 +27,8 @@ _BAR_WIDTH = 20
 _NAME_WIDTH = 16
 _UNLIMITED = 1000
 _HISTORY = ("waiting", "reading")
+_KEPT_PHASES = {"reading": "snapshot", "settling": "change log"}
+"""What the phases are of a table whose history comes from our own."""
 _STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red", "stopped": "dim", "not running": "dim"}
 PipelineFile = Annotated[Path, typer.Argument(help="The pipeline.", show_default=True)]
 
@@ -164,6 +166,8 @@ def phase_of(table: TableStatus) -> str:
         return "stopped"
     if table.paused and table.phase != LIVE:
         return "paused"
+    if table.origin == "tables":
+        return _KEPT_PHASES.get(table.phase, table.phase)
     return table.phase
 
 
@@ -191,6 +195,8 @@ def _left(table: TableStatus) -> str:
 
 
 def _lag(table: TableStatus) -> str:
+    if table.lag_epochs:
+        return f"{table.lag_rows:,} rows, {table.lag_epochs:,} epochs, {duration(table.lag_seconds)}"
     return f"{table.lag_rows:,} rows, {duration(table.lag_seconds)}" if table.lag_rows else "0"
 
 

@@ -25,6 +25,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
+from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import UnionType
@@ -32,7 +33,9 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
+from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.query import QueryOptions
+from headwater.backfill.since import parse_since
 from headwater.capture import CaptureOptions
 from headwater.derive.derivation import Derivation
 from headwater.derive.errors import InvalidDerivation
@@ -50,6 +53,7 @@ KEPT_KIND: Final = "table"
 """The kind of sink that keeps tables, for all that is made of them later."""
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 SpecialValue = Literal["error", "null", "text"]
+Origin = Literal["auto", "source", "tables"]
 _VARIABLE: Final = re.compile(r"\$(\$\{|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 _SECRET_KEYS: Final = frozenset({"dsn"})
 _PLACES: Final = frozenset({"path", "warehouse"})
@@ -97,17 +101,20 @@ class TableSection(_Section):
 class SinkSection(_Section):
     """One place of delivery. ``tables``: those of the source that go there; all by default.
 
-    ``bad_rows``: what happens to a row that the sink refuses. ``kind`` is one of ours, or ``module:Class``; the other
-    keys are the options of that kind.
+    ``bad_rows``: what happens to a row that the sink refuses. ``from``: where its history comes from, if not as
+    ``[backfill]`` says. ``since``: no history, and changes from an epoch or a time on. ``kind`` is one of ours, or
+    ``module:Class``; the other keys are the options of that kind.
     """
 
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True, serialize_by_alias=True)
 
     kind: str
     name: Name | None = None
     mode: Literal["mirror", "changes", "history"] | None = None
     tables: list[str] = Field(default_factory=lambda: ["*"], min_length=1)
     bad_rows: Literal["stop", "park"] = "stop"
+    origin: Origin | None = Field(default=None, alias="from")
+    since: str | int | datetime | None = None
 
     def __repr_args__(self) -> Iterator[tuple[str | None, Any]]:
         """Without its options: some of them are secret."""
@@ -121,6 +128,13 @@ class SinkSection(_Section):
     @property
     def delivery(self) -> Mode:
         return default_mode(self.kind) if self.mode is None else Mode(self.mode)
+
+    @property
+    def since_text(self) -> str | None:
+        """The epoch, or the time, as text."""
+        if self.since is None:
+            return None
+        return self.since.isoformat() if isinstance(self.since, datetime) else str(self.since)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -164,9 +178,12 @@ class DeriveSection(_Section):
 
 
 class BackfillSection(_Section):
-    """How the history is read; ``snapshot = false`` delivers changes only."""
+    """How the history is read; ``snapshot = false`` delivers changes only. ``from``: where a new sink has it from."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, serialize_by_alias=True)
 
     snapshot: bool = True
+    origin: Origin = Field(default="auto", alias="from")
     mode: Literal["parallel", "single"] = "parallel"
     split_rows: int = Field(default=_QUERY["split_rows"], ge=1)
     split_kind: Literal["key", "heap"] | None = None
@@ -259,6 +276,12 @@ class PipelineConfig(_Section):
     def checkpoint(self, sink: SinkSection) -> Path:
         return self.work / "checkpoints" / sink.label
 
+    def kept_tables(self, sink: SinkSection) -> str | None:
+        """The folder of kept tables that the history of *sink* can come from; ``None``: there are none."""
+        if sink.kind == KEPT_KIND:
+            return None
+        return next((str(one.options["path"]) for one in self.sink if one.kind == KEPT_KIND), None)
+
     def query_options(self, sink: SinkSection, tables: Sequence[str], parallelism: int) -> QueryOptions:
         """What the query of *sink* does, for those of *tables* that it takes."""
         backfill = self.backfill
@@ -267,7 +290,10 @@ class PipelineConfig(_Section):
             source=self.dsn,
             query=self.query(sink),
             tables=tuple(matching(sink.tables, tables)),
-            history=backfill.snapshot,
+            history=backfill.snapshot and sink.since is None,
+            kept=self.kept_tables(sink),
+            origin="source" if sink.kind == KEPT_KIND else sink.origin or backfill.origin,
+            since=sink.since_text,
             new_columns=self.source.schema_policy != "ignore",
             backfill=backfill.mode,
             split_rows=backfill.split_rows,
@@ -353,6 +379,11 @@ def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineC
     work = pipeline.work or (store if "://" not in store else f"headwater/{pipeline.name}")
     work = _placed(work, folder)
     sinks = [_completed_sink(sink, place, folder, Path(work), told) for place, sink in enumerate(config.sink)]
+    for place, sink in enumerate(sinks):
+        wanted = sink.origin or config.backfill.origin
+        if wanted == "tables" and not any(one.kind == KEPT_KIND for one in sinks):
+            key = ("backfill", "from") if sink.origin is None else ("sink", place, "from")
+            raise told.error(key, "is 'tables', and none are kept", f'Add [[sink]] with kind = "{KEPT_KIND}".')
     return config.model_copy(
         update={
             "source": source.model_copy(update={"dsn": dsn}),
@@ -410,8 +441,9 @@ def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, tol
                 options[name] = _placed(options[name], folder)
         if _STAGING in option_names(sink.kind):
             options.setdefault(_STAGING, str(work / _STAGING / sink.label))
-        if sink.kind == "table":
+        if sink.kind == KEPT_KIND:
             options.setdefault("path", str(work / "tables"))
+        _check_beginning(sink, path, told)
         made = SinkSection.model_validate(sink.model_dump(include=set(SinkSection.model_fields)) | options)
         opened = made.open()
         if made.bad_rows == "park" and not opened.capabilities.refuses_rows:
@@ -429,6 +461,18 @@ def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, tol
     except SinkInputError as error:
         raise told.error(path, f"cannot be used. {error.message.rstrip('.')}", error.next_step) from None
     return made
+
+
+def _check_beginning(sink: SinkSection, path: tuple[str | int, ...], told: _Teller) -> None:
+    """Where its history comes from, or since when it has changes."""
+    for key, value in (("from", sink.origin), ("since", sink.since)):
+        if sink.kind == KEPT_KIND and value is not None:
+            raise told.error((*path, key), "has no meaning for tables that we keep", "Leave it out.")
+    if sink.since_text is not None:
+        try:
+            parse_since(sink.since_text)
+        except InvalidQuery as error:
+            raise told.error((*path, "since"), f"is wrong. {error.message.rstrip('.')}", error.next_step) from None
 
 
 def _placed(path: str, folder: Path) -> str:
@@ -544,7 +588,8 @@ def _annotations(path: Sequence[str | int]) -> Iterator[Any]:
         following = []
         for kind in types:
             if isinstance(kind, type) and issubclass(kind, BaseModel):
-                field = kind.model_fields.get(str(part))
+                named = {one.alias or name: one for name, one in kind.model_fields.items()}
+                field = named.get(str(part))
                 following += [] if field is None else _unpacked(field.annotation)
             elif get_args(kind):
                 following += _unpacked(get_args(kind)[-1])
@@ -564,7 +609,7 @@ def _keys_at(path: Sequence[str | int]) -> list[str]:
         key
         for kind in _annotations(path)
         if isinstance(kind, type) and issubclass(kind, BaseModel)
-        for key in kind.model_fields
+        for key in (field.alias or name for name, field in kind.model_fields.items())
     ]
 
 

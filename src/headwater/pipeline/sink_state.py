@@ -13,6 +13,7 @@ from typing import Any
 
 from headwater import failpoints
 from headwater.backfill.cdc.executor import Phase
+from headwater.backfill.kept_history import release_pins
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER as QUERIES
@@ -48,6 +49,10 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     for folder in (GROUP_FOLDER, QUERIES, DELIVERIES):
         failpoints.hit(BEFORE_STEP)
         remove_beside(config.store, folder, query)
+    kept = config.kept_tables(section)
+    if kept is not None:
+        failpoints.hit(BEFORE_STEP)
+        release_pins(config.store, kept, query, tables)
     failpoints.hit(BEFORE_STEP)
     shutil.rmtree(config.checkpoint(section), ignore_errors=True)
     return tables

@@ -32,6 +32,8 @@ class TableStatus:
     :ivar rows: of history, read so far; *total* is an estimate.
     :ivar lag_rows: changes in the log that are not delivered. :ivar lag_seconds: how old the oldest of them is.
     :ivar stopped: why nobody captures it any more.
+    :ivar origin: where its history comes from: the ``source``, or ``tables`` that we keep. :ivar lag_epochs: after a
+        snapshot of those, how many epochs of the log are left.
     """
 
     name: str
@@ -48,6 +50,8 @@ class TableStatus:
     lag_rows: int = 0
     lag_seconds: float = 0.0
     stopped: str | None = None
+    origin: str = "source"
+    lag_epochs: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,6 +271,8 @@ def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, stopp
         lag_rows=rows,
         lag_seconds=seconds,
         stopped=stopped.get(name),
+        origin=told.get("origin") or "source",
+        lag_epochs=told.get("lag_epochs"),
     )
 
 

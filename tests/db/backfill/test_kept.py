@@ -19,8 +19,10 @@ from tests.servers.postgres import Database
 
 from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
 from headwater.backfill.errors import InvalidQuery, SinceGone
+from headwater.backfill.query_table import QueryTable
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.units import SnapshotUnit
+from headwater.stream import Barrier, BarrierKind, Mutation, Pause, Throttle
 from headwater.versioned import VersionedTable
 
 pytestmark = pytest.mark.db
@@ -233,6 +235,14 @@ def test_two_tables_show_one_total_at_every_epoch(newest_postgres: Database, tmp
         query.close()
 
 
+def _barrier(table: QueryTable, mutation: Mutation) -> Barrier:
+    """The next one."""
+    assert table.kept is not None
+    last = table.kept.executor._last
+    assert last is not None
+    return Barrier(last.epoch.next(last.epoch.curr.next()), BarrierKind.CHECKPOINT, mutation)
+
+
 def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
@@ -253,22 +263,23 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
         assert query.planner.is_waiting()
         query.crash()
         assert not query.batch(timeout=0.1)  # it stays over a restart
-        ask(query, RESUME)
-        query.batch()
         ask(query, THROTTLE, rows_per_second=0)
+        ask(query, RESUME)
         assert not query.batch(timeout=0.1)
         assert "0 rows" in query.planner.status()["tables"][TABLE]["waiting"]
-        ask(query, THROTTLE, rows_per_second=None)
         for number in range(30):
             newest_postgres.execute(f"UPDATE orders SET total = {number} WHERE id = 30")
             capture.catch_up()
+        table = query.planner._tables[TABLE]
+        table.on_barrier(_barrier(table, Throttle(None)))
         query.go_to(CHANGE_LOG)
-        ask(query, PAUSE)
+        table.on_barrier(_barrier(table, Pause()))
         at = query.checkpoint
         assert not query.batch(timeout=0.1)
         told = query.planner.status()["tables"][TABLE]
         assert (told["phase"], query.checkpoint) == ("settling", at)
         assert told["lag_epochs"]
+        assert told["waiting"] == "paused"
         ask(query, RESUME)
         query.finish()
         query.assert_equal()

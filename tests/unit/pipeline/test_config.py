@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -230,3 +231,42 @@ def test_the_line_of_a_key_is_found_in_headers_dotted_keys_and_arrays() -> None:
     assert line_of(text, ("e", 0, "missing")) == 4
     assert line_of(text, ("g", "h.i", "j")) == 9
     assert line_of(text, ("nothing",)) is None
+
+
+def _with(*sinks: Mapping[str, object], **settings: object) -> PipelineConfig:
+    source = {"dsn": "postgresql://app@db/shop", "tables": ["public.orders"]}
+    return configure({"source": source, "sink": list(sinks), **settings}, folder=Path("/srv"))
+
+
+def test_a_sink_has_its_history_from_the_tables_that_another_one_keeps() -> None:
+    lake = {"kind": "delta", "path": "lake"}
+    config = _with({"kind": "table"}, lake, {**lake, "name": "direct", "from": "source"}, backfill={"from": "tables"})
+    tables, delta, direct = (config.query_options(sink, ["public.orders"], 2) for sink in config.sink)
+    assert (tables.kept, tables.origin) == (None, "source")
+    assert (delta.kept, delta.origin) == (str(config.work / "tables"), "tables")
+    assert direct.origin == "source"
+    alone = _with(lake)
+    assert alone.query_options(alone.sink[0], ["public.orders"], 2).kept is None
+
+
+def test_a_sink_that_begins_at_an_epoch_or_a_time_has_no_history() -> None:
+    lake = {"kind": "parquet", "path": "lake"}
+    for since, text in ((65536, "65536"), ("2026-05-31T12:00:00Z", "2026-05-31T12:00:00Z")):
+        config = _with({**lake, "since": since})
+        options = config.query_options(config.sink[0], ["public.orders"], 2)
+        assert (options.history, options.since) == (False, text)
+
+
+@pytest.mark.parametrize(
+    ("sink", "problem"),
+    [
+        ({"kind": "delta", "path": "lake", "from": "tables"}, "none are kept"),
+        ({"kind": "delta", "path": "lake", "from": "moon"}, "Valid are 'auto', 'source', 'tables'"),
+        ({"kind": "delta", "path": "lake", "since": "yesterday"}, "neither an epoch nor a time"),
+        ({"kind": "table", "since": 65536}, "no meaning for tables that we keep"),
+        ({"kind": "delta", "path": "lake", "form": "tables"}, "Did you mean from"),
+    ],
+)
+def test_a_beginning_that_cannot_be_is_refused(sink: dict[str, object], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        _with(sink)

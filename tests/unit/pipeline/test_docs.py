@@ -20,7 +20,8 @@ def test_every_key_is_in_the_table_and_every_one_in_the_table_is_a_key() -> None
     keys = set()
     for section, field in PipelineConfig.model_fields.items():
         kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        keys |= {f"{section}.{key}" for kind in kinds for key in getattr(kind, "model_fields", ())}
+        known = [found for kind in kinds for found in getattr(kind, "model_fields", {}).items()]
+        keys |= {f"{section}.{one.alias or key}" for key, one in known}
     assert told == keys
 
 
