@@ -196,14 +196,18 @@ class SnapshotBackfillExecutor:
             raise ValueError("deliver or roll back before vnodes change hands")
         self.state.own(self._moving, view)
         self._moving, self._layout = None, None
-        phase, epoch = self._record.phase, self._record.epoch
-        if phase in (SnapshotPhase.CHANGE_LOG, SnapshotPhase.SNAPSHOT):
-            wrong = [v for v, row in self.state.items() if row is not None and row.epoch != epoch]
-            if wrong or (phase is SnapshotPhase.CHANGE_LOG and not self.is_exhausted):
-                raise ProgressWentBack(
-                    f"Vnodes of {self.table} came from an owner that is elsewhere in the backfill.",
-                    next_step="Move vnodes at a barrier that every owner has reached.",
-                )
+        record = self._record
+        if record.phase not in (SnapshotPhase.CHANGE_LOG, SnapshotPhase.SNAPSHOT):
+            return
+        is_strange = any(row is not None and row.epoch != record.epoch for _, row in self.state.items())
+        if is_strange or (record.consumed > record.epoch and not self.is_exhausted):
+            raise ProgressWentBack(
+                f"Vnodes of {self.table} came from an owner that is elsewhere in the backfill.",
+                next_step="Move vnodes at a barrier that every owner has reached.",
+            )
+        if not self.is_exhausted:  # its own were read, those of another are not
+            record.phase = SnapshotPhase.SNAPSHOT
+            self._dirty = True
 
     # -- snapshot --------------------------------------------------------------------------------------------------
 

@@ -136,9 +136,10 @@ class Downstream:
     def rescale(self, bitmaps: dict[str, VnodeBitmap]) -> None:
         """Between two batches. Owners that are new begin where the others are."""
         assert self.planned is None
-        known = next(iter(self.executors.values()))
+        known = min(self.executors.values(), key=lambda one: list(SnapshotPhase).index(one.phase))
         mutation = UpdateVnodeBitmap.of(bitmaps)
         for executor in self.executors.values():
+            executor.roll_back(self.at[1])
             executor.deliver(self.at[1])
             executor.on_barrier(self._barrier(BarrierKind.CHECKPOINT, mutation))
         self.save()
@@ -156,7 +157,8 @@ class Downstream:
                     executor.move(view)
         self._bitmaps = bitmaps
         before = self.executors
-        self.executors = self._open() | {owner: before[owner] for owner in bitmaps.keys() & before.keys()}
+        self.executors = self._open() | {owner: before[owner] for owner in sorted(bitmaps.keys() & before.keys())}
+        self.save()
 
     # -- batches ---------------------------------------------------------------------------------------------------
 

@@ -206,6 +206,8 @@ def test_m3_vnodes_of_an_owner_that_is_elsewhere_are_refused() -> None:
     made = Downstream(filled(), owners=("a", "b"), budget=100)
     made.batch()
     made.table.commit(4, {1: 10})
+    made.table.commit(5, {1: 11})
+    made.batch()
     made.plan()
     made.planned = None
     a, b = made.executors["a"], made.executors["b"]
@@ -424,3 +426,49 @@ def test_plans_are_handed_out_in_order_and_progress_of_the_log_goes_forward() ->
 def test_options_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(InvalidSnapshotOption):
         SnapshotOptions(**wrong)
+
+
+# -- what the coordinator of others does -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", [1, 5, 10, 10**12])
+def test_s10_one_plan_is_under_way_at_a_time_and_has_no_more_than_its_budget_and_a_block(budget: int) -> None:
+    made = Downstream(filled(), budget=budget)
+    while made.phase in (WAITING, SNAPSHOT):
+        if not made.plan():
+            break
+        handed = made.executors[""].handed_out(made.at[1] + 1)
+        assert sum(part.rows for part in handed) <= max(budget, 3)
+        assert len(made.executors[""]._record.pending) == 1
+        made.batch()
+    made.run()
+    assert made.sink.rows == made.table.rows(3)
+
+
+def test_s12_the_catch_up_takes_so_many_epochs_to_a_batch_and_nothing_when_it_is_stopped() -> None:
+    made = Downstream(filled(), budget=100, epochs_per_batch=2)
+    made.batch()
+    for epoch in range(4, 9):
+        made.table.commit(epoch, {0: epoch})
+    epochs = []
+    while made.batch():
+        epochs.append(made.at[0])
+    assert epochs == [5, 7, 8]
+    assert not made.batch()  # no backlog
+    made.table.commit(9, {0: 9})
+    other = Downstream(filled(), budget=100)
+    other.batch()
+    other.table.commit(4, {0: 4})
+    other.barrier(Stop())
+    assert not other.batch()
+
+
+def test_s13_a_throttle_of_the_catch_up_counts_when_it_begins_anew() -> None:
+    made = brought_to(CHANGE_LOG)
+    made.barrier(Throttle(7))
+    made.crash(kept=True)
+    made.now += 100.0
+    made.run()
+    executor = made.executors[""]
+    executor.restart()
+    assert executor.progress().limit == 7
