@@ -25,8 +25,7 @@ demo: $(STAMP) ## run the main job on this machine, nothing to set up
 
 test: $(STAMP) ## run all tests (makes its own virtual environment)
 	@sh scripts/install_servers.sh
-	$(BIN)/python -m pytest -n 3 --dist loadfile -m "unit or store or db" $(PYTEST_ARGS)
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "property or crash or spark" $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: lint and format
 	$(BIN)/ruff check .

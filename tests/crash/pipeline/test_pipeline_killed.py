@@ -25,7 +25,7 @@ from headwater.sinks.parquet import read
 pytestmark = pytest.mark.crash
 
 SAFE = {"fsync": "on", "full_page_writes": "on", "logical_decoding_work_mem": "64kB", "wal_sender_timeout": "4s"}
-ROUNDS = 30 if os.environ.get("HEADWATER_SOAK") else 5
+ROUNDS = 30 if os.environ.get("HEADWATER_SOAK") else 4
 ROWS = 60_000
 VICTIMS = ("capture", "run", "planner", "worker", "java", "postgres")
 CHANGES = '[[sink]]\nname = "changes"\nkind = "parquet"\npath = "changes"'

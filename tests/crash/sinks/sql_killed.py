@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from tests.sampled import hits as hits_of
+from tests.sampled import share
 
 from headwater.failpoints import registered
 from headwater.sinks.sink import Committed
@@ -63,8 +65,8 @@ class KilledScenarios:
         assert set(hits) >= {name for name in registered() if name.startswith(("sink.sql.", f"sink.{self.kind}."))}
         if mode == "mirror":
             assert {row[0]: (row[1], str(row[2])) for row in expected} == deliveries.MIRROR
-        for name, count in sorted(hits.items()):
-            for at in sorted({1, count} if mode == "mirror" else {(count + 1) // 2}):
+        for place, (name, count) in enumerate(share(sorted(hits.items()), int(mode == "mirror"), 2)):
+            for at in hits_of(count, place) if mode == "mirror" else [(count + 1) // 2]:
                 with database() as dsn:
                     armed = f"{name}=kill@{at}"
                     assert run(sql_deliveries.child, self.kind, dsn, mode, armed, 1) == -signal.SIGKILL, (name, at)

@@ -13,6 +13,7 @@ import pytest
 from tests.crash.sinks.coordinated import deliver, look, stop_and_go_on
 from tests.crash.sinks.matrix import EXACT, PROCESSES, Matrix, found_by, run
 from tests.db.sinks.cases import Case, Servers
+from tests.sampled import share
 
 INSIDE = {
     "delta": "sink.delta.before_commit",
@@ -36,8 +37,11 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
         yield Matrix(servers, tmp_path_factory.mktemp("matrix"))
 
 
-@pytest.mark.parametrize("step", STEPS)
-@pytest.mark.parametrize("case", EXACT, ids=str)
+@pytest.mark.parametrize(
+    ("case", "step"),
+    [(case, step) for place, case in enumerate(EXACT) for step in share(STEPS, place, len(STEPS))],
+    ids=str,
+)
 def test_a_process_that_was_taken_over_commits_nothing(case: Case, step: str, matrix: Matrix) -> None:
     armed = INSIDE[case.kind] if step == "inside" else step
     with matrix.place(case) as delivery:
@@ -60,7 +64,7 @@ def test_a_process_that_was_taken_over_commits_nothing(case: Case, step: str, ma
         assert after.problem(case.mode, taken_over) is None
 
 
-@pytest.mark.parametrize("case", EXACT, ids=str)
+@pytest.mark.parametrize("case", share(EXACT, 0, 2), ids=str)
 def test_a_commit_that_sleeps_while_a_recovery_drops_its_batch_does_no_harm(case: Case, matrix: Matrix) -> None:
     with matrix.place(case) as delivery:
         _, clean = found_by(delivery)

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from tests.crash.spark import written_batches
+from tests.sampled import hits as hits_of
+from tests.sampled import share
 from tests.spark.driven_writer import epochs, logged, staged
 
 from headwater.failpoints import registered
@@ -31,7 +33,7 @@ ALL_STEPS = (
     "stream_log.before_clean",
     "stream_log.after_clean",
 )
-DRIVER_STEPS = ALL_STEPS if os.environ.get("HEADWATER_SOAK") else ALL_STEPS[1::2]
+DRIVER_STEPS = share(ALL_STEPS, 1, 3)
 """A start of Spark for each."""
 
 
@@ -55,8 +57,8 @@ def test_killed_at_any_step(tmp_path: Path) -> None:
     keys = [key for number in range(4) for part in written_batches.rows_of(number) for key, _ in part]
     expected = [("insert", key, place) for place, key in enumerate(keys, 1)]
     assert contents(clean) == expected
-    for name, count in sorted(hits.items()):
-        for at in sorted({1, count}):
+    for place, (name, count) in enumerate(sorted(hits.items())):
+        for at in hits_of(count, place):
             folder = tmp_path / f"{name}-{at}"
             assert run(written_batches.child, str(folder), f"{name}=kill@{at}") == -signal.SIGKILL, (name, at)
             assert run(written_batches.child, str(folder), "") == 0, (name, at)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.sampled import SOAK
 from tests.store.sinks.file_sinks import (
     DELETE,
     INSERT,
@@ -218,7 +219,7 @@ def test_names_of_every_kind(place: Place) -> None:
     run.check()
 
 
-@pytest.mark.parametrize("size", [100_000])
+@pytest.mark.parametrize("size", [100_000 if SOAK else 20_000])
 def test_a_transaction_of_many_rows(place: Place, size: int) -> None:
     run = Run(place)
     sink, mode = run.sink, place.case.mode

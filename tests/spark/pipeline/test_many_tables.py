@@ -12,7 +12,7 @@ import pytest
 from tests.servers.postgres import Database, PostgresServer
 from tests.spark.pipeline.driven import RunningPipeline
 
-TABLES = 500 if "HEADWATER_SOAK" in os.environ else 40
+TABLES = 500 if "HEADWATER_SOAK" in os.environ else 24
 LARGEST_BYTES = 4 << 30
 
 
