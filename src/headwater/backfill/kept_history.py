@@ -38,6 +38,7 @@ AFTER_PIN = failpoints.register("snapshot_backfill.after_pin")
 BEFORE_LET_GO = failpoints.register("snapshot_backfill.before_let_go")
 AFTER_LET_GO = failpoints.register("snapshot_backfill.after_let_go")
 
+_RETRY_SECONDS: Final = 1.0
 _HELD: Final = (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT)
 
 
@@ -54,6 +55,7 @@ class KeptHistory:
         self._pin = pin_name(options.query)
         self._opened: VersionedTable | None = None
         self._is_let_go = False
+        self._retry_at = 0.0
         self.waiting: str | None = None
         self.is_late = False
         with state.store.snapshot() as view:
@@ -105,6 +107,8 @@ class KeptHistory:
 
         :param position: of its rows: after all changes up to *epoch*, before all later ones.
         """
+        if time.monotonic() < self._retry_at:
+            return False
         failpoints.hit(BEFORE_BEGIN)
         self.is_late = False
         try:
@@ -114,7 +118,7 @@ class KeptHistory:
             self.waiting, self.is_late = error.message, True
             return False
         except (NotComplete, NotYet, TableNotKept) as error:
-            self.waiting = error.message
+            self.waiting, self._retry_at = error.message, time.monotonic() + _RETRY_SECONDS
             return False
         failpoints.hit(AFTER_PIN)
         self.executor.begin(epoch, layout, position, commit_time_us)
