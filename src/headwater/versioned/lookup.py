@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pyarrow as pa
@@ -18,14 +19,28 @@ from headwater.versioned.fitting import cast
 from headwater.versioned.key_positions import positions
 from headwater.versioned.log_rows import VNODES
 from headwater.versioned.merge import place_of
-from headwater.versioned.net_rows import GONE, KIND, ROW, VNODE_FIELD, Piece, merge
+from headwater.versioned.net_rows import GONE, KIND, ROW, VNODE_FIELD, Piece, merge, net
 from headwater.versioned.run_file import RunReader
-from headwater.versioned.version import Version, Versions
+from headwater.versioned.version import Version, Versions, found_pieces
 
 FEW: Final = 256
 """Up to so many keys are searched one by one."""
 CACHED_BLOCKS: Final = 256
-CACHED_OVERLAYS: Final = 4
+WINDOW: Final = 32 * 1024
+CACHED_EPOCHS: Final = 4
+OVERLAYS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """What a lookup at one epoch goes by. :ivar overlays: what the log says after the base, the oldest first."""
+
+    table: SourceTable
+    base: int
+    epoch: int
+    runs: tuple[RunReader, ...]
+    overlays: tuple[Piece, ...]
+    schema_number: int
 
 
 class Lookup:
@@ -34,35 +49,62 @@ class Lookup:
     def __init__(self, versions: Versions) -> None:
         self._versions = versions
         self._blocks: OrderedDict[tuple[str, int, int], Piece] = OrderedDict()
-        self._overlays: OrderedDict[tuple[int, int], list[Piece]] = OrderedDict()
+        self._prepared: OrderedDict[int | None, tuple[tuple[int, str], _Prepared]] = OrderedDict()
         self._schemas: dict[bytes, int] = {}
 
     def find(self, wanted: pa.Table, epoch: int | None, columns: Sequence[str] | None) -> pa.Table:
         """The rows of the keys *wanted*, in their order."""
-        with self._versions.at(epoch) as version:
-            table = version.table
-            places = _positions(wanted, table)
-            overlays = self._overlay(version)
-            runs = version.runs()
+        ready = self._ready(epoch)
+        table = ready.table
+        places = _positions(wanted, table)
         names = table.schema.names if columns is None else list(columns)
-        if not len(places):
-            return table.schema.empty_table().select(names)
         if len(places) > FEW:
-            return _many(version, runs, overlays, places).select(names)
+            return _many(ready.runs, ready.overlays, places, table).select(names)
         found: list[pa.RecordBatch] = []
-        sources: list[RunReader | Piece] = [*runs, *overlays]
+        sources: list[RunReader | Piece] = [*ready.runs, *ready.overlays]
         for position in places.to_pylist():
-            row = self._row(sources, position, table)
+            row = self._row(sources, position, ready)
             if row is not None:
                 found.append(row)
         if not found:
             return table.schema.empty_table().select(names)
         return pa.Table.from_batches(found).select(names)
 
-    def _row(self, sources: Sequence[RunReader | Piece], position: bytes, table: SourceTable) -> pa.RecordBatch | None:
+    def _ready(self, epoch: int | None) -> _Prepared:
+        mark = self._versions.mark()
+        known = self._prepared.get(epoch)
+        if known is not None and known[0] == mark:
+            return known[1]
+        with self._versions.at(epoch) as version:
+            table = version.table
+            number = self._schemas.setdefault(table.schema.serialize().to_pybytes(), len(self._schemas))
+            overlays = self._overlays(version, None if known is None else known[1], number)
+            made = _Prepared(table, version.base, version.epoch, version.runs(), overlays, number)
+        self._prepared[epoch] = (mark, made)
+        if len(self._prepared) > CACHED_EPOCHS:
+            self._prepared.popitem(last=False)
+        return made
+
+    def _overlays(self, version: Version, known: _Prepared | None, number: int) -> tuple[Piece, ...]:
+        """What the log says after the base: what was known, and what came since."""
+        after = version.base
+        kept: tuple[Piece, ...] = ()
+        if (
+            known is not None
+            and (known.base, known.schema_number) == (version.base, number)
+            and known.epoch <= version.epoch
+            and version.log.truncated(known.epoch, version.epoch) is None
+        ):
+            after, kept = known.epoch, known.overlays
+        fresh = version.overlay(after, version.epoch, (0, VNODES))
+        if not len(fresh):
+            return kept
+        return (*kept, fresh) if len(kept) < OVERLAYS else (merge([*kept, fresh]),)
+
+    def _row(self, sources: Sequence[RunReader | Piece], position: bytes, ready: _Prepared) -> pa.RecordBatch | None:
         older: list[Piece] = []
         for source in reversed(sources):
-            piece = source if isinstance(source, Piece) else self._block(source, position, table)
+            piece = source if isinstance(source, Piece) else self._block(source, position, ready)
             if piece is None or not len(piece):
                 continue
             place = place_of(piece.positions, position)
@@ -78,34 +120,20 @@ class Lookup:
         net = merge(older) if len(older) > 1 else older[0]
         return net.rows if net.rows.column(KIND)[0].as_py() == ROW else None
 
-    def _block(self, run: RunReader, position: bytes, table: SourceTable) -> Piece | None:
+    def _block(self, run: RunReader, position: bytes, ready: _Prepared) -> Piece | None:
         block = run.block_of(position)
         if block is None:
             return None
-        key = (run.info.name, block, self._schema_number(table))
+        key = (run.info.name, block, ready.schema_number)
         piece = self._blocks.get(key)
         if piece is None:
-            rows = run.read(block, table.schema)
-            piece = self._blocks[key] = Piece(rows, positions(rows, table.key_columns))
+            rows = run.read(block, ready.table.schema)
+            piece = self._blocks[key] = Piece(rows, positions(rows, ready.table.key_columns))
             if len(self._blocks) > CACHED_BLOCKS:
                 self._blocks.popitem(last=False)
         else:
             self._blocks.move_to_end(key)
         return piece
-
-    def _schema_number(self, table: SourceTable) -> int:
-        return self._schemas.setdefault(table.schema.serialize().to_pybytes(), len(self._schemas))
-
-    def _overlay(self, version: Version) -> list[Piece]:
-        """What the log says after the base, the oldest first."""
-        key = (version.base, version.epoch)
-        found = self._overlays.get(key)
-        if found is None:
-            piece = version.overlay(version.base, version.epoch, (0, VNODES))
-            found = self._overlays[key] = [piece] if len(piece) else []
-            if len(self._overlays) > CACHED_OVERLAYS:
-                self._overlays.popitem(last=False)
-        return found
 
 
 def _positions(wanted: pa.Table, table: SourceTable) -> pa.BinaryArray:
@@ -122,12 +150,13 @@ def _positions(wanted: pa.Table, table: SourceTable) -> pa.BinaryArray:
     return positions(rows.append_column(VNODE_FIELD, vnodes), names)
 
 
-def _many(version: Version, runs: Sequence[RunReader], overlays: Sequence[Piece], places: pa.BinaryArray) -> pa.Table:
+def _many(runs: Sequence[RunReader], overlays: Sequence[Piece], places: pa.BinaryArray, table: SourceTable) -> pa.Table:
     ordered = pc.unique(places)
     ordered = ordered.take(pc.array_sort_indices(ordered))
-    overlay = merge(overlays) if overlays else version.nothing()
-    found = list(version.found(runs, overlay, ordered, 32 * 1024))
-    rows = pa.Table.from_batches([piece.rows for piece in found], None if found else version.nothing().rows.schema)
+    nothing = net([], table.key_columns, table.schema)
+    overlay = merge(overlays) if overlays else nothing
+    found = list(found_pieces(table, runs, overlay, ordered, WINDOW))
+    rows = pa.Table.from_batches([piece.rows for piece in found], None if found else nothing.rows.schema)
     there = pa.concat_arrays([piece.positions for piece in found]) if found else ordered.slice(0, 0)
     order = pc.index_in(places, value_set=there).drop_null()
     return rows.take(order)

@@ -26,15 +26,14 @@ from headwater.versioned.errors import BaseGone, UnknownVnodes
 from headwater.versioned.folder import TableFolder
 from headwater.versioned.key_positions import keys, vnode_position
 from headwater.versioned.log_rows import VNODES
-from headwater.versioned.lookup import Lookup
+from headwater.versioned.lookup import WINDOW, Lookup
 from headwater.versioned.merge import BlockHead, PieceHead, between, merged, piece_heads, run_heads
 from headwater.versioned.net_rows import Piece
 from headwater.versioned.pins import Pin, PinInfo
-from headwater.versioned.version import Version, Versions
+from headwater.versioned.version import Version, Versions, finished_pieces, found_pieces
 
 OVERLAY_ROWS: Final = 1_000_000
 """About so many changes of the log are in memory at a time."""
-WINDOW_ROWS: Final = 32 * 1024
 
 
 class Block(NamedTuple):
@@ -160,11 +159,10 @@ class VersionedTable:
                 runs = version.runs(after)
             schema = changes_schema(version.table.schema, columns)
             if is_truncated:
-                old: Iterator[Piece] = version.finished_pieces(
-                    _merged(version, runs, before, low, high, version.table.schema)
-                )
+                whole = _merged(version, runs, before, low, high, version.table.schema)
+                old: Iterator[Piece] = finished_pieces(version.table, whole)
             else:
-                old = version.found(runs, before, fresh.positions, WINDOW_ROWS)
+                old = found_pieces(version.table, runs, before, fresh.positions, WINDOW)
             for rows in paired(old, fresh, schema):
                 if rows.num_rows:
                     yield rows

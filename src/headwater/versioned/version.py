@@ -24,7 +24,7 @@ from headwater.versioned.key_positions import positions
 from headwater.versioned.log_rows import TableLog, delivered_to
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.merge import place_of
-from headwater.versioned.net_rows import Piece, merge, net
+from headwater.versioned.net_rows import Piece, merge
 from headwater.versioned.run_file import RunReader
 
 READ_ATTEMPTS: Final = 20
@@ -79,36 +79,37 @@ class Version:
                     size += run.block_bytes[block]
         return rows, size
 
-    def found(self, runs: Sequence[RunReader], overlay: Piece, wanted: pa.BinaryArray, window: int) -> Iterator[Piece]:
-        """The rows at the sorted positions *wanted*, as pieces of whole rows, *window* positions at a time."""
-        keys, schema = self.table.key_columns, self.table.schema
-        for start in range(0, len(wanted), window):
-            some = wanted.slice(start, window)
-            low, high = some[0].as_py(), some[-1].as_py()
-            pieces: list[Piece] = []
-            for run in runs:
-                for block in run.blocks(low, high + b"\x00"):
-                    rows = run.read(block, schema)
-                    places = positions(rows, keys)
-                    chosen = pc.is_in(places, value_set=some)
-                    if pc.any(chosen).as_py():
-                        pieces.append(Piece(rows.filter(chosen), places.filter(chosen)))
-            part = overlay.slice(place_of(overlay.positions, low), place_of(overlay.positions, high + b"\x00"))
-            if len(part):
-                chosen = pc.is_in(part.positions, value_set=some)
-                pieces.append(Piece(part.rows.filter(chosen), part.positions.filter(chosen)))
-            if pieces:
-                yield from self.finished_pieces([merge(pieces)])
 
-    def finished_pieces(self, merged: Iterable[pa.RecordBatch | Piece]) -> Iterator[Piece]:
-        """The rows that are there, with their positions."""
-        for found in merged:
-            rows = found.finished() if isinstance(found, Piece) else found
-            if rows.num_rows:
-                yield Piece(rows, positions(rows, self.table.key_columns))
+def found_pieces(
+    table: SourceTable, runs: Sequence[RunReader], overlay: Piece, wanted: pa.BinaryArray, window: int
+) -> Iterator[Piece]:
+    """The rows at the sorted positions *wanted*, as pieces of whole rows, *window* positions at a time."""
+    keys, schema = table.key_columns, table.schema
+    for start in range(0, len(wanted), window):
+        some = wanted.slice(start, window)
+        low, high = some[0].as_py(), some[-1].as_py()
+        pieces: list[Piece] = []
+        for run in runs:
+            for block in run.blocks(low, high + b"\x00"):
+                rows = run.read(block, schema)
+                places = positions(rows, keys)
+                chosen = pc.is_in(places, value_set=some)
+                if pc.any(chosen).as_py():
+                    pieces.append(Piece(rows.filter(chosen), places.filter(chosen)))
+        part = overlay.slice(place_of(overlay.positions, low), place_of(overlay.positions, high + b"\x00"))
+        if len(part):
+            chosen = pc.is_in(part.positions, value_set=some)
+            pieces.append(Piece(part.rows.filter(chosen), part.positions.filter(chosen)))
+        if pieces:
+            yield from finished_pieces(table, [merge(pieces)])
 
-    def nothing(self) -> Piece:
-        return net([], self.table.key_columns, self.table.schema)
+
+def finished_pieces(table: SourceTable, merged: Iterable[pa.RecordBatch | Piece]) -> Iterator[Piece]:
+    """The rows that are there, with their positions."""
+    for found in merged:
+        rows = found.finished() if isinstance(found, Piece) else found
+        if rows.num_rows:
+            yield Piece(rows, positions(rows, table.key_columns))
 
 
 class Versions:
@@ -161,6 +162,10 @@ class Versions:
                 )
             self._passed = (manifest.id, gone)
         return gone
+
+    def mark(self) -> tuple[int, str]:
+        """Changes when there is something new."""
+        return int(self._open().committed_epoch()), self._newest().id
 
     def _check(self, version: Version, epoch: int | None) -> None:
         if epoch is not None and epoch < version.base:

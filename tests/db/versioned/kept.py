@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import pyarrow as pa
 from tests.db.capture.running import RunningCapture
+from tests.store.versioned.written import Rows
 
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.offset import QueryOffset
@@ -19,10 +19,7 @@ from headwater.sinks.kept_tables import KeptTables
 from headwater.sinks.sink import Committed
 from headwater.sources.table import SourceTable
 from headwater.spark.claim_check import ClaimDelivery, ClaimReader, ClaimWriter
-from headwater.stream.op import Op
 from headwater.versioned import VersionedTable
-
-Rows = dict[tuple[Any, ...], dict[str, Any]]
 
 
 class Kept:
@@ -116,41 +113,3 @@ def kept(capture: RunningCapture, *tables: str, **options: Any) -> Iterator[Kept
         yield made
     finally:
         made.close()
-
-
-def rows_at(table: VersionedTable, epoch: int, key: Sequence[str] = ("id",)) -> Rows:
-    """The rows at *epoch*; each key is there once."""
-    found = [row for batch in table.snapshot(epoch, (0, table.vnode_count)) for row in batch.to_pylist()]
-    made = {tuple(row[name] for name in key): row for row in found}
-    assert len(made) == len(found)
-    return made
-
-
-def applied(rows: Rows, changes: Iterator[pa.RecordBatch], key: Sequence[str] = ("id",)) -> Rows:
-    """*rows* after net *changes*, which must fit them; each key is told once."""
-    now, told = dict(rows), set()
-    before: dict[str, Any] | None = None
-    for batch in changes:
-        for row in batch.to_pylist():
-            op = Op(row.pop("_op"))
-            row.pop("_vnode")
-            name = tuple(row[column] for column in key)
-            if op is Op.UPDATE_INSERT:
-                assert before is not None
-                assert tuple(before[column] for column in key) == name
-                now[name] = row
-                before = None
-                continue
-            assert before is None
-            assert name not in told
-            told.add(name)
-            if op is Op.INSERT:
-                assert name not in now
-                now[name] = row
-            else:
-                assert {column: now[name].get(column) for column in row} == row
-                before = row if op is Op.UPDATE_DELETE else None
-                if op is Op.DELETE:
-                    del now[name]
-    assert before is None
-    return now

@@ -9,8 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.db.capture.running import running
-from tests.db.versioned.kept import applied, kept, rows_at
+from tests.db.versioned.kept import kept
 from tests.servers.postgres import Database
+from tests.store.versioned.written import applied, rows_at
 
 from headwater.backfill.control import RESNAPSHOT, ask_query
 from headwater.errors import TransientError
