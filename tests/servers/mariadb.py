@@ -136,6 +136,9 @@ class MariaDbServer:
     def stop(self) -> None:
         self._end(signal.SIGTERM)
 
+    def kill9(self) -> None:
+        self._end(signal.SIGKILL)
+
     def close(self) -> None:
         """End the server and remove its files."""
         self._end(signal.SIGKILL)

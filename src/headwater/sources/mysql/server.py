@@ -42,18 +42,26 @@ SETTINGS: Final = (
     "replica_net_timeout",
 )
 
+_MADE: Final = """
+SELECT MIN(t.create_time) AS made FROM information_schema.tables t WHERE t.table_schema = 'mysql' AND t.engine = 'Aria'
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
     """A server at the moment in which it was asked.
 
-    :ivar server: its own name for itself: ``server_uuid`` of MySQL, ``server_uid`` of MariaDB.
+    :ivar server: its own name for itself: ``server_uuid`` of MySQL, ``server_uid`` of MariaDB, which is made of its
+        network address.
+    :ivar made: when the tables of a MariaDB were made, where the user may see that: what tells two servers apart that
+        have the same ``server_id``.
     :ivar settings: by name, those that it has.
     """
 
     version: Version
     server: str
     settings: Mapping[str, str]
+    made: str | None = None
 
     @classmethod
     def ask(cls, session: Connection) -> Server:
@@ -61,7 +69,8 @@ class Server:
         rows = ask(session, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({names})")
         settings = {str(row["variable_name"]): str(row["value"]) for row in rows}
         own = settings.get("server_uuid") or settings.get("server_uid") or f"server_id {settings.get('server_id')}"
-        return cls(version_of(session), own, settings)
+        made = ask(session, _MADE)[0]["made"] if version_of(session).is_mariadb else None
+        return cls(version_of(session), own, settings, None if made is None else str(made))
 
     @property
     def numbers_transactions(self) -> bool:
@@ -70,7 +79,8 @@ class Server:
 
     def identity(self) -> dict[str, Any]:
         """What is kept beside a position."""
-        return {"family": self.version.family, "server": self.server}
+        identity = {"family": self.version.family, "server": self.server, "made": self.made}
+        return identity | {"server_id": self.settings.get("server_id")}
 
 
 def log_position(session: Connection, server: Server) -> MySqlOffset:

@@ -170,6 +170,9 @@ def check_server(
     if start.gtids is None:
         _check_files(session, dsn, server, start)
         return
+    same_number = identity.get("server_id") == server.settings.get("server_id")
+    if same_number and None not in (identity.get("made"), server.made) and identity.get("made") != server.made:
+        raise _replaced(dsn)
     now = executed(session, server)
     if now is None:
         raise SourceMisconfigured(
@@ -179,11 +182,7 @@ def check_server(
         )
     if not contains(now, start.gtids):
         if server.server != start.server and not _overlap(now, start.gtids):
-            raise ServerReplaced(
-                f"{dsn} is another server, with none of the transactions that were captured.",
-                next_step="Give the address of the server that was captured; to begin anew with this one, run: "
-                "headwater resnapshot",
-            )
+            raise _replaced(dsn)
         raise SourceWentBack(
             f"{dsn} does not have all transactions that were captured: it was restored, its log was reset, or a "
             "replica took over that was behind.",
@@ -192,6 +191,14 @@ def check_server(
     gone = purged(session, server)
     if gone is not None and not contains(start.gtids, gone):
         raise log_purged(dsn)
+
+
+def _replaced(dsn: Dsn) -> ServerReplaced:
+    return ServerReplaced(
+        f"{dsn} is another server, with none of the transactions that were captured.",
+        next_step="Give the address of the server that was captured; to begin anew with this one, run: headwater "
+        "resnapshot",
+    )
 
 
 def _check_files(session: Connection, dsn: Dsn, server: Server, start: MySqlOffset) -> None:

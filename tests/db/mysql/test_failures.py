@@ -1,0 +1,300 @@
+"""What happens to a capture when its server fails, moves, forgets, or is set up in another way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.db.mysql.conftest import StartServer
+from tests.db.mysql.running import MySqlCapture, running
+from tests.db.mysql.test_capture import LOG, ORDERS, fill
+from tests.servers.mariadb import MariaDbServer
+from tests.servers.mysql_family import FILES
+
+from headwater.capture import renewal
+from headwater.sources.errors import (
+    LogPurged,
+    ServerReplaced,
+    SourceMisconfigured,
+    SourceWentBack,
+)
+from headwater.sources.open import open_source
+
+
+def prepared(server: MariaDbServer) -> MariaDbServer:
+    server.execute("CREATE DATABASE shop", ORDERS)
+    return server
+
+
+def replicate(replica: MariaDbServer, primary: MariaDbServer) -> None:
+    """*replica* has no writes of its own yet."""
+    credentials = f"MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USER='headwater', "
+    replica.execute(
+        "STOP SLAVE",
+        "RESET MASTER",
+        "SET GLOBAL gtid_slave_pos = ''",
+        f"CHANGE MASTER TO {credentials} MASTER_PASSWORD='{primary.password}', MASTER_USE_GTID=slave_pos",
+        "START SLAVE",
+    )
+
+
+def wait_for_replica(replica: MariaDbServer, primary: MariaDbServer) -> None:
+    (position,) = primary.execute("SELECT @@GLOBAL.gtid_binlog_pos")[0]
+    assert replica.execute(f"SELECT MASTER_GTID_WAIT('{position}', 30)") == [(0,)]
+
+
+def test_m23_a_replica_takes_over_by_transaction_numbers_without_gap_or_repeat(
+    start_mysql: StartServer, tmp_path: Path
+) -> None:
+    primary = start_mysql("mariadb", {"server-id": "1"})
+    replica = start_mysql("mariadb", {"server-id": "2", "log-bin": "other-name"})
+    primary.execute("RESET MASTER")  # what made the server is not for the replica
+    replicate(replica, primary)
+    prepared(primary)
+    wait_for_replica(replica, primary)
+    replica.execute("STOP SLAVE")
+    capture = MySqlCapture(primary, tmp_path, [LOG])
+    capture.start()
+    fill(primary, 1, 100)
+    primary.execute("FLUSH LOGS")
+    fill(primary, 101, 150)
+    capture.catch_up()
+    capture.stop()
+    behind = MySqlCapture(replica, tmp_path, []).fails_to_start()
+    assert isinstance(behind, SourceWentBack)
+    assert "headwater resnapshot" in str(behind.next_step)
+    replica.execute("START SLAVE")
+    fill(primary, 151, 200)  # not captured when the primary is gone
+    wait_for_replica(replica, primary)
+    primary.stop()
+    replica.execute("STOP SLAVE")
+    moved = MySqlCapture(replica, tmp_path, [])
+    moved.start()
+    fill(replica, 201, 250)
+    moved.assert_equal(LOG)
+    moved.stop()
+    assert len(moved.rows(LOG)) == 250
+    moved.assert_once(LOG)
+
+
+def test_another_server_is_refused_whatever_its_files_and_its_number(
+    mariadb: MariaDbServer, start_mysql: StartServer, tmp_path: Path
+) -> None:
+    mariadb.execute(ORDERS)
+    other = prepared(start_mysql("mariadb"))
+    capture = MySqlCapture(other, tmp_path, [LOG])
+    capture.start()
+    fill(other, 1, 10)
+    capture.catch_up()
+    capture.stop()
+    assert isinstance(MySqlCapture(mariadb, tmp_path, []).fails_to_start(), ServerReplaced)
+
+
+def test_a_server_of_the_other_family_is_refused(
+    mysql_servers: Callable[[str], MariaDbServer], mariadb: MariaDbServer, tmp_path: Path
+) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        capture.catch_up()
+    assert isinstance(MySqlCapture(mysql_servers("mysql"), tmp_path, []).fails_to_start(), ServerReplaced)
+
+
+def purge(server: MariaDbServer) -> None:
+    """All files but the newest; one that somebody still reads stays."""
+    newest = server.execute("SHOW BINARY LOGS")[-1][0]
+    end = time.monotonic() + 30
+    while len(server.execute("SHOW BINARY LOGS")) > 1:
+        assert time.monotonic() < end
+        server.execute(f"PURGE BINARY LOGS TO '{newest}'")
+        time.sleep(0.1)
+
+
+def test_m22_a_purged_log_ends_the_capture_and_a_resnapshot_goes_on(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(ORDERS)
+    capture = MySqlCapture(server, tmp_path, [LOG])
+    capture.start()
+    fill(server, 1, 10)
+    capture.catch_up()
+    capture.stop()
+    fill(server, 11, 20)
+    server.execute("FLUSH LOGS")
+    fill(server, 21, 30)
+    purge(server)
+    failure = capture.fails_to_start()
+    assert isinstance(failure, LogPurged)
+    assert "headwater resnapshot" in str(failure.next_step)
+    assert renewal.renew(capture.store, None) is False
+    capture.start()
+    fill(server, 31, 40)
+    capture.catch_up()
+    assert [row["id"] for row in capture.rows(LOG)] == [*range(1, 11), *range(31, 41)]
+    capture.stop()
+
+
+def test_a_log_that_was_reset_ends_the_capture(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(ORDERS)
+    capture = MySqlCapture(server, tmp_path, [LOG])
+    capture.start()
+    fill(server, 1, 10)
+    capture.catch_up()
+    capture.stop()
+    server.execute("RESET MASTER" if server.kind == "MariaDB" else "RESET BINARY LOGS AND GTIDS")
+    fill(server, 11, 20)
+    assert isinstance(capture.fails_to_start(), SourceWentBack | ServerReplaced)
+
+
+def test_a_server_without_transaction_numbers_is_followed_by_file_and_position(
+    start_mysql: StartServer, tmp_path: Path
+) -> None:
+    server = prepared(start_mysql("mysql", FILES))
+    capture = MySqlCapture(server, tmp_path, [LOG])
+    capture.start()
+    fill(server, 1, 10)
+    server.execute("FLUSH LOGS")
+    fill(server, 11, 20)
+    capture.catch_up()
+    capture.stop()
+    server.stop()
+    server.start()
+    fill(server, 21, 30)
+    capture.start()
+    server.execute("ALTER TABLE shop.orders ADD COLUMN extra int", "TRUNCATE TABLE shop.orders")
+    fill(server, 31, 40)
+    capture.assert_equal(LOG)
+    capture.assert_once(LOG)
+    offset = capture.offset()
+    assert offset is not None
+    assert offset.gtids is None
+    capture.stop()
+    fill(server, 41, 42)
+    server.execute("FLUSH LOGS")
+    purge(server)
+    assert isinstance(capture.fails_to_start(), LogPurged)
+
+
+def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(ORDERS, "SET GLOBAL sync_binlog = 1", "SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+    with running(server, tmp_path, LOG) as capture:
+        fill(server, 1, 10)
+        capture.catch_up()
+        server.kill9()
+        server.start()
+        fill(server, 11, 20)
+        capture.assert_equal(LOG)
+        capture.assert_once(LOG)
+        assert capture.capture.statistics.restarts > 0
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "fix"),
+    [
+        ("binlog_format", "MIXED", "binlog_format = ROW"),
+        ("binlog_row_image", "MINIMAL", "binlog_row_image = FULL"),
+        ("binlog_row_metadata", "MINIMAL", "binlog_row_metadata = FULL"),
+    ],
+)
+def test_a_server_that_logs_too_little_is_refused_with_the_statement_that_mends_it(
+    setting: str, value: str, fix: str, mariadb: MariaDbServer, tmp_path: Path
+) -> None:
+    mariadb.execute(ORDERS, f"SET GLOBAL {setting} = {value}")
+    try:
+        failure = MySqlCapture(mariadb, tmp_path, [LOG]).fails_to_start()
+    finally:
+        mariadb.execute(f"SET GLOBAL {setting} = {'ROW' if setting == 'binlog_format' else 'FULL'}")
+    assert isinstance(failure, SourceMisconfigured)
+    assert fix in str(failure.next_step)
+
+
+def test_rows_that_a_session_logged_in_part_stop_the_table_and_key_deletes_do_not(
+    server: MariaDbServer, tmp_path: Path
+) -> None:
+    server.execute(ORDERS)
+    with running(server, tmp_path, LOG) as capture:
+        fill(server, 1, 10)
+        server.execute("SET SESSION binlog_row_image = MINIMAL", "DELETE FROM shop.orders WHERE id = 3")
+        capture.assert_equal(LOG)
+        server.execute("SET SESSION binlog_row_image = MINIMAL", "UPDATE shop.orders SET note = 'x' WHERE id = 4")
+        told = capture.wait_until_stopped(LOG)
+    assert "binlog_row_image = FULL" in told
+    assert f"headwater resnapshot {LOG}" in told
+
+
+def test_rows_without_the_names_of_their_columns_stop_the_table(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 10)
+        capture.catch_up()
+        mariadb.execute("SET GLOBAL binlog_row_metadata = NO_LOG", "FLUSH TABLES")
+        try:
+            fill(mariadb, 11, 12)
+            told = capture.wait_until_stopped(LOG)
+        finally:
+            mariadb.execute("SET GLOBAL binlog_row_metadata = FULL", "FLUSH TABLES")
+    assert "binlog_row_metadata = FULL" in told
+
+
+def test_a_statement_in_place_of_rows_ends_the_capture(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(ORDERS)
+    capture = MySqlCapture(server, tmp_path, [LOG])
+    capture.start()
+    fill(server, 1, 3)
+    capture.catch_up()
+    server.execute("SET SESSION binlog_format = STATEMENT", "UPDATE shop.orders SET note = 'x' WHERE id = 1")
+    failure = capture.wait_for_end()
+    assert isinstance(failure, SourceMisconfigured)
+    assert "binlog_format" in str(failure)
+
+
+def test_a_resnapshot_of_one_table_goes_on_from_now_on_an_idle_server(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(ORDERS)
+    with running(server, tmp_path, LOG) as capture:
+        capture.catch_up()
+        before = capture.tables()[LOG].since.to_json()
+        assert renewal.renew(capture.store, [LOG]) is True
+        assert capture.tables()[LOG].since.to_json() != before
+        fill(server, 1, 5)
+        capture.assert_equal(LOG)
+
+
+def test_a_stopped_table_is_captured_anew_after_a_resnapshot(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 3)
+        mariadb.execute("DROP TABLE shop.orders", ORDERS.replace("note varchar(200)", "note int, extra json"))
+        capture.wait_until_stopped(LOG)
+        renewal.renew(capture.store, [LOG])
+        mariadb.execute("INSERT INTO shop.orders (id, note, extra) VALUES (7, 8, '{}')")
+        capture.catch_up()
+        assert capture.rows(LOG)[-1]["note"] == 8
+
+
+def test_the_second_of_two_captures_of_one_server_does_not_end_the_first(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(ORDERS)
+    with running(server, tmp_path / "a", LOG) as one, running(server, tmp_path / "b", LOG) as other:
+        fill(server, 1, 50)
+        one.assert_equal(LOG)
+        other.assert_equal(LOG)
+        assert one.capture.statistics.restarts == other.capture.statistics.restarts == 0
+
+
+def test_m33_a_table_that_stops_takes_nothing_from_its_neighbour(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS, ORDERS.replace("shop.orders", "shop.other"))
+    with running(mariadb, tmp_path, LOG, "shop.other") as capture:
+        with mariadb.connect(autocommit=False) as session, session.cursor() as cursor:
+            for number in range(1, 40):
+                cursor.execute(f"INSERT INTO shop.other (id) VALUES ({number})")
+                cursor.execute(f"INSERT INTO shop.orders (id) VALUES ({number})")
+                session.commit()
+                if number == 20:
+                    cursor.execute("ALTER TABLE shop.orders MODIFY amount int")
+        capture.wait_until_stopped(LOG)
+        capture.assert_equal("shop.other")
+
+
+def test_the_source_names_itself_without_its_password(mariadb: MariaDbServer) -> None:
+    source: Any = open_source(mariadb.dsn, spill=Path())
+    assert mariadb.password not in source.name
+    assert source.name.startswith("mysql://headwater@127.0.0.1:")
