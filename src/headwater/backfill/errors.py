@@ -25,6 +25,10 @@ class LogBehind(BackfillError, TransientError):
     """The log has not come to a snapshot yet that a task reads in."""
 
 
+class OldRowsMissing(BackfillError, InputError):
+    """The source does not log what rows were before they changed, and history cannot be read without."""
+
+
 class SourceBehind(BackfillError, TransientError):
     """The server that history is read from, a standby, does not show yet what the log has."""
 

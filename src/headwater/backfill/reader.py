@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headwater.backfill.cdc.mark import apply_filter, needs_order
+from headwater.backfill.cdc.rewind import read_rewound
 from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
 from headwater.backfill.cdc.upstream_table.snapshot import SnapshotReader
 from headwater.backfill.errors import LogBehind
@@ -21,7 +22,14 @@ from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
 from headwater.capture.source_state import SourceState
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
-from headwater.sources.snapshots import KeyOrder, SnapshotSource, open_snapshots
+from headwater.sources.offset import CdcOffset
+from headwater.sources.snapshots import (
+    KeyOrder,
+    SnapshotSource,
+    UnsharedSnapshots,
+    mark_from_json,
+    open_snapshots,
+)
 from headwater.sources.table import (
     COMMIT_TIMESTAMP_COLUMN,
     FIELD_ID,
@@ -67,12 +75,27 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
     """The rows of a unit as its snapshot has them: the columns of its table alone.
 
     :raises SnapshotExpired: it must be planned anew.
+    :raises LogBehind: the capture has not come to what was read. :raises OldRowsMissing: see :class:`Rewind`.
     """
     if isinstance(unit, SnapshotUnit):
         assert options.kept is not None
         yield from read_snapshot(options.store, options.kept, unit)
         return
-    yield from SnapshotReader(_external(options.source, unit.table)).read(unit)
+    external = _external(options.source, unit.table)
+    if not isinstance(external.source, UnsharedSnapshots):
+        yield from SnapshotReader(external).read(unit)
+        return
+    mark = mark_from_json(unit.snapshot)
+    for part in unit.ranges:
+        yield from read_rewound(
+            external.source,
+            unit.table,
+            part,
+            mark,
+            lambda high: _changes_up_to(options, unit, high),
+            lambda: external.order,
+            unit.columns,
+        )
 
 
 def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:
@@ -80,7 +103,7 @@ def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] |
     if unit.changed_since is None:
         return None
     table, store = unit.table, _store(options.store)
-    _wait_for(store, unit)
+    _wait_for(store, table, unit.until)
     with store.snapshot() as view:
         log = LogView.open(view, table.full_name)
         found = [
@@ -90,8 +113,18 @@ def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] |
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
 
-def _wait_for(store: StateReader, unit: SplitUnit) -> None:
-    """Until the log has all changes that the snapshot of *unit* shows.
+def _changes_up_to(options: QueryOptions, unit: SplitUnit, high: CdcOffset) -> Iterator[pa.RecordBatch]:
+    """The changes of the table since its rows were planned, at least those that committed before *high*."""
+    store = _store(options.store)
+    _wait_for(store, unit.table, high)
+    with store.snapshot() as view:
+        log = LogView.open(view, unit.table.full_name)
+        for batch in log.read_range(unit.upto, view.epoch):
+            yield conform(batch, unit.table)
+
+
+def _wait_for(store: StateReader, table: SourceTable, until: CdcOffset | None) -> None:
+    """Until the log has all changes that committed before *until*.
 
     :raises LogBehind: it has not for a long time.
     """
@@ -100,11 +133,11 @@ def _wait_for(store: StateReader, unit: SplitUnit) -> None:
         with store.snapshot() as view:
             record, _ = SourceState.read(view)
             epoch = view.epoch
-        if unit.until is None or (record is not None and record.offset >= unit.until):
+        if until is None or (record is not None and record.offset >= until):
             return
         if time.monotonic() > end:
             raise LogBehind(
-                f"The capture has not come to the snapshot of {unit.table.full_name} within {LOG_SECONDS:g} s.",
+                f"The capture has not come to the snapshot of {table.full_name} within {LOG_SECONDS:g} s.",
                 next_step="Look whether it runs: headwater status",
             )
         store.wait_for_epoch(epoch, 0.5)

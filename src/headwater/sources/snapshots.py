@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.errors import InvalidDsn, InvalidOffset
+from headwater.sources.errors import InvalidOffset
 from headwater.sources.offset import CdcOffset
 from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
-_MARKS: Final = {"Postgres": "headwater.sources.postgres.mark:PostgresMark"}
+_MARKS: Final = {
+    "MySql": "headwater.sources.mysql.mark:MySqlMark",
+    "Postgres": "headwater.sources.postgres.mark:PostgresMark",
+}
 
 
 class SnapshotMark(Protocol):
@@ -140,6 +143,42 @@ class SnapshotSource(Protocol):
         ...
 
 
+class LaterPart(Protocol):
+    """One read of a part of a table in a transaction of its own, later than the snapshot that it was planned in."""
+
+    @property
+    def high(self) -> CdcOffset:
+        """The rows show nothing that committed after it."""
+        ...
+
+    @property
+    def cut(self) -> Cut | None:
+        """Just after the last row that was given; ``None`` before the first."""
+        ...
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in key order. :raises SourceUnreachable: the connection broke."""
+        ...
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class UnsharedSnapshots(SnapshotSource, Protocol):
+    """Of a database in which nobody can enter the snapshot of somebody else.
+
+    Tasks read later than the snapshot that was planned in, and undo with the log what was committed since.
+    """
+
+    def open_part(self, table: SourceTable, part: KeyRange, *, columns: Sequence[str] | None = None) -> LaterPart:
+        """The rows of *part* as they are now.
+
+        :raises SnapshotExpired: the table is not what it was: it must be planned anew.
+        :raises SourceUnreachable: no answer.
+        """
+        ...
+
+
 def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSource:
     """The snapshots of the database at *dsn*; nothing is connected yet. An empty *dsn*: there is no database.
 
@@ -150,18 +189,20 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
         from headwater.sources.written import NoSnapshots
 
         return NoSnapshots()
-    kind = dsn.partition("://")[0]
-    if kind in ("postgres", "postgresql") or "=" in kind:
-        from headwater.sources.open import postgres_driver
+    from headwater.sources.open import Family, family_of, mysql_driver, no_family, postgres_driver
 
+    family = family_of(dsn)
+    if family is Family.MYSQL:
+        with mysql_driver():
+            from headwater.sources.mysql.snapshots import MySqlSnapshots
+
+        return MySqlSnapshots(dsn, lock_seconds)
+    if family is Family.POSTGRES:
         with postgres_driver():
             from headwater.sources.postgres.snapshots import PostgresSnapshots
 
         return PostgresSnapshots(dsn, lock_seconds)
-    raise InvalidDsn(
-        "The connection string names no database that can be read.",
-        next_step="Write postgresql://user@host:5432/database.",
-    )
+    raise no_family("read")
 
 
 def mark_from_json(text: str) -> SnapshotMark:

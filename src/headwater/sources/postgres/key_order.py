@@ -3,9 +3,6 @@
 Numbers, times, uuids, bytes and texts of bytewise collations are compared here. The order of everything else (locales,
 enums, citext, addresses, ranges, …) is the server's alone: it is asked to rank the distinct values of a batch, together
 with those of the cuts, in one statement per column.
-
-Every column becomes *digits*: numbers that are ordered as its values. Keys and cuts are compared digit by digit: after
-each digit, a key is known by the place that it has among the cuts so far, so no number grows large.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +21,7 @@ from psycopg import sql
 
 from headwater.errors import TransientError
 from headwater.sources.errors import InvalidKey, UnsupportedTable
+from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
 from headwater.sources.postgres.catalog import read_table
 from headwater.sources.postgres.connection import Connection, Dsn, connect, server_errors
 from headwater.sources.postgres.convert import convert_column
@@ -35,10 +33,6 @@ from headwater.sources.table import SourceColumn, SourceTable
 PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 _UUID: Final = 2950
 _TEXTS: Final = frozenset((19, 25, 1043))  # name, text, varchar: bytewise where their collation is
-_INT64: Final = np.dtype(np.int64)
-
-Digits: TypeAlias = list[tuple[NDArray[Any], NDArray[Any]]]
-"""Of the keys and of the cuts, most significant first."""
 _T = TypeVar("_T")
 
 
@@ -66,31 +60,19 @@ class PostgresKeyOrder:
 
         :raises SourceUnreachable: the database had to be asked and did not answer.
         """
-        if not cuts or not keys.num_rows:
-            return np.zeros(keys.num_rows, np.int64)
-        after = np.fromiter((cut.after for cut in cuts), np.bool_, len(cuts))
-        known = np.fromiter((len(cut.values) for cut in cuts), np.int64, len(cuts))
-        key_codes, cut_codes = np.zeros(keys.num_rows, np.int64), np.zeros(len(cuts), np.int64)
-        for place in range(len(self._columns)):
-            has = known > place
-            if not has.any():
-                break
-            texts = pa.array([cut.values[place] for cut in cuts if len(cut.values) > place], pa.string())
-            for of_keys, of_cuts in self._digits(place, keys.column(place), texts):
-                key_codes, cut_codes = _next(key_codes, cut_codes, of_keys, of_cuts, has, after)
-        found: NDArray[np.int64] = np.searchsorted(cut_codes * 3 + 2 * after, key_codes * 3 + 1).astype(np.int64)
-        return found
+        return key_places(keys, cuts, self._digits)
 
-    def _digits(self, place: int, keys: pa.Array, cuts: pa.StringArray) -> Digits:
+    def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
         column, asked = self._columns[place], self._asked[place]
+        cuts = pa.array(texts, pa.string())
         values = cuts if asked else convert_column(self._table, column, cuts)
         if values.null_count or keys.null_count:
             raise InvalidKey(self._table.full_name, column.name, column.source_type, "a key is null.")
         if asked is not None:
             return [self._ranked_by_server(asked, keys, values)]
         if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
-            return [_ranked(keys, values)]
-        return list(zip(_numbers(keys), _numbers(values), strict=True))
+            return byte_ranks(keys, values)
+        return list(zip(numbers(keys), numbers(values), strict=True))
 
     def _ranked_by_server(
         self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
@@ -125,57 +107,6 @@ def _is_local(column: KeyColumn, described: SourceColumn) -> bool:
     if not pa.types.is_string(described.type):
         return True
     return column.type == _UUID or (column.type in _TEXTS and column.bytewise)
-
-
-def _next(
-    key_codes: NDArray[np.int64],
-    cut_codes: NDArray[np.int64],
-    of_keys: NDArray[Any],
-    of_cuts: NDArray[Any],
-    has: NDArray[np.bool_],
-    after: NDArray[np.bool_],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places of keys and cuts after one more digit; cuts that do not have it lie before or after all values."""
-    steps, keys = _placed(of_keys, of_cuts)
-    width = 2 * len(steps) + 4
-    own = np.where(after, width - 1, 0)
-    own[has] = 2 * np.searchsorted(steps, of_cuts) + 2
-    cut_codes = cut_codes * width + own
-    steps, keys = _placed(key_codes * width + keys + 1, cut_codes)
-    return keys, 2 * np.searchsorted(steps, cut_codes) + 1
-
-
-def _placed(values: NDArray[Any], steps: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """The distinct *steps*, and for each value: 2n + 1 where it is the n-th step, 2n where it is just before it."""
-    distinct = np.unique(steps)
-    place = np.searchsorted(distinct, values)
-    equal = distinct[np.minimum(place, len(distinct) - 1)] == values
-    return distinct, (2 * place + equal).astype(np.int64)
-
-
-def _ranked(keys: pa.Array, cuts: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ranks in the order of bytes."""
-    both = pa.concat_arrays([keys.cast(pa.binary()), cuts.cast(pa.binary())])
-    ranks = pc.rank(both, sort_keys="ascending", tiebreaker="dense").to_numpy().astype(np.int64)
-    return ranks[: len(keys)], ranks[len(keys) :]
-
-
-def _numbers(array: pa.Array) -> list[NDArray[Any]]:
-    """Values as whole numbers in their order; decimals take several."""
-    kind = array.type
-    if pa.types.is_decimal(kind):
-        words = kind.bit_width // 64
-        raw = np.frombuffer(array.buffers()[1], "<u8")[array.offset * words : (array.offset + len(array)) * words]
-        parts = raw.reshape(-1, words)
-        return [parts[:, words - 1].view(np.int64), *(parts[:, word] for word in range(words - 2, -1, -1))]
-    if pa.types.is_floating(kind):
-        numbers = array.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0
-        bits = numbers.view(np.int64)
-        ordered = bits ^ ((bits >> 63) & np.int64(0x7FFF_FFFF_FFFF_FFFF))
-        return [np.where(np.isnan(numbers), np.int64(0x7FFF_FFFF_FFFF_FFFF), ordered)]
-    if pa.types.is_date32(kind):
-        array = array.cast(pa.int32())
-    return [array.cast(pa.int64()).to_numpy(zero_copy_only=False).astype(_INT64)]
 
 
 # -- compared by the database ----------------------------------------------------------------------------------------

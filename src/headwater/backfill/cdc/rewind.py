@@ -1,0 +1,164 @@
+"""Rewind: the rows of a table at a place in its log, made of rows that were read later and of the log.
+
+Where no task can enter the snapshot that a plan was made in, each reads in a transaction of its own, later. Of a key
+that did not change between the place and that transaction, the row is the same. Of one that did, the first change since
+the place tells what the row was: its old version, or that there was none. So what is given is exactly the table at the
+place, however late it is read and however often; whether the transaction already showed a change makes no difference.
+
+The log must have come to the transaction first, and its changes must have the old versions of rows whole.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.backfill.errors import OldRowsMissing
+from headwater.errors import TransientError
+from headwater.log_store.columns import EPOCH, SEQ
+from headwater.sources.errors import SnapshotExpired
+from headwater.sources.offset import CdcOffset
+from headwater.sources.snapshots import KeyOrder, SnapshotMark, UnsharedSnapshots
+from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.table import POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
+from headwater.stream import OP_COLUMN, Op, hash_keys
+
+PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
+"""Seconds before each new connection; the count begins anew when rows came."""
+
+ChangesUpTo: TypeAlias = Callable[[CdcOffset], Iterator[pa.RecordBatch]]
+"""The changes of the table since the plan, once the log has all that committed before a place."""
+
+
+def read_rewound(
+    source: UnsharedSnapshots,
+    table: SourceTable,
+    part: KeyRange,
+    mark: SnapshotMark,
+    changes: ChangesUpTo,
+    order: Callable[[], KeyOrder],
+    columns: Sequence[str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows of *part* at *mark*, in no order.
+
+    A connection that breaks is made anew, and the read goes on after the last row that was given.
+
+    :raises SnapshotExpired: the table is not what it was. :raises SourceUnreachable: also new connections broke.
+    :raises LogBehind: the log does not come to what was read. :raises OldRowsMissing: it lacks old versions of rows.
+    """
+    names = list(columns) if columns is not None else [column.name for column in table.columns]
+    tries = 0
+    while True:
+        try:
+            reading = source.open_part(table, part, columns=columns)
+        except SnapshotExpired:
+            raise
+        except TransientError:
+            if tries == len(PAUSES):
+                raise
+            time.sleep(PAUSES[tries])
+            tries += 1
+            continue
+        try:
+            rewind = Rewind(table, mark, changes(reading.high) if reading.high > mark.high else ())
+            broke = False
+            try:
+                for batch in reading.batches():
+                    kept = rewind.unchanged(batch)
+                    if kept.num_rows:
+                        yield kept
+                    tries = 0
+            except SnapshotExpired:
+                raise
+            except TransientError:
+                if tries == len(PAUSES):
+                    raise
+                broke = True
+            reached = reading.cut
+        finally:
+            reading.close()
+        if not broke or reached is not None:
+            old = rewind.old_rows(part if not broke else KeyRange(part.start, reached), order)
+            if old.num_rows:
+                yield old.select(names)
+        if not broke:
+            return
+        time.sleep(PAUSES[tries])
+        tries += 1
+        if reached is not None:
+            part = KeyRange(reached, part.end)
+
+
+class Rewind:
+    """Undoes the changes of a table since *mark*.
+
+    :param changes: batches of its log, in any order; those before *mark* are passed over.
+    :raises OldRowsMissing: a change does not tell what the row was.
+    """
+
+    def __init__(self, table: SourceTable, mark: SnapshotMark, changes: Iterable[pa.RecordBatch]) -> None:
+        self._table = table
+        since = []
+        for batch in changes:
+            later = ~mark.contains(batch.column(POSITION_COLUMN))
+            if later.any():
+                since.append(batch if later.all() else batch.filter(pa.array(later)))
+        self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
+        self._keys: set[tuple[object, ...]] = set()
+        self._old: pa.RecordBatch | None = None
+        if since:
+            self._keep(pa.Table.from_batches(since).combine_chunks().to_batches()[0])
+
+    def _keep(self, changes: pa.RecordBatch) -> None:
+        table = self._table
+        places = np.lexsort((changes.column(SEQ).to_numpy(), changes.column(EPOCH).to_numpy()))
+        hashes = hash_keys(changes, table.key_columns)[places]
+        self._hashes, firsts = np.unique(hashes, return_index=True)
+        first = changes.take(pa.array(places[firsts]))
+        ops = first.column(OP_COLUMN).to_numpy()
+        unknown = ops == Op.UPDATE_INSERT
+        is_old = (ops == Op.DELETE) | (ops == Op.UPDATE_DELETE)
+        old = first.filter(pa.array(is_old))
+        if unknown.any() or old.column(UNAVAILABLE_COLUMN).null_count < old.num_rows:
+            raise OldRowsMissing(
+                f"The log of {table.full_name} does not have the whole old versions of rows that changed while its"
+                " history was read: the source logs only parts of them.",
+                next_step="Run at the source: SET GLOBAL binlog_row_image = FULL; then: headwater resnapshot "
+                f"{table.full_name}",
+            )
+        self._keys = set(zip(*(first.column(name).to_pylist() for name in table.key_columns), strict=True))
+        self._old = old.select([column.name for column in table.columns])
+
+    def unchanged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """Those of *rows* that no change since the mark has touched."""
+        if not len(self._hashes) or not rows.num_rows:
+            return rows
+        hashes = hash_keys(rows, self._table.key_columns)
+        found = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+        suspects = np.flatnonzero(self._hashes[found] == hashes)
+        if not suspects.size:
+            return rows
+        some = rows.select(list(self._table.key_columns)).take(pa.array(suspects))
+        keys = zip(*(column.to_pylist() for column in some.columns), strict=True)
+        touched = suspects[np.fromiter((key in self._keys for key in keys), np.bool_, len(suspects))]
+        keep = np.ones(rows.num_rows, np.bool_)
+        keep[touched] = False
+        return rows.filter(pa.array(keep))
+
+    def old_rows(self, part: KeyRange, order: Callable[[], KeyOrder]) -> pa.RecordBatch:
+        """The rows of *part* that changes since the mark replaced or deleted, as they were at the mark."""
+        old = self._old
+        if old is None:
+            return pa.RecordBatch.from_pylist([], schema=self._table.schema)
+        cuts: list[Cut] = [cut for cut in (part.start, part.end) if cut is not None]
+        if not cuts or not old.num_rows:
+            return old
+        places = order().places(old.select(list(self._table.key_columns)), cuts)
+        inside: pa.RecordBatch = old.filter(pc.equal(pa.array(places), int(part.start is not None)))
+        return inside

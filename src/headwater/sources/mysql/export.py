@@ -1,0 +1,141 @@
+"""MySqlSnapshot: a place in the log that tasks read at, and what is planned there.
+
+It keeps no transaction open: its place is enough to read at (:mod:`.mark`), however long it takes and whoever begins
+anew. Nothing is locked and nothing old is kept at the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Self
+
+from headwater.errors import HeadwaterError
+from headwater.sources.mysql.catalog import CatalogTable, read_table
+from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.mysql.mark import MySqlMark
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.places import seen_place
+from headwater.sources.mysql.server import Server
+from headwater.sources.mysql.splitting import page_end, plan_splits
+from headwater.sources.mysql.types import source_column
+from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
+from headwater.sources.table import SourceTable, SpecialValues
+
+
+class MySqlSnapshot:
+    """A place. One thread.
+
+    :param lock_seconds: how long a question waits for a locked table; ``None``: until it is free.
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceBusy: see :mod:`.places`.
+    """
+
+    def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
+        self._dsn, self._lock_seconds = dsn, lock_seconds
+        self._catalogs: dict[TableName, CatalogTable] = {}
+        self._session: Connection | None = None
+        try:
+            with self._asked() as session:
+                self._mark = MySqlMark(seen_place(session, Server.ask(session)))
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What readers need: the place."""
+        return self._mark.to_json()
+
+    @property
+    def mark(self) -> MySqlMark:
+        """What it contains."""
+        return self._mark
+
+    def is_open(self) -> bool:
+        """Whether the server answers."""
+        try:
+            with self._asked() as session:
+                ask(session, "SELECT 1")
+        except HeadwaterError:
+            return False
+        return True
+
+    def table(self, table: SourceTable) -> SourceTable:
+        """*table* with the columns that it has now, those that came new at the end.
+
+        :raises SourceNotFound: the server has no such table.
+        """
+        catalog = self._catalog(table)
+        known = {column.name: column for column in table.columns if not column.dropped}
+        following = max(column.field_id for column in table.columns) + 1
+        columns = []
+        for column in catalog.columns:
+            was = known.get(column.name)
+            columns.append(
+                source_column(
+                    column.name,
+                    column.type_text,
+                    following if was is None else was.field_id,
+                    nullable=column.nullable,
+                    special_values=SpecialValues.ERROR if was is None else was.special_values,
+                    tinyint1_is_boolean=self._dsn.tinyint1_is_boolean,
+                )
+            )
+            following += was is None
+        there = {column.field_id: column for column in columns}
+        kept = [there.get(column.field_id, replace(column, dropped=True)) for column in table.columns]
+        ids = {column.field_id for column in table.columns}
+        return replace(table, columns=(*kept, *(column for column in columns if column.field_id not in ids)))
+
+    def has_key(self, table: SourceTable) -> bool:
+        """Whether it has: no table is captured that has none."""
+        return True
+
+    def files(self, table: SourceTable) -> str:
+        """Nothing: no range is one of blocks."""
+        return ""
+
+    def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
+        """Splits of about *split_rows* rows; see :func:`~headwater.sources.mysql.splitting.plan_splits`.
+
+        :raises UnsupportedTable: it cannot be split in that way. :raises SourceNotFound: there is no such table.
+        """
+        catalog = self._catalog(table)
+        with self._asked() as session:
+            return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
+
+    def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
+        """The cut after the first *rows* rows of *part*; ``None`` when it has no more than that."""
+        catalog = self._catalog(table)
+        with self._asked() as session:
+            return page_end(session, table, catalog, part, rows)
+
+    def close(self) -> None:
+        """End the session. Closing twice is fine."""
+        if self._session is not None and self._session.open:
+            self._session.close()
+        self._session = None
+
+    def _catalog(self, table: SourceTable) -> CatalogTable:
+        name = TableName(table.namespace, table.name)
+        if name not in self._catalogs:
+            with self._asked() as session:
+                self._catalogs[name] = read_table(session, name)
+        return self._catalogs[name]
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[Connection]:
+        if self._session is None or not self._session.open:
+            self._session = connect(self._dsn)
+            if self._lock_seconds is not None:
+                with server_errors(self._dsn):
+                    ask(self._session, f"SET SESSION lock_wait_timeout = {max(1, round(self._lock_seconds))}")
+        with server_errors(self._dsn):
+            yield self._session

@@ -1,0 +1,178 @@
+"""MySqlKeyOrder: where keys lie between cuts, in the order that the database has.
+
+Numbers, times, bytes, enums and sets are compared here. The order of texts is that of their collation, and of addresses
+the server's own: it ranks the distinct values of a batch, together with those of the cuts, in one statement per column.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from decimal import Decimal
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headwater.errors import TransientError
+from headwater.sources.errors import InvalidKey, UnsupportedTable
+from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
+from headwater.sources.mysql.catalog import read_table
+from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors, version_of
+from headwater.sources.mysql.key_columns import KeyColumn, read_key
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.types import ADDRESSES
+from headwater.sources.splits import Cut
+from headwater.sources.table import SourceTable
+
+PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
+_RANKS_SINCE: Final = {"MySQL": (8, 0, 4), "MariaDB": (10, 6, 0)}
+_SORTED_BYTES: Final = 16_384
+_LONGEST: Final = 3_072
+"""Bytes of the longest key that an index takes; characters have at most so many."""
+_T = TypeVar("_T")
+
+
+class MySqlKeyOrder:
+    """The order of one table's keys. It can be pickled."""
+
+    def __init__(self, dsn: Dsn, table: SourceTable, key: Sequence[KeyColumn]) -> None:
+        self._dsn, self._table, self._key = dsn, table, tuple(key)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the database need not be asked."""
+        return not any(_is_asked(column, self._table) for column in self._key)
+
+    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
+        """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
+
+        :raises SourceUnreachable: the database had to be asked and did not answer.
+        """
+        return key_places(keys, cuts, self._digits)
+
+    def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
+        column = self._key[place]
+        if keys.null_count:
+            raise InvalidKey(self._table.full_name, column.name, column.type_text, "a key is null.")
+        if _is_asked(column, self._table):
+            return [self._ranked_by_server(column, keys, pa.array(texts, pa.string()))]
+        if column.labels:
+            distinct = keys.dictionary_encode()
+            found = np.array([column.number(label) for label in distinct.dictionary.to_pylist()], np.uint64)
+            own = found[distinct.indices.to_numpy(zero_copy_only=False)] if len(found) else np.empty(0, np.uint64)
+            return [(own, np.array([int(text) for text in texts], np.uint64))]
+        cuts = pa.array([_value(text, column, keys.type) for text in texts], keys.type)
+        if pa.types.is_string(keys.type) or pa.types.is_binary(keys.type):
+            return byte_ranks(keys, cuts)
+        if pa.types.is_boolean(keys.type):
+            keys, cuts = keys.cast(pa.int8()), cuts.cast(pa.int8())
+        return list(zip(numbers(keys), numbers(cuts), strict=True))
+
+    def _ranked_by_server(
+        self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        distinct = pc.unique(pa.concat_arrays([keys, cuts]))
+        ranks = pa.array(with_session(self._dsn, lambda session: _rank(session, self._table, column, distinct)))
+        of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
+        return of_keys, of_cuts
+
+
+def read_order(dsn: Dsn, table: SourceTable) -> MySqlKeyOrder:
+    """The order of the keys of *table*. :raises SourceNotFound: there is no such table."""
+    name = TableName(table.namespace, table.name)
+    key = with_session(dsn, lambda session: read_key(read_table(session, name), table))
+    return MySqlKeyOrder(dsn, table, key)
+
+
+def _is_asked(column: KeyColumn, table: SourceTable) -> bool:
+    if column.kind in ADDRESSES:
+        return True
+    if column.charset is not None:
+        return not column.labels
+    # as text, times of more than a day are in no order
+    return column.kind == "time" and pa.types.is_string(table.column(column.name).type)
+
+
+def _value(text: str, column: KeyColumn, kind: pa.DataType) -> Any:
+    """The value of a cut as Python has those of the column."""
+    if pa.types.is_boolean(kind):
+        return text != "0"
+    if pa.types.is_binary(kind):
+        if column.kind == "bit":
+            return int(text).to_bytes((int(column.type_text.strip("bit()")) + 7) // 8, "big")
+        return bytes.fromhex(text)
+    if pa.types.is_integer(kind):
+        return int(text)
+    if pa.types.is_floating(kind):
+        return float(text)
+    if pa.types.is_decimal(kind):
+        return Decimal(text)
+    if pa.types.is_date32(kind):
+        return dt.date.fromisoformat(text[:10])
+    if pa.types.is_timestamp(kind):
+        made = dt.datetime.fromisoformat(text)
+        return made.replace(tzinfo=dt.UTC) if kind.tz else made
+    if pa.types.is_time64(kind):
+        return dt.time.fromisoformat(text)
+    return text
+
+
+# -- compared by the database ----------------------------------------------------------------------------------------
+
+_sessions: dict[tuple[int, str], Connection] = {}
+_sessions_lock = threading.Lock()
+
+
+def with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
+    """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
+    kept = (os.getpid(), repr(sorted(dsn.parameters().items(), key=lambda item: item[0])))
+    with _sessions_lock:
+        for pause in (*PAUSES, None):
+            try:
+                if kept not in _sessions or not _sessions[kept].open:
+                    _sessions[kept] = connect(dsn)
+                with server_errors(dsn):
+                    return ask_it(_sessions[kept])
+            except TransientError:
+                if kept in _sessions:
+                    _sessions.pop(kept).close()
+                if pause is None:
+                    raise
+                time.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+def _rank(session: Connection, table: SourceTable, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:
+    """The place of each value among them all, equal ones the same."""
+    version = version_of(session)
+    if version.number < _RANKS_SINCE[version.family]:
+        since = ".".join(str(part) for part in _RANKS_SINCE[version.family])
+        raise UnsupportedTable(
+            table.full_name,
+            f"{version} cannot be asked for the order of its key column {column.name!r}.",
+            next_step=f"Read its history from {version.family} {since} or later.",
+        )
+    ask(session, f"SET SESSION max_sort_length = {_SORTED_BYTES}")
+    if column.charset is not None:
+        typed = f"CONVERT(v USING {column.charset}) COLLATE {column.collation}"
+    elif column.kind in ADDRESSES:
+        typed = f"CAST(v AS {column.kind})"
+    else:
+        typed = "CAST(v AS TIME(6))"
+    rows = ask(
+        session,
+        f"SELECT n, DENSE_RANK() OVER (ORDER BY {typed}) AS place FROM JSON_TABLE(%s, '$[*]' COLUMNS "
+        f"(n FOR ORDINALITY, v VARCHAR({_LONGEST}) CHARACTER SET utf8mb4 PATH '$')) AS sent",
+        [json.dumps(values.to_pylist())],
+    )
+    found = np.zeros(len(values), np.int64)
+    for row in rows:
+        found[int(row["n"]) - 1] = int(row["place"])
+    return found

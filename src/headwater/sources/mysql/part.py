@@ -1,0 +1,127 @@
+"""MySqlPart: the rows of a part of a table, read in a transaction of its own along the index of the key.
+
+The transaction is consistent and takes no lock but the one that every read takes: columns cannot be changed while it is
+open. What it shows lies at or before :attr:`MySqlPart.high`; rows come in key order, so that after a break the read can
+go on behind :attr:`MySqlPart.cut` in another transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final, Self
+
+import pyarrow as pa
+
+from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.mysql.catalog import CatalogTable, read_table
+from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.mysql.key_columns import cut_after, key_list, read_key, where
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.offset import MySqlOffset
+from headwater.sources.mysql.places import place_after
+from headwater.sources.mysql.result import BLOCK_BYTES, Result
+from headwater.sources.mysql.row_format import RowFormat
+from headwater.sources.mysql.server import Server
+from headwater.sources.mysql.splitting import from_sql
+from headwater.sources.mysql.types import source_type
+from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.table import SourceColumn, SourceTable
+
+_LOCK_SECONDS: Final = 20
+
+
+class MySqlPart:
+    """One read of *columns* of the rows of *part*.
+
+    :ivar high: the rows show nothing that committed after this place.
+    :ivar cut: just after the last row that was given; ``None`` before the first.
+    :raises SnapshotExpired: the table is not what it was. :raises SourceUnreachable: no answer.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        table: SourceTable,
+        part: KeyRange,
+        columns: Sequence[SourceColumn],
+        block_bytes: int = BLOCK_BYTES,
+    ) -> None:
+        self._dsn, self._table, self._part, self._columns = dsn, table, part, tuple(columns)
+        self._block_bytes = block_bytes
+        self.cut: Cut | None = None
+        self._session: Connection = connect(dsn)
+        try:
+            with server_errors(dsn):
+                self.high = self._begin()
+                self._catalog = self._checked()
+                self._key = read_key(self._catalog, table)
+        except SourceNotFound:
+            self.close()
+            raise _changed(table, "was dropped or renamed") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the transaction. Closing twice is fine."""
+        if self._session.open:
+            self._session._force_close()
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in key order.
+
+        :raises SourceUnreachable: the connection broke. :raises SpecialValue: see :class:`.row_format.RowFormat`.
+        """
+        wanted = [*self._columns, *self._missing_key()]
+        statement = (
+            f"SELECT {RowFormat.selected(wanted)} FROM {from_sql(self._catalog)}"
+            f"{where(self._part, self._key)} ORDER BY {key_list(self._key)}"
+        )
+        try:
+            with server_errors(self._dsn):
+                result = Result(self._session, statement, self._table, wanted)
+                for batch in result.batches(self._block_bytes):
+                    last = batch.slice(batch.num_rows - 1)
+                    yield batch.select(range(len(self._columns)))
+                    self.cut = cut_after(self._key, [last.column(key.name)[0].as_py() for key in self._key])
+        except SourceNotFound:
+            raise _changed(self._table, "was dropped, or lost a column") from None
+
+    def _missing_key(self) -> list[SourceColumn]:
+        names = {column.name for column in self._columns}
+        return [self._table.column(key.name) for key in self._key if key.name not in names]
+
+    def _begin(self) -> MySqlOffset:
+        ask(self._session, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
+        ask(self._session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        server = Server.ask(self._session)
+        ask(self._session, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        return place_after(self._session, server)
+
+    def _checked(self) -> CatalogTable:
+        """What the catalog says, which stays so once a row was read. :raises SnapshotExpired: another table."""
+        table = self._table
+        name = TableName(table.namespace, table.name)
+        ask(self._session, f"SELECT 1 FROM {name.sql} LIMIT 0")
+        catalog = read_table(self._session, name)
+        for column in self._columns:
+            found = catalog.column(column.name)
+            if column.dropped:
+                continue
+            if found is None:
+                raise _changed(table, f"has no column {column.name!r} any more")
+            if source_type(found.type_text) != column.source_type:
+                raise _changed(table, f"has another type of column {column.name!r}")
+        return catalog
+
+
+def _changed(table: SourceTable, what: str) -> SnapshotExpired:
+    return SnapshotExpired(
+        f"Table {table.full_name} {what} since the snapshot was taken.", next_step="Take a new snapshot."
+    )

@@ -1,0 +1,70 @@
+"""A query over a captured MySQL or MariaDB, and somebody who writes meanwhile."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pyarrow as pa
+from tests.db.backfill.delivering import Delivering
+from tests.db.mysql.running import MySqlCapture, selected
+from tests.servers.mariadb import MariaDbServer
+
+from headwater.sources.table import SourceTable
+
+TABLE = "shop.orders"
+
+
+class MySqlDelivering(Delivering):
+    """As :class:`Delivering`, with the server's own rows as what is expected."""
+
+    capture: MySqlCapture
+
+    def selected(self, table: SourceTable) -> pa.Table:
+        return selected(self.capture.server, table)
+
+
+def create(server: MariaDbServer, rows: int = 3000) -> None:
+    server.execute("CREATE TABLE shop.orders (id BIGINT PRIMARY KEY, state VARCHAR(9), total DECIMAL(10,2), note TEXT)")
+    for first in range(0, rows, 1000):
+        values = ", ".join(f"({n * 3}, 'new', {n}, 'xxxxxxxx')" for n in range(first + 1, min(first + 1000, rows) + 1))
+        server.execute(f"INSERT INTO shop.orders VALUES {values}")
+
+
+@contextmanager
+def writer(server: MariaDbServer, pause: float = 0.002) -> Iterator[None]:
+    """Somebody who writes all the time: new rows, updates, deletes, other keys."""
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        try:
+            number = 0
+            with server.connect() as session, session.cursor() as cursor:
+                while not stop.is_set():
+                    number += 1
+                    at = number * 37 % 9000
+                    cursor.execute("BEGIN")
+                    cursor.execute(
+                        f"INSERT INTO shop.orders VALUES ({at * 3 + 1}, 'live', {number}, 'a')"
+                        f" ON DUPLICATE KEY UPDATE total = {number}"
+                    )
+                    cursor.execute(
+                        f"UPDATE shop.orders SET state = 'paid', total = {number} WHERE id BETWEEN {at} AND {at + 20}"
+                    )
+                    cursor.execute(f"DELETE FROM shop.orders WHERE id = {at + 3}")
+                    cursor.execute("COMMIT")
+                    cursor.execute(f"UPDATE IGNORE shop.orders SET id = id + 100000 WHERE id = {at + 30}")
+                    stop.wait(pause)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(30)
+    assert not failed, failed
