@@ -136,7 +136,7 @@ static inline char *text_room(Column *column, Py_ssize_t more) {
         fail("the rows of a batch hold more than 2 GiB in one column.");
         return NULL;
     }
-    if (buffer_room(&column->data, column->used + more) < 0) return NULL;
+    if (buffer_room(&column->data, column->used + more + 1) < 0) return NULL; /* never no room at all: that is NULL */
     return column->data.at + column->used;
 }
 
@@ -499,7 +499,7 @@ static int json_double(Printer *print, double value) {
     while (count > 1 && digits[count - 1] == '0') count--;
     if (digits[0] == '0') point = 1;
     if (negative) text[used++] = '-';
-    if (point > 15 || point < -14) { /* as the server decides */
+    if (point < -14 || (point > 15 && count <= point)) { /* as the server decides */
         text[used++] = digits[0];
         if (count > 1) {
             text[used++] = '.';

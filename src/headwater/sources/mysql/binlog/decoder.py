@@ -169,7 +169,8 @@ class EventDecoder:
         body = packet[HEADER_SIZE:end]
         table = self._maps.get(body)
         if table is None:
-            table = parse_table_map(Cursor(body), self._id_size)
+            is_mariadb = self._format is not None and self._format.is_mariadb
+            table = parse_table_map(Cursor(body), self._id_size, is_mariadb=is_mariadb)
             if len(self._maps) >= _MAX_TABLES:
                 self._maps.clear()
                 self._tables.clear()

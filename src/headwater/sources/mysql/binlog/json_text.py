@@ -195,7 +195,7 @@ def double_text(data: bytes) -> bytes:
     if digits == "0":
         point = 1
     sign = "-" if math.copysign(1, value) < 0 else ""
-    if point > 15 or point < -14:
+    if point < -14 or (point > 15 and len(digits) <= point):
         tail = f".{digits[1:]}" if len(digits) > 1 else ""
         return f"{sign}{digits[0]}{tail}e{point - 1}".encode()
     if point <= 0:

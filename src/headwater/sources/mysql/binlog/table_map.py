@@ -64,7 +64,7 @@ _TWO_BYTES: Final = frozenset(
 _NUMERIC: Final = frozenset(
     (
         *(ColumnType.TINY, ColumnType.SHORT, ColumnType.INT24, ColumnType.LONG, ColumnType.LONGLONG),
-        *(ColumnType.NEWDECIMAL, ColumnType.FLOAT, ColumnType.DOUBLE),
+        *(ColumnType.NEWDECIMAL, ColumnType.FLOAT, ColumnType.DOUBLE, ColumnType.YEAR),
     )
 )
 _CHARACTER: Final = frozenset(
@@ -73,6 +73,8 @@ _CHARACTER: Final = frozenset(
         *(ColumnType.BLOB_COMPRESSED, ColumnType.VARCHAR_COMPRESSED),
     )
 )
+_FAMILY_CHARACTER: Final = {True: _CHARACTER | {ColumnType.GEOMETRY}, False: _CHARACTER | {ColumnType.VECTOR}}
+"""The families tell the collation of different columns that are no text; by whether it is MariaDB."""
 _LABELLED: Final = frozenset((ColumnType.ENUM, ColumnType.SET))
 MAX_COLUMNS: Final = 4096
 """No server allows more columns in a table."""
@@ -125,7 +127,7 @@ class TableMap:
         return bool(self.columns) and self.columns[0].name is not None
 
 
-def parse_table_map(read: Cursor, id_size: int) -> TableMap:
+def parse_table_map(read: Cursor, id_size: int, *, is_mariadb: bool) -> TableMap:
     """The table of the body of a table map event.
 
     :raises SourceProtocolError: it is malformed.
@@ -152,6 +154,14 @@ def parse_table_map(read: Cursor, id_size: int) -> TableMap:
         field, value = read.number(1), Cursor(read.take(read.packed()))
         if field in (8, 9):
             primary_key = _primary_key(value, count, has_prefixes=field == 9)
+        elif field == 2:
+            _default_collation(columns, value, _FAMILY_CHARACTER[is_mariadb])
+        elif field == 3:
+            _collations(columns, value, _FAMILY_CHARACTER[is_mariadb])
+        elif field == 10:
+            _default_collation(columns, value, _LABELLED)
+        elif field == 11:
+            _collations(columns, value, _LABELLED)
         elif field in _FIELDS:
             _FIELDS[field](columns, value)
     return TableMap(table_id, database, name, tuple(columns), primary_key)
@@ -229,27 +239,21 @@ def _signedness(columns: _Columns, read: Cursor) -> None:
         _put(columns, place, unsigned=bool(bits[order >> 3] << (order & 7) & 0x80))
 
 
-def _default_collation(types: frozenset[ColumnType]) -> Callable[[_Columns, Cursor], None]:
-    def parse(columns: _Columns, read: Cursor) -> None:
-        places, default = _places(columns, types), read.packed()
-        collations = [default] * len(places)
-        while read.left:
-            order, collation = read.packed(), read.packed()
-            if order >= len(places):
-                raise protocol_error("a collation is of a column that is none.")
-            collations[order] = collation
-        for place, collation in zip(places, collations, strict=True):
-            _put(columns, place, collation=collation)
-
-    return parse
+def _default_collation(columns: _Columns, read: Cursor, types: frozenset[ColumnType]) -> None:
+    places, default = _places(columns, types), read.packed()
+    collations = [default] * len(places)
+    while read.left:
+        order, collation = read.packed(), read.packed()
+        if order >= len(places):
+            raise protocol_error("a collation is of a column that is none.")
+        collations[order] = collation
+    for place, collation in zip(places, collations, strict=True):
+        _put(columns, place, collation=collation)
 
 
-def _collations(types: frozenset[ColumnType]) -> Callable[[_Columns, Cursor], None]:
-    def parse(columns: _Columns, read: Cursor) -> None:
-        for place in _places(columns, types):
-            _put(columns, place, collation=read.packed())
-
-    return parse
+def _collations(columns: _Columns, read: Cursor, types: frozenset[ColumnType]) -> None:
+    for place in _places(columns, types):
+        _put(columns, place, collation=read.packed())
 
 
 def _names(columns: _Columns, read: Cursor) -> None:
@@ -296,13 +300,9 @@ def _primary_key(read: Cursor, count: int, *, has_prefixes: bool) -> tuple[int, 
 
 _FIELDS: Final[dict[int, Callable[[_Columns, Cursor], None]]] = {
     1: _signedness,
-    2: _default_collation(_CHARACTER),
-    3: _collations(_CHARACTER),
     4: _names,
     5: _labels(ColumnType.SET),
     6: _labels(ColumnType.ENUM),
     7: _geometries,
-    10: _default_collation(_LABELLED),
-    11: _collations(_LABELLED),
     12: _visibility,
 }

@@ -22,6 +22,7 @@ import ipaddress
 import uuid
 import zlib
 from collections.abc import Callable
+from itertools import groupby
 from typing import Any, Final
 
 import pyarrow as pa
@@ -192,14 +193,12 @@ def _inflated(data: bytes) -> bytes:
 
 
 def _uuid(data: bytes) -> str:
-    """MariaDB keeps the parts of a time-based UUID the other way round, so that they sort by time."""
+    """MariaDB turns the parts of a UUID of the versions 1 to 5 round, so that those of one time lie together."""
     if len(data) != 16:
         raise ValueError("a UUID of another size")
-    # A version in the last two parts' place means that it was not turned.
-    if data[6] >> 4 in (6, 7) and data[8] & 0x80:
-        return str(uuid.UUID(bytes=data))
+    is_turned = data[6] & 0x80 and 0 < data[8] < 0x60
     turned = data[12:16] + data[10:12] + data[8:10] + data[6:8] + data[0:6]
-    return str(uuid.UUID(bytes=turned))
+    return str(uuid.UUID(bytes=turned if is_turned else data))
 
 
 def _inet4(data: bytes) -> str:
@@ -207,7 +206,24 @@ def _inet4(data: bytes) -> str:
 
 
 def _inet6(data: bytes) -> str:
-    return str(ipaddress.IPv6Address(data))
+    """As the server writes it: the longest run of zeros left out, be it one, and an address of version 4 in its way."""
+    if len(data) != 16:
+        raise ValueError("an address of another size")
+    parts = [f"{data[at] << 8 | data[at + 1]:x}" for at in range(0, 16, 2)]
+    runs = [(len(list(run)), zero) for zero, run in groupby(parts, lambda part: part == "0")]
+    longest = max((size for size, zero in runs if zero), default=0)
+    place, start = 0, -1
+    for size, zero in runs:
+        if zero and size == longest:
+            start = place
+            break
+        place += size
+    holds_v4 = start == 0 and (longest == 6 or (longest == 5 and parts[5] == "ffff"))
+    if holds_v4:
+        parts[6:] = [_inet4(data[12:])]
+    if start < 0:
+        return ":".join(parts)
+    return f"{':'.join(parts[:start])}::{':'.join(parts[start + longest :])}"
 
 
 _ADDRESSES: Final[dict[str, Callable[[bytes], str]]] = {"uuid": _uuid, "inet4": _inet4, "inet6": _inet6}
