@@ -80,7 +80,7 @@ class MemoryUpstream:
     def compact(self, upto: int | None = None) -> None:
         """Forget old epochs, as far as nobody holds them; rows are cut otherwise from now on."""
         self.oldest = max(self.oldest, min([self.newest_epoch() if upto is None else upto, *self.holds.values()]))
-        self.piece_rows = 3 if self.piece_rows == 2 else 2
+        self.piece_rows = self.piece_rows % 3 + 1
 
     # -- the protocol ----------------------------------------------------------------------------------------------
 
@@ -214,10 +214,10 @@ class Downstream:
     """
 
     rows: Rows = field(default_factory=dict)
-    told: list[tuple[int, int, int, int]] = field(default_factory=list)
+    told: set[tuple[int, int, int, int]] = field(default_factory=set)
 
     def copy(self) -> Downstream:
-        return Downstream(dict(self.rows), list(self.told))
+        return Downstream(dict(self.rows), set(self.told))
 
     def read(self, table: UpstreamTable, part: Part) -> None:
         """Read *part* and apply it."""
@@ -251,7 +251,7 @@ class Downstream:
         record = (row[VNODE], number, row["id"], is_new)
         if record in self.told:
             raise Unexplained(f"key {row['id']} is told twice at epoch {number}")
-        self.told.append(record)
+        self.told.add(record)
 
     def of_vnode(self, vnode: int, count: int) -> Rows:
         return {key: value for key, value in self.rows.items() if vnode_of(key, count) == vnode}

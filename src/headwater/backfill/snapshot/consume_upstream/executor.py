@@ -17,6 +17,7 @@ Pure but for the table that it is given: the time is told, and the same calls gi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,7 +26,7 @@ from headwater.backfill.snapshot.consume_upstream.errors import InvalidUpstream,
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase, UpstreamStream
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind, UpstreamTable
 from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption
-from headwater.backfill.snapshot.state import BackfillState
+from headwater.backfill.snapshot.state import BackfillState, VnodeProgress
 from headwater.state import Snapshot, StateTable, WriteBatch
 from headwater.stream import (
     ALL_TARGETS,
@@ -137,6 +138,10 @@ class UpstreamTableExecutor:
     @property
     def vnodes(self) -> VnodeBitmap:
         return self._state.vnodes
+
+    def progress(self) -> Iterator[tuple[int, VnodeProgress | None]]:
+        """How far each vnode is; ``None``: nothing was read of it."""
+        return self._state.items()
 
     @property
     def consumed_epoch(self) -> int:

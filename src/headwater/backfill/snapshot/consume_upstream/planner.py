@@ -438,7 +438,7 @@ class UpstreamPlanner:
             "snapshot_version": self._table.commit_version(executor.snapshot_epoch),
             "snapshot_done": executor.has_snapshot,
             "snapshot_rows": executor.snapshot_rows,
-            "snapshot_vnodes": sum(row is not None and row.is_finished for _, row in self._backfill.items()),
+            "snapshot_vnodes": sum(row is not None and row.is_finished for _, row in executor.progress()),
             "vnodes": self._table.vnode_count,
             "consumed_version": self._table.commit_version(consumed) if consumed else None,
             "newest_version": None if newest is None else self._table.commit_version(newest),
