@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -143,11 +145,11 @@ def test_m1_m2_a_crash_at_each_step_of_each_phase_loses_and_doubles_nothing(
     known_sink: bool, newest_postgres: Database, tmp_path: Path
 ) -> None:
     steps = cycle(("planned", "logged", "units", "read", "committed"))
-    with _kept(newest_postgres, tmp_path) as (_, keeping):
+    with _kept(newest_postgres, tmp_path, rows=1000) as (_, keeping):
         query = Later(keeping, TABLE, known_sink=known_sink, max_epochs=3)
         phases = set()
         with _writer(newest_postgres, 0.02):
-            for number in range(36):
+            for number in range(20):
                 if number % 2:
                     query.batch(timeout=0.2)
                     continue
@@ -283,6 +285,34 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
         ask(query, RESUME)
         query.finish()
         query.assert_equal()
+        query.close()
+
+
+def test_m4_a_source_that_is_faster_than_the_backfill_is_caught_up_with_afterwards(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    seconds = 60.0 if os.environ.get("HEADWATER_SOAK") else 1.5
+    with _kept(newest_postgres, tmp_path, rows=1000) as (capture, keeping):
+        query = Later(keeping, TABLE, rows_per_second=int(500 / seconds), max_epochs=1)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with _writer(newest_postgres, 0.0):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                query.batch(timeout=0.05)
+        capture.catch_up()
+        assert query.phase() is SNAPSHOT
+        table = query.planner._tables[TABLE]
+        table.on_barrier(_barrier(table, Throttle(None)))
+        query.go_to(CHANGE_LOG)
+        lags = []
+        while not query.planner.is_history_done():
+            query.batch(timeout=0.2)
+            lags.append(query.planner.status()["tables"][TABLE]["lag_epochs"] or 0)
+        assert lags == sorted(lags, reverse=True)
+        assert lags[0] > 3
+        query.finish()
+        query.assert_equal()
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # kilobytes
         query.close()
 
 
