@@ -38,6 +38,12 @@ SELECT s.table_schema AS namespace, s.table_name AS name, s.index_name AS index_
 FROM information_schema.statistics s WHERE s.non_unique = 0 AND {where} ORDER BY 1, 2, 3, s.seq_in_index
 """
 
+_CASCADES: Final = """
+SELECT r.constraint_name AS name FROM information_schema.referential_constraints r
+WHERE r.constraint_schema = %s AND r.table_name = %s
+  AND (r.delete_rule NOT IN ('RESTRICT', 'NO ACTION') OR r.update_rule NOT IN ('RESTRICT', 'NO ACTION')) ORDER BY 1
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
@@ -134,6 +140,11 @@ class CatalogTable:
             for column in self.columns
         )
         return SourceTable(self.name.namespace, self.name.name, columns, self.key)
+
+
+def cascades(session: Connection, name: TableName) -> list[str]:
+    """The foreign keys of a table through which its rows change when those of another do."""
+    return [str(row["name"]) for row in ask(session, _CASCADES, [name.namespace, name.name])]
 
 
 def all_table_names(session: Connection, database: str = "") -> list[TableName]:

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.errors import SourceError, SourceNotFound, UnsupportedTable
-from headwater.sources.mysql.catalog import CatalogTable, all_table_names, read_table, read_tables
+from headwater.sources.mysql.catalog import CatalogTable, all_table_names, cascades, read_table, read_tables
 from headwater.sources.mysql.connection import Connection, Dsn, connect, server_errors
-from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.names import TableName, quoted
 from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.server_checks import check_server
 from headwater.sources.mysql.types import MySqlType
@@ -33,19 +33,21 @@ def examine(dsn: Dsn, tables: Sequence[str] = ()) -> Diagnosis:
             findings = [Finding("connection", Level.OK, f"{dsn} answers.")]
             server = Server.ask(session)
             findings += check_server(session, server)
-            findings += _tables(session, dsn, names)
+            findings += _tables(session, dsn, server, names)
     finally:
         session.close()
     return Diagnosis(str(dsn), str(server.version), findings)
 
 
-def _tables(session: Connection, dsn: Dsn, names: Sequence[TableName]) -> Iterator[Finding]:
+def _tables(session: Connection, dsn: Dsn, server: Server, names: Sequence[TableName]) -> Iterator[Finding]:
     if not names:
         yield from _summary(read_tables(session, all_table_names(session, dsn.database)))
         return
     for name in names:
         try:
             yield from _table(read_table(session, name))
+            if not server.logs_cascades:
+                yield from _cascades(session, name)
         except SourceNotFound as error:
             yield Finding("table", Level.PROBLEM, error.message, statement_of(error.next_step), str(name))
 
@@ -66,6 +68,15 @@ def _table(table: CatalogTable) -> Iterator[Finding]:
     if booleans:
         text = f"Numbers, not booleans: {', '.join(booleans)}. For booleans write ?tinyint1=boolean in the address."
         yield Finding("tinyint(1)", Level.NOTE, text, None, name)
+
+
+def _cascades(session: Connection, name: TableName) -> Iterator[Finding]:
+    for key in cascades(session, name):
+        text = f"Rows that change through the foreign key {key} (CASCADE, SET NULL) are not in this server's log."
+        fix = (
+            f"ALTER TABLE {name.sql} DROP FOREIGN KEY {quoted(key)}, ADD FOREIGN KEY (…) REFERENCES … (…); -- RESTRICT"
+        )
+        yield Finding("cascades", Level.WARNING, text, fix, str(name))
 
 
 def _summary(tables: Sequence[CatalogTable]) -> Iterator[Finding]:

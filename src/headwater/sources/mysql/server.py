@@ -29,6 +29,7 @@ SETTINGS: Final = (
     "gtid_strict_mode",
     "log_slave_updates",
     "log_replica_updates",
+    "innodb_native_foreign_keys",
     "lower_case_table_names",
     "max_connections",
     "read_only",
@@ -76,6 +77,11 @@ class Server:
     def numbers_transactions(self) -> bool:
         """Whether every transaction has a number that is the same on all servers."""
         return self.version.is_mariadb or self.settings.get("gtid_mode") == "ON"
+
+    @property
+    def logs_cascades(self) -> bool:
+        """Whether rows that change through foreign keys are in the log."""
+        return not self.version.is_mariadb and self.settings.get("innodb_native_foreign_keys") == "OFF"
 
     def identity(self) -> dict[str, Any]:
         """What is kept beside a position."""
