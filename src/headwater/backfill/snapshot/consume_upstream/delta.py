@@ -213,8 +213,9 @@ class DeltaUpstream:
         return self._even(rows, vnodes)
 
     def _even(self, rows: int, vnodes: VnodeRange) -> list[Cut]:
-        share = -(-rows // self.vnode_count)
-        return [Cut(vnode, None, share) for vnode in range(*vnodes)]
+        """*rows* over all vnodes, as evenly as it goes."""
+        count = self.vnode_count
+        return [Cut(vnode, None, rows * (vnode + 1) // count - rows * vnode // count) for vnode in range(*vnodes)]
 
     def _require(self, names: Sequence[str], error: type[RetentionMiss], what: str) -> None:
         """:raises RetentionMiss: a file is not there."""

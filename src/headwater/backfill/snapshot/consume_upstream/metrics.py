@@ -1,0 +1,48 @@
+"""Figures of the queries over upstream tables, for Prometheus, from what they have told last.
+
+==============================  ======================================================================
+metric                          meaning
+==============================  ======================================================================
+``upstream_stopped``            1: the table no longer keeps what comes next; the status says what to do
+``upstream_consumed_version``   that every vnode has; 0 while the snapshot is read
+``upstream_newest_version``     of the table; not told while it is stopped
+``upstream_lag_versions``       the distance of the two
+``upstream_snapshot_rows``      of the snapshot that were read, about
+``upstream_snapshot_done``      1 once the snapshot is read
+``upstream_paused``             1 while nothing is read because somebody asked for it
+``upstream_age_seconds``        of these figures: a query that runs tells every few seconds
+==============================  ======================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headwater.backfill.control import QueryStatus, status
+from headwater.backfill.plans import FOLDER
+from headwater.log_store.metrics import Metric
+from headwater.state.beside import stores_beside
+
+
+def upstream_queries(location: str) -> Iterator[QueryStatus]:
+    """The queries over upstream tables whose state is at *location*."""
+    for (name,) in stores_beside(location, FOLDER, 1):
+        found = status(location, name)
+        if found is not None and "upstream" in found.value:
+            yield found
+
+
+def upstream_metrics(location: str) -> Iterator[Metric]:
+    """The figures of all of them at this moment."""
+    for found in upstream_queries(location):
+        value, labels = found.value, (("query", found.query), ("upstream", found.value["upstream"]))
+        consumed, newest = value["consumed_version"], value["newest_version"]
+        yield Metric("upstream_stopped", labels, float(value["problem"] is not None))
+        yield Metric("upstream_consumed_version", labels, float(consumed or 0))
+        if newest is not None:
+            yield Metric("upstream_newest_version", labels, float(newest))
+            yield Metric("upstream_lag_versions", labels, float(newest - (consumed or 0)))
+        yield Metric("upstream_snapshot_rows", labels, float(value["snapshot_rows"]))
+        yield Metric("upstream_snapshot_done", labels, float(value["snapshot_done"]))
+        yield Metric("upstream_paused", labels, float(value["paused"]))
+        yield Metric("upstream_age_seconds", labels, found.age_seconds)

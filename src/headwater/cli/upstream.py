@@ -1,0 +1,141 @@
+"""``headwater upstream``: deliver a table that somebody else keeps to a sink of ours, and look after such queries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
+from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metrics, upstream_queries
+from headwater.capture.metrics import MetricsServer
+from headwater.cli.terminal import err, out
+from headwater.errors import InputError, NotFoundError
+
+app = typer.Typer(help="Deliver tables that others keep (Delta), and look after that.", no_args_is_help=True)
+
+_ANSWER_SECONDS = 60.0
+Store = Annotated[str, typer.Option("--store", help="Where the query keeps its state.")]
+Query = Annotated[str, typer.Option("--query", help="The name of the query.")]
+
+
+@app.command()
+def run(
+    upstream: Annotated[str, typer.Argument(help="The table, as delta:PATH.", metavar="UPSTREAM")],
+    store: Store,
+    key: Annotated[str, typer.Option(help="The columns that name a row, by commas.")],
+    sink: Annotated[str, typer.Option(help="The kind of the sink, as in [[sink]].")],
+    option: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the sink, as name=value; again for more.")
+    ] = None,
+    query: Query = "upstream",
+    table: Annotated[str, typer.Option(help="What its rows are called at the sink, as namespace.name.")] = "",
+    since: Annotated[str, typer.Option(help="No snapshot: what changed after a version, or from a time on.")] = "",
+    rows_per_second: Annotated[int | None, typer.Option(help="The most to read per second.")] = None,
+    once: Annotated[bool, typer.Option("--once", help="All that there is by now; then end.")] = False,
+    metrics_port: Annotated[int | None, typer.Option(help="Serve metrics on this port of loopback.")] = None,
+) -> None:
+    """Deliver a Delta table to a sink: its rows, then every change, exactly once, until Ctrl-C."""
+    from headwater.sinks.open import open_sink
+    from headwater.spark.session import session
+    from headwater.spark.upstream_delivery import deliver
+    from headwater.spark.upstream_options import UpstreamSourceOptions
+
+    given = {"upstream": upstream, "store": store, "key": key, "query": query, "table": table, "since": since}
+    if rows_per_second is not None:
+        given["rowsPerSecond"] = str(rows_per_second)
+    wanted = UpstreamSourceOptions.parse(given).query
+    target = open_sink(sink, **_options(option or []))
+    checkpoint = Path(wanted.store) / "checkpoints" / query
+    spark = session("local[*]", app_name=f"headwater {query}", checkpoints=checkpoint.parent)
+    server = None if metrics_port is None else MetricsServer(lambda: upstream_metrics(wanted.store), metrics_port)
+    try:
+        running = deliver(spark, wanted, target, checkpoint=checkpoint, available_now=once)
+        err.print(f"{wanted.upstream.name} to {target.name}. Look: headwater upstream status --store {wanted.store}")
+        running.awaitTermination()
+    finally:
+        if server is not None:
+            server.close()
+        spark.stop()
+
+
+def _options(given: list[str]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise InputError(f"Received --set {one}.", next_step="Write --set name=value, for example path=/lake.")
+        made[name] = value
+    return made
+
+
+@app.command()
+def status(
+    store: Store, as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False
+) -> None:
+    """How far the queries are, and what stops them."""
+    found = list(upstream_queries(store))
+    if as_json:
+        typer.echo(json.dumps([one.value for one in found]))
+        return
+    if not found:
+        raise NotFoundError(
+            f"No query has told anything at {store} yet.", next_step="Run: headwater upstream run --help"
+        )
+    shown = Table(box=None, pad_edge=False)
+    for title in ("query", "upstream", "phase", "snapshot rows", "version", "newest", "told"):
+        shown.add_column(title, overflow="fold")
+    for one in found:
+        value = one.value
+        phase = "paused" if value["paused"] and value["problem"] is None else value["phase"]
+        version, newest = value["consumed_version"], value["newest_version"]
+        shown.add_row(
+            one.query,
+            value["upstream"],
+            phase,
+            f"{value['snapshot_rows']:,}",
+            "" if version is None else str(version),
+            "" if newest is None else str(newest),
+            f"{one.age_seconds:.0f} s ago",
+        )
+    out.print(shown)
+    for one in found:
+        if one.value["problem"] is not None:
+            err.print(f"{one.query}: {one.value['problem']} {one.value['next_step']}", soft_wrap=True)
+
+
+@app.command()
+def pause(store: Store, query: Query) -> None:
+    """Read nothing more, until resume. It stays so over restarts."""
+    ask_query(store, query, PAUSE, {}, _ANSWER_SECONDS)
+    err.print(f"{query}: nothing is read. Go on: headwater upstream resume", soft_wrap=True)
+
+
+@app.command()
+def resume(store: Store, query: Query) -> None:
+    """Go on reading."""
+    ask_query(store, query, RESUME, {}, _ANSWER_SECONDS)
+    err.print(f"{query}: goes on")
+
+
+@app.command()
+def throttle(
+    rows: Annotated[str, typer.Argument(help="Rows per second, or none.", metavar="ROWS|none")],
+    store: Store,
+    query: Query,
+) -> None:
+    """Read no faster than so many rows per second, of the snapshot and of the change log."""
+    if rows != "none" and not rows.isdecimal():
+        raise InputError(f"Received {rows!r}.", next_step="Valid are a number of rows, or none.")
+    ask_query(store, query, THROTTLE, {"rows_per_second": None if rows == "none" else int(rows)}, _ANSWER_SECONDS)
+    err.print(f"{query}: {'no limit' if rows == 'none' else f'at most {int(rows):,} rows per second'}")
+
+
+@app.command()
+def resnapshot(store: Store, query: Query) -> None:
+    """Read the table once more, as it is now: that replaces what was delivered. Also mends a query that stopped."""
+    ask_query(store, query, RESNAPSHOT, {}, _ANSWER_SECONDS)
+    err.print(f"{query}: read once more. Look: headwater upstream status --store {store}", soft_wrap=True)
