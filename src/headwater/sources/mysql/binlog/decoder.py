@@ -231,13 +231,14 @@ def _heartbeat(header: EventHeader, read: Cursor) -> Heartbeat:
 def _heartbeat_v2(header: EventHeader, read: Cursor) -> Heartbeat:
     name, position = "", header.log_pos
     while read.left:
-        field, value = read.packed(), Cursor(read.take(read.packed()))
+        field = read.packed()
+        if field == 0:
+            break
+        value = Cursor(read.take(read.packed()))
         if field == 1:
             name = text_of(value.rest())
         elif field == 2:
             position = value.packed()
-        elif field == 0:
-            break
     return Heartbeat(header, name, position)
 
 

@@ -109,6 +109,8 @@ def _typed(table: TablePlan, plan: ColumnPlan, layout: RowLayout, held: pa.Array
         return _booleans(table, plan, held)
     if pa.types.is_binary(held.type) and pa.types.is_string(kind):
         return _text(plan, layout, held)
+    if layout.output is Output.YEAR and pa.types.is_string(kind):
+        return pc.utf8_lpad(held.cast(kind), 4, "0")
     return held if held.type == kind else held.cast(kind)
 
 
