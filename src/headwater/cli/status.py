@@ -95,6 +95,8 @@ def parts(found: PipelineStatus, rates: Rates) -> Iterator[RenderableType]:
     yield _headline(found, rates.changes(found))
     if any(sink.tables for sink in found.sinks):
         yield _Tables(found)
+    if any(table.kept is not None for sink in found.sinks for table in sink.tables):
+        yield _kept(found)
     if found.derived:
         yield _derived(found)
     yield from problems(found)
@@ -145,6 +147,20 @@ class _Tables:
     @property
     def _is_reading(self) -> bool:
         return any(table.phase != LIVE and table.total for sink in self._found.sinks for table in sink.tables)
+
+
+def _kept(found: PipelineStatus) -> Table:
+    """The tables that are kept, and who holds them at an epoch."""
+    made = Table(box=None, pad_edge=False)
+    for name in ("kept", "base epoch", "runs", "size", "pinned by"):
+        made.add_column(name, justify="right" if name in ("runs", "size") else "left", overflow="fold")
+    for table in (one for sink in found.sinks for one in sink.tables):
+        if (kept := table.kept) is None:
+            continue
+        base = str(kept.base_epoch) if kept.complete else "not complete"
+        lines = [f"{pin.owner} at {pin.epoch}, {duration(pin.age_seconds)} ago" for pin in kept.pins]
+        made.add_row(table.name, base, f"{kept.runs:,}", amount(kept.size), "\n".join(lines))
+    return made
 
 
 def _derived(found: PipelineStatus) -> Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +15,11 @@ from headwater.derive.state import DerivedRecord, read_record
 from headwater.journal.owner import current_owner
 from headwater.log_store import LogView
 from headwater.log_store.errors import LogNotFound
-from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection
+from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.errors import StoreNotFound
+from headwater.versioned.status import KeptStatus, kept_status
 
 LIVE: Final = "live"
 """The phase of a table whose history is read: changes alone flow."""
@@ -34,6 +35,7 @@ class TableStatus:
     :ivar stopped: why nobody captures it any more.
     :ivar origin: where its history comes from: the ``source``, or ``tables`` that we keep. :ivar lag_epochs: after a
         snapshot of those, how many epochs of the log are left.
+    :ivar kept: of a sink that keeps tables: base, runs and pins.
     """
 
     name: str
@@ -52,6 +54,7 @@ class TableStatus:
     stopped: str | None = None
     origin: str = "source"
     lag_epochs: int | None = None
+    kept: KeptStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +203,8 @@ def _sink(
             captured = SourceState.read(view)[1]
             stopped = {name: one.reason for name, one in captured.items() if one.state is TableState.STOPPED}
             tables = tuple(_table(view, name, one, epoch, stopped) for name, one in value["tables"].items())
+    if sink.kind == KEPT_KIND:
+        tables = tuple(replace(one, kept=kept_status(sink.options["path"], one.name)) for one in tables)
     return SinkStatus(
         name=sink.label,
         kind=sink.kind,

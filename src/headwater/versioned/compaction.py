@@ -28,6 +28,8 @@ from headwater.versioned.run_file import RunInfo, RunReader, RunWriter
 
 MERGE_RUNS: Final = 8
 """So many runs of about one size are merged to one."""
+SMALL_BYTES: Final = 256 << 10
+MANY_RUNS: Final = 32
 INLINE_BYTES: Final = 16 << 20
 """A merge of more than this is not waited for."""
 MERGED: Final = "merged-"
@@ -42,14 +44,19 @@ _guard = Lock()
 
 
 def to_merge(runs: Sequence[RunInfo], count: int = MERGE_RUNS) -> tuple[RunInfo, ...]:
-    """The newest runs that are to be one, each not larger than all that are newer. None: there are too few."""
+    """The newest runs that are to be one, each small or not much larger than all that are newer.
+
+    None: there are too few. A row is written anew a few times only until it is in a large run.
+    """
     newer, first = 0, len(runs)
     for place in range(len(runs) - 1, -1, -1):
         size = runs[place].size
-        if newer and size > newer:
+        if newer and size > max(SMALL_BYTES, newer * 5 // 4):
             break
         newer += size
         first = place
+    if len(runs) - first < count and len(runs) > MANY_RUNS:
+        first = len(runs) // 2
     found = tuple(runs[first:])
     return found if len(found) >= count else ()
 

@@ -106,7 +106,7 @@ def _text(values: Any) -> pa.BinaryArray:
 def _zero(kind: pa.DataType) -> Any:
     if pt.is_fixed_size_binary(kind):
         return pa.scalar(bytes(kind.byte_width), kind)
-    return pa.scalar(False if pt.is_boolean(kind) else 0, pa.int64() if pt.is_temporal(kind) else None).cast(kind)
+    return pa.array([False if pt.is_boolean(kind) else 0], kind)[0]
 
 
 def _matrix(name: str, values: Any) -> U8:
