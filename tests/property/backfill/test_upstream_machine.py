@@ -3,23 +3,33 @@ after each step the downstream has exactly the rows of the epochs that it claims
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 from tests.property.backfill.upstream_machine import NAMES, Owners
+from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
+from tests.store.versioned.written import WrittenTable
 from tests.unit.backfill.upstream_model import MemoryUpstream, Rows
 
+from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
 from headwater.stream import BarrierKind, Mutation, Pause, Resume, Throttle
+from headwater.versioned.compaction import compact
 
 KEYS = st.integers(0, 24)
 CHANGES = st.dictionaries(KEYS, st.one_of(st.none(), st.integers(0, 9)), max_size=20)
 KINDS = st.sampled_from((BarrierKind.BARRIER, BarrierKind.CHECKPOINT, BarrierKind.SYNC_CHECKPOINT))
 ORDERS = st.sampled_from((Pause(), Resume(), Resume(), Throttle(0), Throttle(2), Throttle(None), Throttle(None)))
 VNODES = 3
+NUMBERS = table_of({"id": pa.int64(), "v": pa.int64()}, key=("id",))
 
 
 class InMemory:
@@ -41,15 +51,57 @@ class InMemory:
     def forget(self) -> None:
         self.table.oldest = self.table.newest_epoch()
 
+    def close(self) -> None:
+        """Nothing."""
+
+
+class Kept:
+    """A table that we keep: a real log, real runs, real pins."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp())
+        self._kept = WrittenTable(self._folder, NUMBERS, f"memory://{uuid.uuid4()}", merge_runs=3)
+        first = {key: key for key in range(0, 24, 2)}
+        self._kept.history([{"id": key, "v": value} for key, value in first.items()])
+        self._epochs: dict[int, Rows] = {self._kept.newest: first}
+        self.table = VersionedUpstream(self._kept.location, NUMBERS.full_name, str(self._kept.root))
+
+    def write(self, changes: Mapping[int, int | None]) -> None:
+        now = dict(self._epochs[max(self._epochs)])
+        told = []
+        for key, value in changes.items():
+            if value is None and key in now:
+                told.append((DELETE, {"id": key, "v": now.pop(key)}))
+            elif value is not None:
+                told.append((UPDATE if key in now else INSERT, {"id": key, "v": value}))
+                now[key] = value
+        self._epochs[self._kept.write(*told)] = now
+
+    def rows(self, epoch: int) -> Rows:
+        return self._epochs[max(known for known in self._epochs if known <= epoch)]
+
+    def compact(self) -> None:
+        self._kept.fold()
+        compact(self._kept.sink.folder(NUMBERS), 2, everything=True, kept_seconds=0)
+
+    def forget(self) -> None:
+        self.table.release("machine")
+        self.compact()
+
+    def close(self) -> None:
+        self._kept.close()
+        shutil.rmtree(self._folder)
+
 
 class UpstreamMachine(RuleBasedStateMachine):
     """Steps in any order."""
 
     traces: ClassVar[list[list[str]] | None] = None
+    kind: ClassVar[type[InMemory] | type[Kept]] = InMemory
 
     def __init__(self) -> None:
         super().__init__()
-        self.upstream = InMemory()
+        self.upstream: InMemory | Kept = self.kind()
         self.owners = Owners(self.upstream, batch_rows=3)
 
     @rule(changes=CHANGES)
@@ -64,7 +116,7 @@ class UpstreamMachine(RuleBasedStateMachine):
     def ask(self, kind: BarrierKind, mutation: Mutation) -> None:
         self.owners.barrier(kind, mutation)
 
-    @rule(owners=st.lists(st.integers(0, len(NAMES) - 1), min_size=VNODES, max_size=VNODES))
+    @rule(owners=st.lists(st.integers(0, len(NAMES) - 1), min_size=1, max_size=8))
     def rescale(self, owners: list[int]) -> None:
         self.owners.rescale(owners)
 
@@ -89,8 +141,15 @@ class UpstreamMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.owners.finish()
         self.owners.close()
+        self.upstream.close()
         if UpstreamMachine.traces is not None:
             UpstreamMachine.traces.append(self.owners.trace)
+
+
+class KeptUpstreamMachine(UpstreamMachine):
+    """The same over a table that we keep."""
+
+    kind = Kept
 
 
 def run(machine: Any, examples: int, steps: int, *, random: bool = True) -> None:
@@ -110,6 +169,10 @@ def run(machine: Any, examples: int, steps: int, *, random: bool = True) -> None
 
 def test_the_downstream_of_an_upstream_table_is_what_it_claims_after_each_step(soak: bool) -> None:
     run(UpstreamMachine, 3000 if soak else 60, 60 if soak else 30)
+
+
+def test_the_downstream_of_a_kept_table_is_what_it_claims_after_each_step(soak: bool) -> None:
+    run(KeptUpstreamMachine, 300 if soak else 8, 40 if soak else 20)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from tests.unit.backfill.upstream_model import Downstream, Rows, key_of, vnode_of
 
+from headwater.backfill.snapshot.consume_upstream.errors import RetentionMiss
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions, UpstreamTableExecutor
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
@@ -122,12 +123,16 @@ class Owners:
         self._hold()
 
     def _hold(self) -> None:
-        self.table.hold("machine", min(executor.needed_epoch for executor in self.executors.values()))
+        try:
+            self.table.hold("machine", min(executor.needed_epoch for executor in self.executors.values()))
+        except RetentionMiss:
+            assert self.may_stop
 
     def rescale(self, owners: Sequence[int]) -> None:
-        """Each vnode gets the owner of its number in *owners*."""
+        """Vnodes in ranges of one size, each with the owner of its number in *owners*."""
+        by_vnode = [owners[vnode * len(owners) // self.count] for vnode in range(self.count)]
         given = {
-            name: VnodeBitmap.of([vnode for vnode in range(self.count) if owners[vnode] == number], self.count)
+            name: VnodeBitmap.of([vnode for vnode in range(self.count) if by_vnode[vnode] == number], self.count)
             for number, name in enumerate(NAMES)
         }
         self.trace.append(f"rescale {list(owners)}")
@@ -160,6 +165,7 @@ class Owners:
         """A person asks for it; durable at once."""
         self.trace.append("resnapshot")
         self.snapshot_epoch = self.table.newest_epoch()
+        self.table.hold("machine", self.snapshot_epoch)
         self.downstream = Downstream()
         for executor in self.executors.values():
             executor.restart(self.snapshot_epoch)
@@ -192,13 +198,14 @@ class Owners:
     def check(self) -> None:
         """Each vnode has exactly the rows of what it claims."""
         seen: set[int] = set()
+        has = _by_vnode(self.downstream.rows, self.count)
         for executor in self.executors.values():
             assert executor.phase is not StreamPhase.FAILED
             assert executor.stopped is None or self.may_stop, "what is held is not forgotten"
             for vnode, row in executor.progress():
                 assert vnode not in seen, "a vnode has one owner"
                 seen.add(vnode)
-                assert self.downstream.of_vnode(vnode, self.count) == self._claimed(vnode, row), f"vnode {vnode}"
+                assert has.get(vnode, {}) == self._claimed(vnode, row), f"vnode {vnode}"
         assert seen == set(range(self.count))
 
     def _claimed(self, vnode: int, row: VnodeProgress | None) -> Rows:
@@ -214,4 +221,12 @@ class Owners:
         }
 
     def _of(self, vnode: int, epoch: int) -> Rows:
-        return {key: value for key, value in self.upstream.rows(epoch).items() if vnode_of(key, self.count) == vnode}
+        rows = self.upstream.rows(epoch)
+        return {key: rows[key] for key in rows if vnode_of(key, self.count) == vnode}
+
+
+def _by_vnode(rows: Rows, count: int) -> dict[int, Rows]:
+    made: dict[int, Rows] = {}
+    for key, value in rows.items():
+        made.setdefault(vnode_of(key, count), {})[key] = value
+    return made

@@ -37,7 +37,7 @@ def position(key: int) -> bytes:
 
 
 def key_of(place: bytes) -> int:
-    return int.from_bytes(place, "big") - _SIGN
+    return int.from_bytes(place[-8:], "big") - _SIGN
 
 
 @cache
@@ -252,6 +252,3 @@ class Downstream:
         if record in self.told:
             raise Unexplained(f"key {row['id']} is told twice at epoch {number}")
         self.told.add(record)
-
-    def of_vnode(self, vnode: int, count: int) -> Rows:
-        return {key: value for key, value in self.rows.items() if vnode_of(key, count) == vnode}
