@@ -37,6 +37,16 @@ def test_history_shows_its_rows_rate_and_rest_and_a_live_table_its_lag() -> None
         assert words in text, text
 
 
+def test_a_table_that_comes_from_our_own_shows_its_phase_and_the_epochs_that_are_left() -> None:
+    reading = replace(READING, origin="tables")
+    settling = TableStatus(
+        "public.lines", "settling", rows=10, origin="tables", lag_rows=7, lag_seconds=2, lag_epochs=4
+    )
+    text = shown(status(reading, settling))
+    for words in ("snapshot", "1,000 of 4,000", "change log", "7 rows, 4 epochs, 2.0 s"):
+        assert words in text, text
+
+
 def test_a_narrow_terminal_shows_names_and_numbers_and_leaves_the_bars_out() -> None:
     limited = replace(READING, limit=20_000, rows=161_053, total=300_000)
     assert "━" in shown(status(limited, LIVE))
