@@ -273,9 +273,9 @@ class MySqlChangeStream:
 
     def _tell_boundary(self, events: list[Event]) -> None:
         """What ended last, unless a transaction is half way or undecided."""
-        if self._log.in_transaction or self._prepared:
-            return
         position = self._log.boundary
+        if self._log.in_transaction or self._prepared or position.place < self._start.place:
+            return
         if self._transactions:
             events.append(Boundary(position, self._commit_time_us, self._transactions))
             self._told, self._transactions, self._told_idle = position, 0, False

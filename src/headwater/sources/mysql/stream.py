@@ -103,17 +103,20 @@ class BinlogStream:
     def _packet(self) -> bytes | None:
         """The next whole event in what was received."""
         data, place, size = self._bytes, 0, _LARGEST_PACKET
-        parts: list[bytes] = []
-        while size == _LARGEST_PACKET:
+        parts: list[tuple[int, int]] = []
+        while size == _LARGEST_PACKET:  # an event of 16 MiB or more comes in several
             if len(data) < place + 4:
                 return None
             size = int.from_bytes(data[place : place + 3], "little")
-            if len(data) < place + 4 + size:
-                return None
-            parts.append(bytes(memoryview(data)[place + 4 : place + 4 + size]))
+            parts.append((place + 4, place + 4 + size))
             place += 4 + size
+        if len(data) < place:
+            return None
+        if len(parts) == 1:
+            packet = bytes(memoryview(data)[4:place])
+        else:
+            packet = b"".join(data[start:end] for start, end in parts)
         del data[:place]
-        packet = parts[0] if len(parts) == 1 else b"".join(parts)
         if packet[:1] == b"\x00":
             return packet[1:]
         raise self._ended(packet)
@@ -284,5 +287,6 @@ def _dump(session: Connection, server: Server, start: MySqlOffset, replica: int)
         return
     place, name = _FIRST_EVENT, b""
     if start.gtids is None:
-        place, name = start.position, start.filename.encode()
+        # a place beyond 4 GiB cannot be asked for: what lies before it is read once more, and passed over
+        place, name = start.position if start.position >> 32 == 0 else _FIRST_EVENT, start.filename.encode()
     session._execute_command(_DUMP, struct.pack("<IHI", place, 0, replica) + name)
