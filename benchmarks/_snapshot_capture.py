@@ -27,6 +27,7 @@ from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
 CHANGES_PER_SECOND = 2_000
+_DRAINED_BYTES = 512 << 10
 
 
 def beside_capture(
@@ -74,6 +75,7 @@ def _window(
         while not ended.is_set():
             kept_rows(spark, kept).write.mode("overwrite").parquet(str(folder / "downstream"))
 
+    _wait_until_drained(orders.database)
     thread = threading.Thread(target=downstream, daemon=True)
     if is_beside:
         thread.start()
@@ -90,6 +92,18 @@ def _window(
 def _changes(store: Path, log: str) -> int:
     with open_reader(store) as reader, reader.snapshot() as view:
         return sum(end.rows for end in LogView.open(view, log).epochs())
+
+
+def _wait_until_drained(database: Database) -> None:
+    """Until the capture has all but the last moment of what was committed."""
+    behind = (
+        "SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), confirmed_flush_lsn)::bigint FROM pg_replication_slots"
+    )
+    end = time.monotonic() + 60
+    while int(database.value(behind)) > _DRAINED_BYTES:
+        if time.monotonic() > end:
+            raise RuntimeError("The capture does not keep up.")
+        time.sleep(0.02)
 
 
 def _wait_for_changes(store: Path, log: str) -> None:

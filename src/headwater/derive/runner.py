@@ -37,7 +37,7 @@ from headwater.sinks.sink import Committed, Sink, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.spark.kept_rows import KeptPlace, KeptRead, places_of, vnode_cuts
 from headwater.spark.types import spark_schema
-from headwater.versioned import NotComplete, VersionedTable
+from headwater.versioned import NotComplete, TableNotKept, VersionedTable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -130,7 +130,7 @@ class DerivedRunner:
                 if not self._recovered:
                     self._recover()
                 return self._following() if self.epoch else self._first()
-        except NotComplete:
+        except (NotComplete, TableNotKept):  # the sink that keeps them has just begun
             self._be(Phase.WAITING)
             return False
         finally:
@@ -173,6 +173,7 @@ class DerivedRunner:
         result = self._function(*frames)
         table = ResultColumns(*result_columns(result)).table(self._derivation, None)
         self._state.put(self._state.record.begun(table, epoch))
+        self._sink.abort(table, self._place.query, self._state.generation)  # what a life before left
         staging = Staging(self._sink, table, self._token(0, epoch))
         failpoints.hit(BEFORE_STAGE)
         staged = staging.first(result, self._place.parallelism)
