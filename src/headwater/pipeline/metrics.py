@@ -14,6 +14,7 @@ metric                               meaning
 ``sink_refused_rows``                that were parked, by table
 ``sink_pending_batches``             that are staged and not committed; ``sink_pending_seconds``: the oldest
 ``sink_backfill_rows``               of history that are read; ``sink_backfill_total_rows``: an estimate
+``sink_backfill_lag_epochs``         of the log that are left after a snapshot of a table of ours
 ===================================  ====================================================================
 
 The metrics of the logs follow (:mod:`headwater.log_store.metrics`).
@@ -63,6 +64,8 @@ def _of_sink(sink: SinkStatus) -> Iterator[Metric]:
         yield Metric("sink_backfill_rows", of_table, float(table.rows))
         if table.total is not None:
             yield Metric("sink_backfill_total_rows", of_table, float(table.total))
+        if table.lag_epochs is not None:
+            yield Metric("sink_backfill_lag_epochs", of_table, float(table.lag_epochs))
 
 
 def _of_deliveries(location: str, query: str, sink: str) -> Iterator[Metric]:
