@@ -211,12 +211,12 @@ def decode_text(charset: str, data: bytes) -> str:
     if charset not in _MULTIPLE:
         raise ValueError(f"The character set {charset!r} is not known.")
     codec, character = _MULTIPLE[charset]
-    other = _other(charset)
-    if not any(code in data for code in other):
+    if not data.translate(None, _ascii_or_same(charset)):  # no byte that begins one of the others
         try:
             return data.decode(codec)
         except UnicodeDecodeError:
             pass
+    other = _other(charset)
     return "".join(other.get(code) or _one(codec, code) for code in character.findall(data))
 
 
@@ -232,6 +232,12 @@ def _translation(charset: str) -> Mapping[int, str]:
     table = single_byte_table(charset)
     assert table is not None
     return dict(enumerate(table))
+
+
+@cache
+def _ascii_or_same(charset: str) -> bytes:
+    """The bytes with which no character begins that Python's codec has otherwise."""
+    return bytes(set(range(256)) - {code[0] for code in _other(charset)})
 
 
 @cache
