@@ -130,28 +130,28 @@ def test_columns_that_come_go_grow_and_change_their_names_lose_no_row(server: Ma
 
 
 def test_a_rename_is_a_rename_also_when_its_first_row_comes_after_a_restart(
-    server: MariaDbServer, tmp_path: Path
+    mariadb: MariaDbServer, tmp_path: Path
 ) -> None:
-    server.execute(ORDERS)
-    capture = MySqlCapture(server, tmp_path, [LOG])
+    mariadb.execute(ORDERS)
+    capture = MySqlCapture(mariadb, tmp_path, [LOG])
     capture.start()
-    fill(server, 1, 3)
-    server.execute("ALTER TABLE shop.orders RENAME COLUMN note TO remark")
+    fill(mariadb, 1, 3)
+    mariadb.execute("ALTER TABLE shop.orders RENAME COLUMN note TO remark")
     capture.catch_up()
     capture.stop()
-    server.execute("INSERT INTO shop.orders (id, remark) VALUES (10, 'after')")
+    mariadb.execute("INSERT INTO shop.orders (id, remark) VALUES (10, 'after')")
     capture.start()
     capture.assert_equal(LOG)
     capture.stop()
     assert capture.replayed(LOG).sort_by("id").to_pylist()[0]["remark"] == "note 1"
 
 
-def test_a_column_that_is_dropped_and_made_anew_at_once_is_another_one(server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(ORDERS)
-    with running(server, tmp_path, LOG) as capture:
-        fill(server, 1, 3)
-        server.execute("ALTER TABLE shop.orders DROP COLUMN note, ADD COLUMN note varchar(200) DEFAULT 'new'")
-        server.execute("INSERT INTO shop.orders (id) VALUES (10)")
+def test_a_column_that_is_dropped_and_made_anew_at_once_is_another_one(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 3)
+        mariadb.execute("ALTER TABLE shop.orders DROP COLUMN note, ADD COLUMN note varchar(200) DEFAULT 'new'")
+        mariadb.execute("INSERT INTO shop.orders (id) VALUES (10)")
         capture.assert_equal(LOG)
 
 
@@ -217,40 +217,40 @@ def test_a_table_that_cannot_be_followed_stops_and_the_others_go_on(
     assert f"headwater resnapshot {LOG}" in told
 
 
-def test_m26_a_table_that_was_dropped_and_made_anew_stops(server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(ORDERS)
-    with running(server, tmp_path, LOG) as capture:
-        fill(server, 1, 3)
-        server.execute("DROP TABLE shop.orders", ORDERS)
-        fill(server, 10, 12)
+def test_m26_a_table_that_was_dropped_and_made_anew_stops(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 3)
+        mariadb.execute("DROP TABLE shop.orders", ORDERS)
+        fill(mariadb, 10, 12)
         assert "dropped" in capture.wait_until_stopped(LOG)
         assert capture.replayed(LOG).num_rows == 3
 
 
 @pytest.mark.parametrize(("copy", "old"), [("_orders_gho", "_orders_del"), ("_orders_new", "_orders_old")])
-def test_a_swap_of_gh_ost_or_pt_osc_loses_no_row(copy: str, old: str, server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(ORDERS)
-    with running(server, tmp_path, LOG) as capture:
-        fill(server, 1, 20)
-        server.execute(
+def test_a_swap_of_gh_ost_or_pt_osc_loses_no_row(copy: str, old: str, mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 20)
+        mariadb.execute(
             f"CREATE TABLE shop.{copy} LIKE shop.orders",
             f"ALTER TABLE shop.{copy} ADD COLUMN extra int DEFAULT 7",
             f"INSERT INTO shop.{copy} (id, amount, note, paid, at) SELECT id, amount, note, paid, at FROM shop.orders",
             f"RENAME TABLE shop.orders TO shop.{old}, shop.{copy} TO shop.orders",
             f"DROP TABLE shop.{old}",
         )
-        fill(server, 21, 30)
-        server.execute("UPDATE shop.orders SET note = 'x' WHERE id < 5")
+        fill(mariadb, 21, 30)
+        mariadb.execute("UPDATE shop.orders SET note = 'x' WHERE id < 5")
         capture.assert_equal(LOG)
 
 
-def test_tables_are_added_while_it_runs(server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(ORDERS, ORDERS.replace("shop.orders", "shop.more"))
-    with running(server, tmp_path, LOG) as capture:
-        fill(server, 1, 5)
+def test_tables_are_added_while_it_runs(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS, ORDERS.replace("shop.orders", "shop.more"))
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 5)
         ask(capture.store, ADD_TABLES, {"tables": ["shop.more"]})
-        fill(server, 6, 10)
-        fill(server, 1, 10, "shop.more")
+        fill(mariadb, 6, 10)
+        fill(mariadb, 1, 10, "shop.more")
         capture.assert_equal(LOG, "shop.more")
 
 
@@ -261,14 +261,14 @@ def test_a_table_without_a_key_or_that_is_not_there_is_refused(mariadb: MariaDbS
     assert isinstance(MySqlCapture(mariadb, tmp_path, ["shop.none"]).fails_to_start(), SourceNotFound)
 
 
-def test_keys_are_in_the_order_of_the_index_and_may_be_a_unique_index(server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(
+def test_keys_are_in_the_order_of_the_index_and_may_be_a_unique_index(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(
         "CREATE TABLE shop.k (a int NOT NULL, b int NOT NULL, c int, PRIMARY KEY (b, a))",
         "CREATE TABLE shop.u (a int NOT NULL, c int, UNIQUE KEY by_a (a), UNIQUE KEY by_c (c))",
     )
-    with running(server, tmp_path, "shop.k", "shop.u") as capture:
-        server.execute("INSERT INTO shop.k VALUES (1, 2, 3), (2, 1, 4)", "INSERT INTO shop.u VALUES (1, NULL), (2, 7)")
-        server.execute("UPDATE shop.u SET c = 8 WHERE a = 1", "DELETE FROM shop.k WHERE a = 1")
+    with running(mariadb, tmp_path, "shop.k", "shop.u") as capture:
+        mariadb.execute("INSERT INTO shop.k VALUES (1, 2, 3), (2, 1, 4)", "INSERT INTO shop.u VALUES (1, NULL), (2, 7)")
+        mariadb.execute("UPDATE shop.u SET c = 8 WHERE a = 1", "DELETE FROM shop.k WHERE a = 1")
         capture.assert_equal("shop.k", "shop.u")
         assert capture.capture.source.tables(["shop.k"])[0].key_columns == ("b", "a")
 
@@ -330,3 +330,59 @@ def test_rows_of_an_xa_transaction_come_with_its_commit_and_not_before(server: M
             assert all(row["id"] >= 100 or row["id"] < number for row in capture.rows(LOG))
             server.execute(f"XA {verb} 'x{number}'")
         capture.assert_equal(LOG)
+
+
+def test_partitioned_and_subpartitioned_tables_are_followed_and_a_dropped_partition_stops_them(
+    server: MariaDbServer, tmp_path: Path
+) -> None:
+    server.execute(
+        "CREATE TABLE shop.parts (id int, day int, note text, PRIMARY KEY (id, day)) PARTITION BY RANGE (day) "
+        "SUBPARTITION BY HASH (id) SUBPARTITIONS 2 "
+        "(PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (20))"
+    )
+    with running(server, tmp_path, "shop.parts") as capture:
+        server.execute(
+            "INSERT INTO shop.parts VALUES (1, 1, 'a'), (2, 11, 'b'), (3, 5, 'c')",
+            "UPDATE shop.parts SET day = 15 WHERE id = 1",
+            "DELETE FROM shop.parts WHERE id = 3",
+            "ALTER TABLE shop.parts ADD PARTITION (PARTITION p2 VALUES LESS THAN (30))",
+            "INSERT INTO shop.parts VALUES (4, 25, 'd')",
+        )
+        capture.assert_equal("shop.parts")
+        server.execute("ALTER TABLE shop.parts DROP PARTITION p1")
+        assert "a partition was dropped" in capture.wait_until_stopped("shop.parts").lower()
+
+
+def test_unsigned_keys_beyond_2_to_the_63_and_timestamp_keys_of_a_server_in_another_zone(
+    server: MariaDbServer, tmp_path: Path
+) -> None:
+    server.execute(
+        "CREATE TABLE shop.big (id bigint unsigned PRIMARY KEY, n int unsigned)",
+        "CREATE TABLE shop.times (at timestamp(3) PRIMARY KEY, d datetime)",
+    )
+    with running(server, tmp_path, "shop.big", "shop.times") as capture:
+        server.execute(
+            "SET time_zone = '+09:00'",
+            "INSERT INTO shop.big VALUES (18446744073709551615, 4294967295), (9223372036854775808, 0), (1, NULL)",
+            "UPDATE shop.big SET n = 1 WHERE id > 9223372036854775807",
+            "INSERT INTO shop.times VALUES ('2026-03-01 00:00:00.125', '2026-03-01 00:00:00')",
+        )
+        capture.assert_equal("shop.big", "shop.times")
+
+
+def test_tables_of_several_databases_with_names_of_every_kind(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(
+        "CREATE DATABASE `My Shop`",
+        "CREATE TABLE `My Shop`.`Order Lines` (`Id` int PRIMARY KEY, `a b` varchar(10), `äöü` text, `select` int)",
+        "CREATE TABLE shop.Orders (ID int PRIMARY KEY, x int)",
+    )
+    names = ('"My Shop"."Order Lines"', "shop.Orders")
+    with running(server, tmp_path, *names) as capture:
+        server.execute(
+            "INSERT INTO `My Shop`.`Order Lines` VALUES (1, 'x', 'ü', 2)",
+            "INSERT INTO shop.Orders VALUES (1, 2)",
+            "ALTER TABLE shop.Orders RENAME COLUMN X TO `Y`",
+            "INSERT INTO shop.Orders VALUES (2, 3)",
+        )
+        capture.assert_equal(*names)
+        assert set(capture.tables()) == {'"My Shop"."Order Lines"', 'shop."Orders"'}

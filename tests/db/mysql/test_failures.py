@@ -157,8 +157,6 @@ def test_a_server_without_transaction_numbers_is_followed_by_file_and_position(
     fill(server, 11, 20)
     capture.catch_up()
     capture.stop()
-    server.stop()
-    server.start()
     fill(server, 21, 30)
     capture.start()
     server.execute("ALTER TABLE shop.orders ADD COLUMN extra int", "TRUNCATE TABLE shop.orders")
@@ -271,10 +269,12 @@ def test_a_stopped_table_is_captured_anew_after_a_resnapshot(mariadb: MariaDbSer
         assert capture.rows(LOG)[-1]["note"] == 8
 
 
-def test_the_second_of_two_captures_of_one_server_does_not_end_the_first(server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(ORDERS)
-    with running(server, tmp_path / "a", LOG) as one, running(server, tmp_path / "b", LOG) as other:
-        fill(server, 1, 50)
+def test_the_second_of_two_captures_of_one_server_does_not_end_the_first(
+    mariadb: MariaDbServer, tmp_path: Path
+) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path / "a", LOG) as one, running(mariadb, tmp_path / "b", LOG) as other:
+        fill(mariadb, 1, 50)
         one.assert_equal(LOG)
         other.assert_equal(LOG)
         assert one.capture.statistics.restarts == other.capture.statistics.restarts == 0
