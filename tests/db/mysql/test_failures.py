@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +78,35 @@ def test_m23_a_replica_takes_over_by_transaction_numbers_without_gap_or_repeat(
     moved.assert_equal(LOG)
     moved.stop()
     assert len(moved.rows(LOG)) == 250
+    moved.assert_once(LOG)
+
+
+@pytest.mark.skipif(os.environ.get("HEADWATER_SOAK") != "1", reason="two more servers; MariaDB shows the same")
+def test_m23_a_replica_of_mysql_takes_over_too(start_mysql: StartServer, tmp_path: Path) -> None:
+    primary = start_mysql("mysql", {"server-id": "1"})
+    replica = start_mysql("mysql", {"server-id": "2", "log-bin": "other-name"})
+    for one in (primary, replica):
+        one.execute("RESET BINARY LOGS AND GTIDS")
+    address = f"SOURCE_HOST='127.0.0.1', SOURCE_PORT={primary.port}, SOURCE_USER='headwater', SOURCE_AUTO_POSITION=1, "
+    address += f"SOURCE_PASSWORD='{primary.password}', GET_SOURCE_PUBLIC_KEY=1"
+    replica.execute(f"CHANGE REPLICATION SOURCE TO {address}", "START REPLICA")
+    prepared(primary)
+    capture = MySqlCapture(primary, tmp_path, [LOG])
+    capture.start()
+    fill(primary, 1, 100)
+    capture.catch_up()
+    capture.stop()
+    fill(primary, 101, 150)
+    (executed,) = primary.execute("SELECT @@GLOBAL.gtid_executed")[0]
+    assert replica.execute(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{executed}', 30)") == [(0,)]
+    primary.stop()
+    replica.execute("STOP REPLICA")
+    moved = MySqlCapture(replica, tmp_path, [])
+    moved.start()
+    fill(replica, 151, 200)
+    moved.assert_equal(LOG)
+    moved.stop()
+    assert len(moved.rows(LOG)) == 200
     moved.assert_once(LOG)
 
 
@@ -298,3 +328,28 @@ def test_the_source_names_itself_without_its_password(mariadb: MariaDbServer) ->
     source: Any = open_source(mariadb.dsn, spill=Path())
     assert mariadb.password not in source.name
     assert source.name.startswith("mysql://headwater@127.0.0.1:")
+
+
+def test_tagged_transactions_of_mysql_are_resumed_too(
+    mysql_servers: Callable[[str], MariaDbServer], tmp_path: Path
+) -> None:
+    server = mysql_servers("mysql")
+    with server.fresh():
+        prepared(server)
+        capture = MySqlCapture(server, tmp_path, [LOG])
+        capture.start()
+        tagged = "SET gtid_next = 'AUTOMATIC:blue'"
+        server.execute(tagged, "INSERT INTO shop.orders (id) VALUES (1)", "INSERT INTO shop.orders (id) VALUES (2)")
+        fill(server, 3, 4)
+        capture.catch_up()
+        capture.stop()
+        server.execute(tagged, "INSERT INTO shop.orders (id) VALUES (5)")
+        fill(server, 6, 7)
+        capture.start()
+        capture.assert_equal(LOG)
+        capture.assert_once(LOG)
+        capture.stop()
+    assert len(capture.rows(LOG)) == 7
+    offset = capture.offset()
+    assert offset is not None
+    assert ":blue:1-3" in str(offset.gtids)

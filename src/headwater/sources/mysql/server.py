@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.sources.errors import SourceMisconfigured
+from headwater.sources.errors import SourceBusy, SourceMisconfigured
 from headwater.sources.mysql.connection import Connection, Version, ask, version_of
 from headwater.sources.mysql.gtid import Gtids, MariaDbGtids, MySqlGtids
 from headwater.sources.mysql.offset import MySqlOffset
@@ -92,7 +92,7 @@ class Server:
 def log_position(session: Connection, server: Server) -> MySqlOffset:
     """Where the server's log ends now.
 
-    :raises SourceMisconfigured: it has no log.
+    :raises SourceMisconfigured: it has no log. :raises SourceBusy: it is being purged.
     """
     words = "MASTER STATUS"
     if not server.version.is_mariadb and server.version.number >= _NEW_WORDS:
@@ -108,7 +108,9 @@ def log_position(session: Connection, server: Server) -> MySqlOffset:
     if server.version.is_mariadb:
         # of this very place in the log: what was committed since is not before it
         told = ask(session, "SELECT BINLOG_GTID_POS(%s, %s) AS gtids", [filename, position])[0]["gtids"]
-        gtids = MariaDbGtids.parse(str(told or ""))
+        if told is None:
+            raise SourceBusy(f"The server removed its log file {filename} just now.", next_step="Try again.")
+        gtids = MariaDbGtids.parse(str(told))
     elif server.numbers_transactions:
         gtids = MySqlGtids.parse(str(rows[0]["executed_gtid_set"] or ""))
     return MySqlOffset(filename, position, gtids, server.server, moment=time.time_ns() // 1000)

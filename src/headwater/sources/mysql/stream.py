@@ -33,6 +33,8 @@ from headwater.sources.mysql.server import Server, binlog_files, executed, purge
 
 SILENCE: Final = 60.0
 HEARTBEAT_SECONDS: Final = 1.0
+COMMIT_SECONDS: Final = 2.0
+"""How long a transaction may be in the log that we have read, and not among those that the server has executed."""
 RESNAPSHOT: Final = "Run: headwater resnapshot"
 
 _DUMP: Final = 0x12
@@ -177,6 +179,10 @@ def check_server(
     if same_number and None not in (identity.get("made"), server.made) and identity.get("made") != server.made:
         raise _replaced(dsn)
     now = executed(session, server)
+    end = time.monotonic() + COMMIT_SECONDS
+    while now is not None and not contains(now, start.gtids) and time.monotonic() < end:
+        time.sleep(0.1)
+        now = executed(session, server)
     if now is None:
         raise SourceMisconfigured(
             f"{dsn} no longer numbers its transactions: gtid_mode is {server.settings.get('gtid_mode')}.",
