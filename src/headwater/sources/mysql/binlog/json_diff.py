@@ -13,7 +13,7 @@ from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.mysql.binlog.cursor import Cursor, protocol_error
 from headwater.sources.mysql.binlog.events import RowsEvent
 from headwater.sources.mysql.binlog.json_tree import Node, parse_document, print_document
-from headwater.sources.mysql.binlog.python_rows import value_size
+from headwater.sources.mysql.binlog.python_rows import fixed_size
 from headwater.sources.mysql.binlog.row_layout import Output, RowLayout, Wire, wire_of
 from headwater.sources.mysql.binlog.table_map import ColumnType
 
@@ -79,7 +79,8 @@ class _Completion:
             is_null, order = bool(nulls[order >> 3] >> (order & 7) & 1), order + 1
             if is_null:
                 continue
-            value = self._read.take(value_size(layout, self._read))
+            size = fixed_size(layout)
+            value = self._read.take(self._read.number(layout.size) if size is None else size)
             if partial[place]:
                 if before is None or place not in before:
                     raise _needs_documents()

@@ -6,7 +6,6 @@ It is the fallback where nothing could be compiled, and what the compiled one is
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -40,37 +39,35 @@ class Special(Exception):
     """The value is none of its Arrow type."""
 
 
-def value_size(layout: RowLayout, read: Cursor) -> int:
-    """The size of the value that comes next, after its count was read."""
+def fixed_size(layout: RowLayout) -> int | None:
+    """The size of every value; ``None`` where each has its own before it."""
     if layout.wire in (Wire.FIXED, Wire.BITS):
         return layout.size
     if layout.wire is Wire.DECIMAL:
         return decimal_size(layout.size, layout.scale)
-    if layout.wire is Wire.COUNTED:
-        return read.number(layout.size)
-    return temporal_size(layout.wire, layout.size)
+    return None if layout.wire is Wire.COUNTED else temporal_size(layout.wire, layout.size)
 
 
-@dataclass(slots=True)
 class _Column:
-    layout: RowLayout
-    convert: Callable[[bytes], bytes]
-    values: list[bytes] = field(default_factory=list)
-    valid: list[int] = field(default_factory=list)
+    __slots__ = ("convert", "count", "is_skipped", "nothing", "size", "valid", "values", "width")
 
-    @property
-    def nothing(self) -> bytes:
-        return bytes(self.layout.width)
+    def __init__(self, layout: RowLayout) -> None:
+        self.size, self.count, self.width = fixed_size(layout), layout.size, layout.width
+        self.is_skipped = layout.output is Output.SKIP
+        self.convert = _converter(layout)
+        self.nothing = bytes(layout.width)
+        self.values: list[bytes] = []
+        self.valid: list[int] = []
 
-    def put(self, read: Cursor) -> None:
-        data = read.take(value_size(self.layout, read))
-        if self.layout.output is Output.SKIP:
-            return
-        try:
-            self.values.append(self.convert(data))
-            self.valid.append(IS_VALUE)
-        except Special:
-            self.put_nothing(IS_SPECIAL)
+    def put(self, data: bytes) -> None:
+        if self.convert is not None:
+            try:
+                data = self.convert(data)
+            except Special:
+                self.put_nothing(IS_SPECIAL)
+                return
+        self.values.append(data)
+        self.valid.append(IS_VALUE)
 
     def put_nothing(self, why: int) -> None:
         self.values.append(self.nothing)
@@ -82,10 +79,10 @@ class _Column:
     def take(self) -> ColumnBuffers | None:
         values, valid = self.values, np.array(self.valid, np.uint8)
         self.values, self.valid = [], []
-        if self.layout.output is Output.SKIP:
+        if self.is_skipped:
             return None
         offsets = None
-        if not self.layout.width:
+        if not self.width:
             ends = np.zeros(len(values) + 1, np.int64)
             np.cumsum([len(value) for value in values], out=ends[1:])
             if ends[-1] > _MAX_TEXT:
@@ -101,7 +98,7 @@ class PythonRows:
     """Rows of one table, until they are taken."""
 
     def __init__(self, layouts: list[RowLayout]) -> None:
-        self._columns = [_Column(layout, _converter(layout)) for layout in layouts]
+        self._columns = [_Column(layout) for layout in layouts]
         self._ops: list[int] = []
         self._transactions: list[int] = []
         self._seqs: list[int] = []
@@ -159,21 +156,33 @@ class PythonRows:
         if not here:
             raise protocol_error("a row has no columns.")
         nulls, order = read.take((here + 7) // 8), 0
+        data, at, end = read.data, read.place, read.end
         for place, column in enumerate(self._columns):
-            is_skipped = column.layout.output is Output.SKIP
             if present[place]:
-                if not nulls[order >> 3] >> (order & 7) & 1:
-                    column.put(read)
-                elif not is_skipped:
-                    column.put_nothing(IS_NULL)
+                if nulls[order >> 3] >> (order & 7) & 1:
+                    if not column.is_skipped:
+                        column.put_nothing(IS_NULL)
+                else:
+                    size = column.size
+                    if size is None:
+                        at += column.count
+                        if at > end:
+                            raise protocol_error("a row is cut off.")
+                        size = int.from_bytes(data[at - column.count : at], "little")
+                    if at + size > end:
+                        raise protocol_error("a row is cut off.")
+                    if not column.is_skipped:
+                        column.put(data[at : at + size])
+                    at += size
                 order += 1
-            elif is_skipped:
+            elif column.is_skipped:
                 continue
             elif before is not None and before[place]:
                 column.values.append(column.values[-1])
                 column.valid.append(column.valid[-1])
             else:
                 column.put_nothing(IS_MISSING)
+        read.place = at
 
     def take_buffers(self) -> Buffers:
         """All rows, and none is held any more."""
@@ -195,10 +204,12 @@ def _places(bits: bytes, columns: list[_Column]) -> list[bool]:
 # -- one value ---------------------------------------------------------------------------------------------------------
 
 
-def _converter(layout: RowLayout) -> Callable[[bytes], bytes]:
-    """What makes of a value's bytes those of its buffer."""
+def _converter(layout: RowLayout) -> Callable[[bytes], bytes] | None:
+    """What makes of a value's bytes those of its buffer; ``None`` where they are the same."""
     wire, size, scale, output, width = layout[:5]
     match output:
+        case Output.NUMBER if wire is Wire.FIXED and size == width:
+            return None
         case Output.NUMBER:
             order = "little" if wire is Wire.FIXED else "big"
 
@@ -230,7 +241,7 @@ def _converter(layout: RowLayout) -> Callable[[bytes], bytes]:
             return json_text
         case Output.WKB:
             return _wkb
-    return lambda data: data
+    return None
 
 
 def _temporal(layout: RowLayout) -> Callable[[bytes], bytes]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from headwater.sources.errors import SourceProtocolError
@@ -48,7 +50,7 @@ def parse_compressed_query(header: EventHeader, read: Cursor) -> Query:
 def _query(header: EventHeader, read: Cursor, *, is_compressed: bool) -> Query:
     read.skip(8)
     database_size, error_code, status_size = read.number(1), read.number(2), read.number(2)
-    told = _status(Cursor(read.take(status_size)))
+    told = _status(read.take(status_size))
     database = text_of(read.take(database_size))
     read.skip(1)
     text = inflate(read.rest()) if is_compressed else read.rest()
@@ -66,9 +68,11 @@ def _query(header: EventHeader, read: Cursor, *, is_compressed: bool) -> Query:
     )
 
 
-def _status(read: Cursor) -> dict[int, bytes]:
-    """The values up to the first whose layout is not known: later servers append theirs."""
+@lru_cache(maxsize=256)
+def _status(data: bytes) -> Mapping[int, bytes]:
+    """The values up to the first whose layout is not known: later servers append theirs. Sessions repeat them."""
     told: dict[int, bytes] = {}
+    read = Cursor(data)
     try:
         while read.left:
             field = read.number(1)
