@@ -55,7 +55,7 @@ class TableLog:
         for event in events_of(self._view, self._known.full_name, after, self.sealed):
             told = event.detail
             if event.kind == SCHEMA and (RENEWED in told or (told.get("defaults") is not None and told["added"])):
-                return int(event.epoch) - 1
+                return int(event.epoch.prev())
         return self.sealed
 
     def truncated(self, after: int, upto: int) -> tuple[int, int] | None:

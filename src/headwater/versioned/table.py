@@ -20,6 +20,7 @@ import pyarrow as pa
 
 from headwater.sources.table import SourceTable
 from headwater.stream import vnodes_of
+from headwater.stream.epoch import PHYSICAL_SHIFT
 from headwater.versioned import pins as pin_files
 from headwater.versioned.changes import changes_schema, paired
 from headwater.versioned.errors import BaseGone, UnknownVnodes
@@ -205,8 +206,9 @@ class VersionedTable:
         while True:
             with self._versions.at(epoch) as version:
                 chosen = version.newest if epoch is None else epoch
+            whole = max(version.base, chosen >> PHYSICAL_SHIFT << PHYSICAL_SHIFT)  # batches end at epochs
             try:
-                return pin_files.put_pin(self._root, self._folder.path, self._name, owner, chosen, name)
+                return pin_files.put_pin(self._root, self._folder.path, self._name, owner, whole, name)
             except BaseGone:
                 if epoch is not None:
                     raise  # otherwise a newer epoch was sealed and chosen meanwhile

@@ -27,19 +27,23 @@ QUERY, BACKFILL = "keep", "b1"
 class WrittenTable:
     """The table *table*, kept in *folder*: epochs are written to its log, and folded into it."""
 
-    def __init__(self, folder: Path, table: SourceTable = ORDERS, location: str | None = None, **sink: Any) -> None:
+    def __init__(
+        self, folder: Path, table: SourceTable = ORDERS, location: str | None = None, generation: int = 0, **sink: Any
+    ) -> None:
         self.table = table
+        self._generation = generation
         self.location = location or str(folder / "store")
         self.root = folder / "tables"
         self.sink = KeptTables(str(self.root), **{"retention_seconds": 0.0, **sink})
-        self.store = open_writer(self.location)
+        self.store = open_writer(self.location, takeover=True)
         self._factory = KvLogStoreFactory(self.store)
         self._log = self._factory.log(table.full_name, table.log_schema(POSITION), table.key_columns)
         self._writer = self._factory.writer(self._log)
-        self._writer.init(EpochPair(Epoch.from_ms(1), Epoch(0)))
+        before = self.store.committed_epoch()
+        self._writer.init(EpochPair(Epoch.from_ms(before.ms + 1) if before else Epoch.from_ms(1), before))
         self._plan = 0
         self.write()
-        self._consumer = LogConsumer.open(self.location, table.full_name, QUERY)
+        self._consumer = LogConsumer.open(self.location, table.full_name, QUERY, takeover=True)
 
     @property
     def newest(self) -> int:
@@ -74,7 +78,7 @@ class WrittenTable:
     def history(self, rows: Sequence[dict[str, Any]]) -> None:
         """History, which is complete with it."""
         self._plan += 1
-        token = Token(QUERY, BACKFILL, self.newest, self.newest, self._plan)
+        token = Token(QUERY, BACKFILL, self.newest, self.newest, self._plan, generation=self._generation)
         staged = self.sink.stage_history(self.table, token, history_part(), iter([own_rows(self.table, rows)]))
         assert self.sink.commit(self.table, token, [staged])
         self.complete()
@@ -87,7 +91,7 @@ class WrittenTable:
         after = int(self._consumer.delivered())
         end = self.sink.choose([self.table.full_name], self.newest if upto is None else upto)
         if end > after:
-            token = Token(QUERY, BACKFILL, after, end, self._plan)
+            token = Token(QUERY, BACKFILL, after, end, self._plan, generation=self._generation)
             with open_reader(self.location) as reader, reader.snapshot() as view:
                 log = LogView.open(view, self.table.full_name)
                 rows = list(log.read_range(after, end))
