@@ -62,7 +62,8 @@ class MySqlChangeStream:
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._stream = stream
-        self._tables = FollowedTables(definitions, tables, policy)
+        folds_names = stream.server.settings.get("lower_case_table_names", "0") != "0"
+        self._tables = FollowedTables(definitions, tables, policy, folds_names=folds_names)
         self._behind_bytes = behind_bytes
         self._wall_clock = wall_clock
         self._decoder = EventDecoder()

@@ -55,11 +55,15 @@ class _Followed:
 class FollowedTables:
     """The captured *tables*.
 
+    :param folds_names: the server takes names of tables in any case (``lower_case_table_names``).
     :ivar held_rows: rows that were taken and not told yet. :ivar held_bytes: of their events.
     """
 
-    def __init__(self, definitions: Definitions, tables: Iterable[SourceTable], policy: SchemaPolicy) -> None:
+    def __init__(
+        self, definitions: Definitions, tables: Iterable[SourceTable], policy: SchemaPolicy, *, folds_names: bool
+    ) -> None:
         self._definitions = definitions
+        self._folds_names = folds_names
         self._policy = policy
         self._known = {(table.namespace, table.name): table for table in tables}
         self._followed: dict[tuple[str, str], _Followed] = {}
@@ -159,6 +163,8 @@ class FollowedTables:
 
     def apply(self, effect: ddl.Effect, position: MySqlOffset, events: list[Event]) -> None:
         """What a statement at *position* did."""
+        if self._folds_names:
+            effect = self._folded(effect)
         for key in self._touched(effect):
             if position.place < self._from.get(key, 0):
                 continue
@@ -182,6 +188,19 @@ class FollowedTables:
                         self._rename(key, effect, again)
             except (SchemaStopped, UnsupportedTable) as error:
                 self._stop(key, error, events)
+
+    def _folded(self, effect: ddl.Effect) -> ddl.Effect:
+        """*effect* with the names of tables as they were captured."""
+        known = {(space.lower(), name.lower()): TableName(space, name) for space, name in self._known}
+        spaces = {space.lower(): space for space, _ in self._known}
+
+        def folded(name: TableName) -> TableName:
+            whole = TableName(spaces.get(name.namespace.lower(), name.namespace), name.name)
+            return known.get((name.namespace.lower(), name.name.lower()), whole)
+
+        if isinstance(effect, ddl.Renamed):
+            return ddl.Renamed(tuple((folded(old), folded(new)) for old, new in effect.pairs))
+        return replace(effect, table=folded(effect.table))
 
     def _touched(self, effect: ddl.Effect) -> list[tuple[str, str]]:
         if isinstance(effect, ddl.Renamed):

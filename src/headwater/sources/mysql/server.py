@@ -16,6 +16,7 @@ _NEW_WORDS: Final = (8, 4, 0)
 """From here on MySQL says BINARY LOG STATUS."""
 
 SETTINGS: Final = (
+    "binlog_alter_two_phase",
     "log_bin",
     "binlog_format",
     "binlog_row_image",

@@ -30,6 +30,10 @@ def setting_problems(server: Server) -> Iterator[Finding]:
         found = server.settings.get(name, "not there")
         if found != wanted:
             yield Finding(name, Level.PROBLEM, f"{what}: {name} is {found}.", set_setting(server, name, wanted))
+    if server.settings.get("binlog_alter_two_phase") == "ON":
+        text = "ALTER TABLE is logged before rows of the old shape end: binlog_alter_two_phase is ON."
+        fix = set_setting(server, "binlog_alter_two_phase", "OFF")
+        yield Finding("binlog_alter_two_phase", Level.PROBLEM, text, fix)
 
 
 def set_setting(server: Server, name: str, value: str) -> str:
