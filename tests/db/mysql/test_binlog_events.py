@@ -191,6 +191,20 @@ def test_updates_and_deletes_have_both_images(server: MariaDbServer) -> None:
         assert sorted(values["a"][6:]) == [11, 12]
 
 
+def test_generated_and_invisible_columns_have_their_values(server: MariaDbServer) -> None:
+    run(
+        server,
+        """CREATE TABLE t (a int primary key, b int, v int GENERATED ALWAYS AS (b * 2) VIRTUAL,
+            s int GENERATED ALWAYS AS (b * 3) STORED, i int INVISIBLE DEFAULT 4)""",
+        "INSERT INTO t (a, b) VALUES (1, 5)",
+        "UPDATE t SET b = 6",
+    )
+    events = rows_events_of(closed_file(server), "t")
+    wanted = {"a": [1, 1, 1], "b": [5, 5, 6], "v": [10, 10, 12], "s": [15, 15, 18], "i": [4, 4, 4]}
+    for make in DECODERS:
+        assert columns_of(decode(make, events, plan_of(events[0].table)), events[0].table) == wanted
+
+
 @pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
 def test_images_that_lack_columns_are_completed_from_the_image_before(server: MariaDbServer, image: str) -> None:
     run(
@@ -357,6 +371,29 @@ def test_special_values_follow_the_policy_of_their_column(server: MariaDbServer)
         values = columns_of(decode(make, events, plan_of(table, special=SpecialValues.NULL, types=flags)), table)
         assert [values[name][0] for name in "dhb"] == [None] * 3
         assert None not in [values[name][1] for name in "dhb"]
+
+
+def test_times_in_the_layout_of_old_servers_are_read(server: MariaDbServer) -> None:
+    only("MariaDB", server)
+    with setting(server, mysql56_temporal_format="OFF"):
+        run(
+            server,
+            "SET sql_mode = '', time_zone = '+00:00'",
+            "CREATE TABLE t (a int primary key, d datetime, h time, s timestamp null)",
+            "INSERT INTO t VALUES (1, '2020-01-02 03:04:05', '-838:59:59', '2038-01-19 03:14:07')",
+            "INSERT INTO t VALUES (2, '0000-00-00', '12:34:56', 0), (3, '9999-12-31 23:59:59', '00:00:00', NULL)",
+        )
+    events = rows_events_of(closed_file(server), "t")
+    table = events[0].table
+    assert [column.type.name for column in table.columns] == ["LONG", "DATETIME", "TIME", "TIMESTAMP"]
+    shown = server.execute("SET time_zone = '+00:00'", "SELECT concat(d), concat(h), concat(s) FROM shop.t ORDER BY a")
+    for make in DECODERS:
+        values = columns_of(decode(make, events, plan_of(table, special=SpecialValues.TEXT)), table)
+        assert list(zip(values["d"], values["h"], values["s"], strict=True)) == shown
+        typed = columns_of(decode(make, events, plan_of(table, special=SpecialValues.NULL)), table)
+        assert [value is None for value in typed["d"]] == [False, True, False]
+        assert [value is None for value in typed["h"]] == [True, False, False]
+        assert [value is None for value in typed["s"]] == [False, True, True]
 
 
 def test_text_in_every_character_set_is_what_the_server_shows(server: MariaDbServer) -> None:

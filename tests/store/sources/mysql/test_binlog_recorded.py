@@ -229,3 +229,20 @@ def test_python_alone_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_compiled()
     monkeypatch.setenv("HEADWATER_PURE", "1")
     assert not is_compiled()
+
+
+def test_a_table_with_a_type_that_is_not_known_passes_unless_somebody_wants_it() -> None:
+    packets = list(packets_of(RECORDED / "mariadb-10.11.bin"))
+    decoder, seen = EventDecoder(), 0
+    for packet in packets:
+        if packet[4] == EventType.TABLE_MAP:
+            place = packet.index(b"shop\0\x01t\0\x15") + len(b"shop\0\x01t\0\x15")
+            body = packet[:place] + b"\x14" + packet[place + 1 : -4]  # an array, which no row can have
+            packet = body + struct.pack("<I", zlib.crc32(body))
+        event = decoder.feed(packet)
+        if isinstance(event, RowsEvent):
+            seen += 1
+            assert (event.table.name, event.table.unknown_type, event.table.columns) == ("t", 20, ())
+            with pytest.raises(SourceProtocolError):
+                RowsDecoder(TablePlan("t", ()), PythonRows).add(event, 0, 0)
+    assert seen == 6

@@ -49,6 +49,8 @@ _FLAGS_AT: Final = 17
 _IN_USE: Final = 0x1
 _CHECKSUM: Final = 4
 _STATEMENT_END: Final = 1
+_NO_TABLE: Final = 0xFF_FFFF
+"""The table of an event without rows, which only ends a statement."""
 _MAX_TABLES: Final = 4096
 """Table maps that are kept for their bytes; a server holds about as many tables open."""
 
@@ -178,7 +180,7 @@ class EventDecoder:
         self._tables[table.table_id] = table
         return table
 
-    def _rows(self, header: EventHeader, packet: bytes, end: int) -> RowsEvent:
+    def _rows(self, header: EventHeader, packet: bytes, end: int) -> RowsEvent | Other:
         code = EventType(header.type_code)
         kind, version = _ROWS[code]
         read = Cursor(packet, HEADER_SIZE, end)
@@ -186,11 +188,13 @@ class EventDecoder:
         if version == 2:
             extra = read.number(2)
             read.skip(extra - 2)
+        if table_id == _NO_TABLE:
+            return Other(header)
         table = self._tables.get(table_id)
         if table is None:
             raise protocol_error("rows are of a table that was not described before them.")
         width = read.packed()
-        if width > MAX_COLUMNS or width != len(table.columns):
+        if width > MAX_COLUMNS or (width != len(table.columns) and table.unknown_type is None):
             raise protocol_error("rows have another number of columns than their table.")
         size = (width + 7) // 8
         present = read.take(size)
@@ -200,7 +204,8 @@ class EventDecoder:
             data, start = inflate(read.rest()), 0
             end = len(data)
         event = RowsEvent(header, table, kind, present, present_after, bool(flags & _STATEMENT_END), data, start, end)
-        return complete_partial(event) if code is EventType.PARTIAL_UPDATE_ROWS else event
+        is_partial = code is EventType.PARTIAL_UPDATE_ROWS and table.unknown_type is None
+        return complete_partial(event) if is_partial else event
 
 
 def _is_intact(packet: bytes) -> bool:

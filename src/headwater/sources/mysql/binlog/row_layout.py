@@ -5,6 +5,7 @@ The Python decoder and the compiled one read the same layouts; the numbers here 
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -90,6 +91,7 @@ _TEMPORAL: Final = {
     ColumnType.DATETIME2: Wire.DATETIME2,
     ColumnType.TIMESTAMP2: Wire.TIMESTAMP2,
 }
+_FRACTION: Final = re.compile(r"\([1-6]\)")
 COUNTED_TEXT: Final = frozenset((ColumnType.VARCHAR, ColumnType.VARCHAR_COMPRESSED, ColumnType.STRING))
 
 
@@ -119,6 +121,11 @@ def layout_of(plan: ColumnPlan) -> RowLayout:
     :raises SourceMisconfigured: the table map does not tell enough of the column.
     """
     wire, size, scale = wire_of(plan.column)
+    if wire in (Wire.TIME, Wire.DATETIME, Wire.TIMESTAMP) and _FRACTION.search(plan.source_type):
+        raise SourceMisconfigured(
+            f"Column {plan.name!r} ({plan.source_type}) is kept in a layout of old servers that its log does not tell.",
+            next_step="Run SET GLOBAL mysql56_temporal_format = ON, then ALTER TABLE … FORCE, on the server.",
+        )
     if plan.type is None:
         return RowLayout(wire, size, scale, Output.SKIP, 0)
     is_text = pa.types.is_string(plan.type)

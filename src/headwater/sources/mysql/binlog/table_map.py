@@ -76,6 +76,7 @@ _CHARACTER: Final = frozenset(
 _FAMILY_CHARACTER: Final = {True: _CHARACTER | {ColumnType.GEOMETRY}, False: _CHARACTER | {ColumnType.VECTOR}}
 """The families tell the collation of different columns that are no text; by whether it is MariaDB."""
 _LABELLED: Final = frozenset((ColumnType.ENUM, ColumnType.SET))
+_KNOWN: Final = frozenset((*ColumnType, _TINY_BLOB, _MEDIUM_BLOB, _LONG_BLOB, _VAR_STRING))
 MAX_COLUMNS: Final = 4096
 """No server allows more columns in a table."""
 
@@ -113,7 +114,8 @@ class TableMap:
         server restarts.
     :ivar primary_key: places of the columns of the primary key, in key order; ``None`` where it is not told (or there
         is none, with full metadata).
-    :ivar has_names: the server tells names: ``binlog_row_metadata=FULL``.
+    :ivar unknown_type: a type of one of its columns that is not known here: the columns are not told then. Tables that
+        nobody captures may have what they like.
     """
 
     table_id: int
@@ -121,9 +123,11 @@ class TableMap:
     name: str
     columns: tuple[BinlogColumn, ...]
     primary_key: tuple[int, ...] | None
+    unknown_type: int | None = None
 
     @property
     def has_names(self) -> bool:
+        """Whether the server tells names: ``binlog_row_metadata=FULL``."""
         return bool(self.columns) and self.columns[0].name is not None
 
 
@@ -142,6 +146,9 @@ def parse_table_map(read: Cursor, id_size: int, *, is_mariadb: bool) -> TableMap
     if count > MAX_COLUMNS:
         raise protocol_error("a table has more columns than a server allows.")
     types = read.take(count)
+    unknown = next((kind for kind in types if kind not in _KNOWN), None)
+    if unknown is not None:
+        return TableMap(table_id, database, name, (), None, unknown)
     layout = Cursor(read.take(read.packed()))
     shapes = [_shape(kind, layout) for kind in types]
     nulls = read.take((count + 7) // 8)
@@ -189,10 +196,9 @@ def _shape(kind: int, layout: Cursor) -> tuple[ColumnType, int, int]:
         kind = ColumnType.BLOB
     if kind == _VAR_STRING:
         kind = ColumnType.STRING
-    try:
-        known = ColumnType(kind)
-    except ValueError:
-        raise protocol_error(f"a column has the type {kind}, which is not known.") from None
+    if kind not in _KNOWN:
+        raise protocol_error("a column has a type that is not known.")
+    known = ColumnType(kind)
     _check_shape(known, size, scale)
     return known, size, scale
 
