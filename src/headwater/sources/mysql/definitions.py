@@ -130,6 +130,12 @@ class Definitions:
         :raises SchemaStopped: the map tells no names, or the key is another one. :raises UnsupportedTable: no key.
         """
         name = known.full_name
+        if table_map.unknown_type is not None:
+            raise SchemaStopped(
+                name,
+                f"one of its columns has a type (number {table_map.unknown_type}) that this version does not know.",
+                next_step=f"Upgrade Headwater, or drop the column; then run: headwater resnapshot {name}",
+            )
         if not table_map.has_names:
             raise SchemaStopped(
                 name,
