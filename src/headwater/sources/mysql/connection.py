@@ -17,6 +17,7 @@ from pymysql.converters import conversions
 
 from headwater.sources.errors import (
     AccessDenied,
+    DriverMissing,
     InvalidDsn,
     SourceBusy,
     SourceError,
@@ -193,6 +194,13 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
         raise translated(error, dsn) from None
     except OSError as error:
         raise _unreachable(type(error).__name__, dsn) from None
+    except RuntimeError as error:  # the library's, where it lacks what MySQL's way to log in needs
+        if "cryptography" not in str(error):
+            raise
+        raise DriverMissing(
+            "The login of MySQL needs the package cryptography, which is not installed.",
+            next_step="Run: pip install 'headwater[mysql]'",
+        ) from None
 
 
 def translated(error: pymysql.err.Error, dsn: Dsn) -> SourceError:
