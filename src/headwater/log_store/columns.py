@@ -80,3 +80,12 @@ def with_epoch(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
     memory = pa.allocate_buffer(8 * rows)  # of Arrow's pool, which keeps its pages
     np.frombuffer(memory, np.uint64).fill(epoch)
     return batch.append_column(_EPOCH_FIELD, pa.UInt64Array.from_buffers(pa.uint64(), rows, [None, memory]))
+
+
+def valid_rows(batch: pa.RecordBatch, truncated: tuple[int, int] | None) -> pa.RecordBatch:
+    """The rows of *batch* that a truncation, of an epoch and before a seq, left."""
+    if truncated is None:
+        return batch
+    epochs, seqs = batch.column(EPOCH).to_numpy(), batch.column(SEQ).to_numpy()
+    left = (epochs > truncated[0]) | ((epochs == truncated[0]) & (seqs >= truncated[1]))
+    return batch if left.all() else batch.filter(pa.array(left))

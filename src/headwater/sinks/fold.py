@@ -17,9 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.log_store.columns import EPOCH, OP, SEQ
+from headwater.log_store.columns import OP, valid_rows
 from headwater.sinks.keys import KeySet, last_rows
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.sources.unavailable import Mask, names_column, unavailable_names, unavailable_texts
 from headwater.stream.op import Op
 
 DELETED: Final = "_deleted"
@@ -27,8 +28,6 @@ FOLD_BYTES: Final = 64 << 20
 
 _DELETED_FIELD = pa.field(DELETED, pa.bool_(), False)
 _UNAVAILABLE_FIELD = pa.field(UNAVAILABLE_COLUMN, pa.string())
-
-Mask = NDArray[np.bool_]
 
 
 def folded_schema(own: pa.Schema) -> pa.Schema:
@@ -49,41 +48,6 @@ def fold(table: SourceTable, batches: Iterable[pa.RecordBatch], truncated: tuple
     deleted = pc.equal(state.column(OP), int(Op.DELETE))
     made = state.select(names).append_column(_DELETED_FIELD, deleted)
     return made.append_column(_UNAVAILABLE_FIELD, state.column(UNAVAILABLE_COLUMN))
-
-
-def valid_rows(batch: pa.RecordBatch, truncated: tuple[int, int] | None) -> pa.RecordBatch:
-    """The rows of *batch* that the truncation left."""
-    if truncated is None:
-        return batch
-    epochs, seqs = batch.column(EPOCH).to_numpy(), batch.column(SEQ).to_numpy()
-    left = (epochs > truncated[0]) | ((epochs == truncated[0]) & (seqs >= truncated[1]))
-    return batch if left.all() else batch.filter(pa.array(left))
-
-
-def names_column(unavailable: Any, name: str) -> Mask:
-    """Where the texts of an ``_unavailable`` column name the column *name*."""
-    wrapped = pc.binary_join_element_wise("", unavailable, "", ",")
-    found = pc.fill_null(pc.match_substring(wrapped, f",{name},"), False)
-    mask: Mask = _array(found).to_numpy(zero_copy_only=False)
-    return mask
-
-
-def unavailable_names(unavailable: Any, names: Sequence[str]) -> list[str]:
-    """Those of *names* that occur in an ``_unavailable`` column."""
-    told = pc.unique(unavailable.drop_null())
-    if not len(told):
-        return []
-    occurring = set(pc.unique(pc.list_flatten(pc.split_pattern(told, ","))).to_pylist())
-    return [name for name in names if name in occurring]
-
-
-def unavailable_texts(masks: dict[str, Mask], rows: int) -> Any:
-    """The inverse of :func:`names_column`: a text with the names whose mask is set; null where none is."""
-    texts: Any = pa.repeat(pa.scalar(""), rows)
-    for name, mask in masks.items():
-        texts = pc.if_else(pa.array(mask), pc.binary_join_element_wise(texts, name, ","), texts)
-    texts = pc.utf8_slice_codeunits(texts, 1)
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _op_field() -> pa.Field:

@@ -27,10 +27,10 @@ import pyarrow.types as pt
 
 from headwater import __version__
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION
-from headwater.sinks.fold import names_column, unavailable_names
 from headwater.sinks.json_rows import json_objects, json_texts, objects_of, slices
 from headwater.sinks.row_batch import Append
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, SourceTable
+from headwater.sources.unavailable import names_column, unavailable_names
 from headwater.stream.op import Op
 
 Format = Literal["json", "debezium"]

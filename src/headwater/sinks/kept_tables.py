@@ -19,6 +19,7 @@ from zlib import crc32
 
 import pyarrow as pa
 
+from headwater.log_store.columns import valid_rows
 from headwater.sinks.batch import Batch
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.keys import KeySet
@@ -34,7 +35,7 @@ from headwater.versioned.compaction import MERGE_RUNS, compact_soon, merged_rows
 from headwater.versioned.fitting import fitted
 from headwater.versioned.folder import KEPT_SECONDS, TableFolder
 from headwater.versioned.key_positions import check_key
-from headwater.versioned.log_rows import PIECE_BYTES, VNODES, net_of, valid_rows
+from headwater.versioned.log_rows import PIECE_BYTES, VNODES, net_of
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.net_rows import GONE, PATCH, ROW, net, of_log, of_rows
 from headwater.versioned.pins import choose_folding, may_read

@@ -21,12 +21,13 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sinks.data_files import EXACT_DIGITS, DataFile, read_file, read_rows, write_files
-from headwater.sinks.fold import DELETED, names_column, unavailable_names
+from headwater.sinks.fold import DELETED
 from headwater.sinks.keys import KeySet, last_rows
 from headwater.sinks.partitions import NOT_PARTED, Partitioning, with_values
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform
 from headwater.sources.table import UNAVAILABLE_COLUMN
+from headwater.sources.unavailable import names_column, unavailable_names
 
 WORKERS: Final = 2
 """So many files are written at a time."""

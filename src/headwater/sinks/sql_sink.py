@@ -23,7 +23,7 @@ from headwater import failpoints
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkFenced, SinkInputError
-from headwater.sinks.fold import DELETED, fold, folded_schema, unavailable_names
+from headwater.sinks.fold import DELETED, fold, folded_schema
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.sql_table import SqlPart, SqlTable, is_done, is_left, packed, relation_name, unpacked
 from headwater.sinks.sql_target import Target
@@ -32,6 +32,7 @@ from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, ve
 from headwater.sources.snapshots import KeyOrder
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.sources.unavailable import unavailable_names
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.vnode import hash_keys
 

@@ -26,14 +26,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.log_store.columns import EPOCH, OP
+from headwater.log_store.columns import EPOCH, OP, valid_rows
 from headwater.sinks import fold
 from headwater.sinks.change_rows import COMMIT_VERSION, versions_of
-from headwater.sinks.fold import DELETED, names_column, unavailable_names, unavailable_texts, valid_rows
+from headwater.sinks.fold import DELETED
 from headwater.sinks.keys import KeySet
 from headwater.sinks.sink import HistoryPart
 from headwater.sinks.types import conform
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
+from headwater.sources.unavailable import names_column, unavailable_names, unavailable_texts
 from headwater.stream.op import Op
 
 VALID_FROM: Final = "_valid_from"

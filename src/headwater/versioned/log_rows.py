@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from headwater.log_store import LogView
-from headwater.log_store.columns import EPOCH, SEQ, VNODE
+from headwater.log_store.columns import VNODE, valid_rows
 from headwater.log_store.log import LogRegistry
 from headwater.log_store.log_events import RENEWED, SCHEMA, TRUNCATE, events_of
 from headwater.log_store.remote_consumers import RemoteConsumers
@@ -157,12 +156,3 @@ def _within(rows: pa.RecordBatch, vnodes: tuple[int, int]) -> pa.RecordBatch:
     found = rows.column(VNODE).to_numpy()
     inside = (found >= vnodes[0]) & (found < vnodes[1])
     return rows if inside.all() else rows.filter(pa.array(inside))
-
-
-def valid_rows(batch: pa.RecordBatch, truncated: tuple[int, int] | None) -> pa.RecordBatch:
-    """The rows of *batch* that the truncation left."""
-    if truncated is None:
-        return batch
-    epochs, seqs = batch.column(EPOCH).to_numpy(), batch.column(SEQ).to_numpy()
-    left = (epochs > truncated[0]) | ((epochs == truncated[0]) & (seqs >= truncated[1]))
-    return batch if left.all() else batch.filter(pa.array(np.asarray(left)))

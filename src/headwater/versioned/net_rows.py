@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from headwater.log_store.columns import OP, VNODE
 from headwater.sources.table import UNAVAILABLE_COLUMN
+from headwater.sources.unavailable import Mask, names_column, unavailable_names, unavailable_texts
 from headwater.stream.op import Op
 from headwater.versioned.key_positions import positions
 
@@ -38,7 +39,6 @@ _KINDS = np.full(8, GONE, np.int8)
 _KINDS[[Op.INSERT, Op.UPDATE_INSERT]] = ROW
 _KINDS[Op.UPDATE_DELETE] = OLD
 
-Mask = NDArray[np.bool_]
 I64 = NDArray[np.int64]
 
 
@@ -154,12 +154,9 @@ def _completed(rows: pa.RecordBatch, newest: pa.RecordBatch, order: I64, is_last
     made_kinds = np.where(lives, ROW, np.where(dies, GONE, kinds[last])).astype(np.int8)
     columns = list(newest.columns)
     untold: dict[str, Mask] = {}
-    for place, name in enumerate(rows.schema.names):
-        if name in MARKS:
-            continue
+    for name in unavailable_names(told, [one for one in rows.schema.names if one not in MARKS]):
+        place = rows.schema.get_field_index(name)
         missing = names_column(told, name)
-        if not missing.any():
-            continue
         known = _last_before((kinds != GONE) & ~missing, last, first)
         lacks = missing[last] & (kinds[last] != GONE)
         fills = lacks & (known > deleted)
@@ -176,26 +173,6 @@ def _last_before(chosen: Mask, last: I64, first: I64) -> I64:
     places = np.maximum.accumulate(np.where(chosen, np.arange(chosen.size), -1))[last]
     made: I64 = np.where(places >= first, places, -1)
     return made
-
-
-def names_column(unavailable: Any, name: str) -> Mask:
-    """Where the texts of an ``_unavailable`` column name the column *name*."""
-    if unavailable.null_count == len(unavailable):
-        return np.zeros(len(unavailable), np.bool_)
-    wrapped = pc.binary_join_element_wise("", unavailable, "", ",")
-    mask: Mask = pc.fill_null(pc.match_substring(wrapped, f",{name},"), False).to_numpy(zero_copy_only=False)
-    return mask
-
-
-def unavailable_texts(masks: dict[str, Mask], rows: int) -> Any:
-    """The inverse of :func:`names_column`: a text with the names whose mask is set; null where none is."""
-    if not any(mask.any() for mask in masks.values()):
-        return pa.nulls(rows, pa.string())
-    texts: Any = pa.repeat(pa.scalar(""), rows)
-    for name, mask in masks.items():
-        texts = pc.if_else(pa.array(mask), pc.binary_join_element_wise(texts, name, ","), texts)
-    texts = pc.utf8_slice_codeunits(texts, 1)
-    return pc.if_else(pc.equal(texts, ""), pa.scalar(None, pa.string()), texts)
 
 
 def _whole(batches: Sequence[pa.RecordBatch], schema: pa.Schema) -> pa.RecordBatch:

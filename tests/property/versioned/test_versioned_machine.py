@@ -142,6 +142,6 @@ def _row(key: tuple[str, int], note: str | None, n: str = "1.00") -> dict[str, A
     return {"a": key[1], "b": key[0], "note": note, "n": Decimal(n)}
 
 
-EXAMPLES = 500 if os.environ.get("HEADWATER_SOAK") else 12
+EXAMPLES = 200 if os.environ.get("HEADWATER_SOAK") else 12
 KeptMachine.TestCase.settings = settings(max_examples=EXAMPLES, stateful_step_count=15)
 TestKeptMachine = KeptMachine.TestCase
