@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from headwater.sources.errors import DriverMissing, InvalidDsn
-from headwater.sources.open import open_source, postgres_driver
+from headwater.sources.open import Family, family_of, full_name, open_source, postgres_driver
 
 DSN = "postgresql://cdc:secret@db.example/shop"
+MYSQL = "mysql://cdc:secret@db.example/shop"
 
 
 def test_what_is_no_database_is_refused_without_repeating_it(tmp_path: Path) -> None:
@@ -20,10 +21,32 @@ def test_what_is_no_database_is_refused_without_repeating_it(tmp_path: Path) -> 
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.parametrize("command", [["capture", DSN, "--table", "t"], ["doctor", DSN], ["demo"]], ids=lambda c: c[0])
-def test_without_the_driver_every_command_names_what_to_install(command: list[str], tmp_path: Path) -> None:
+def test_a_family_is_known_by_its_scheme_and_names_its_tables_in_its_own_way() -> None:
+    assert [family_of(dsn) for dsn in (DSN, "host=x", MYSQL, "mariadb://h/", "oracle://h/")] == [
+        Family.POSTGRES,
+        Family.POSTGRES,
+        Family.MYSQL,
+        Family.MYSQL,
+        None,
+    ]
+    assert (full_name(DSN, "Orders"), full_name(MYSQL, "Orders")) == ("public.orders", 'shop."Orders"')
+
+
+@pytest.mark.parametrize(
+    ("driver", "extra", "command"),
+    [
+        ("psycopg", "postgres", ["capture", DSN, "--table", "t"]),
+        ("psycopg", "postgres", ["doctor", DSN]),
+        ("psycopg", "postgres", ["demo"]),
+        ("pymysql", "mysql", ["capture", MYSQL, "--table", "t"]),
+        ("pymysql", "mysql", ["doctor", MYSQL]),
+    ],
+)
+def test_without_the_driver_every_command_names_what_to_install(
+    driver: str, extra: str, command: list[str], tmp_path: Path
+) -> None:
     program = (
-        "import sys; sys.modules['psycopg'] = None\n"
+        f"import sys; sys.modules[{driver!r}] = None\n"
         "from headwater.cli.main import run\n"
         f"sys.argv = ['headwater', *{command!r}]\n"
         "run()\n"
@@ -32,7 +55,7 @@ def test_without_the_driver_every_command_names_what_to_install(command: list[st
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
     )
     assert ended.returncode == 2
-    assert "pip install 'headwater[postgres]'" in ended.stderr
+    assert f"pip install 'headwater[{extra}]'" in ended.stderr
     assert "Traceback" not in ended.stderr
     assert "secret" not in ended.stderr
     assert not list(tmp_path.iterdir())
