@@ -28,7 +28,7 @@ from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, base_of
 from headwater.sources.mysql.server import Server, binlog_files, log_position
 from headwater.sources.mysql.server_checks import setting_problems
-from headwater.sources.mysql.stream import BinlogStream
+from headwater.sources.mysql.stream import SILENCE, BinlogStream
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -70,7 +70,7 @@ class MySqlSource:
     def _sql(self) -> Iterator[Connection]:
         """The session for SQL; one that broke is opened again with the next call."""
         if self._session is None or not self._session.open:
-            self._session = connect(self._dsn)
+            self._session = connect(self._dsn, read_timeout=SILENCE)
         try:
             with server_errors(self._dsn):
                 yield self._session

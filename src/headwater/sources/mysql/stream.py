@@ -68,7 +68,7 @@ class BinlogStream:
         :raises ServerReplaced: :raises SourceWentBack: :raises LogPurged: it cannot go on there.
         :raises SourceUnreachable: :raises AccessDenied: :raises SourceMisconfigured: the server cannot be used.
         """
-        session = connect(dsn)
+        session = connect(dsn, read_timeout=SILENCE)
         try:
             with server_errors(dsn):
                 server = Server.ask(session)
