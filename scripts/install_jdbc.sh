@@ -1,9 +1,12 @@
 #!/bin/sh
-# The Postgres driver of Debian for Spark's JDBC reader, which benchmarks/backfill.py measures against. Prints its path.
+# Debian's driver for Spark's JDBC reader, which benchmarks/backfill.py and mysql.py measure against. Prints its path.
+# $1: postgres (the default) or mariadb.
 # As root: installed with apt. Otherwise: unpacked into a cache directory. HEADWATER_JDBC_JAR names one of your own.
 set -eu
-PACKAGE=libpostgresql-jdbc-java
-JAR=usr/share/java/postgresql.jar
+case "${1:-postgres}" in
+  mariadb) PACKAGE=libmariadb-java JAR=usr/share/java/mariadb-java-client.jar ;;
+  *) PACKAGE=libpostgresql-jdbc-java JAR=usr/share/java/postgresql.jar ;;
+esac
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/headwater/servers/$PACKAGE
 
 for found in "${HEADWATER_JDBC_JAR:-}" "/$JAR" "$CACHE/$JAR"; do
@@ -13,7 +16,7 @@ for found in "${HEADWATER_JDBC_JAR:-}" "/$JAR" "$CACHE/$JAR"; do
   fi
 done
 if ! command -v apt-get >/dev/null; then
-  echo "The benchmark needs the JDBC driver of Postgres: set HEADWATER_JDBC_JAR to its jar." >&2
+  echo "The benchmark needs a JDBC driver: set HEADWATER_JDBC_JAR to its jar." >&2
   exit 1
 fi
 echo "Installing $PACKAGE for the benchmark …" >&2

@@ -13,11 +13,12 @@ from typing import Self
 
 from headwater.errors import HeadwaterError
 from headwater.sources.mysql.catalog import CatalogTable, read_table
-from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
 from headwater.sources.mysql.mark import MySqlMark
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.places import seen_place
 from headwater.sources.mysql.server import Server
+from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import page_end, plan_splits
 from headwater.sources.mysql.types import source_column
 from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
@@ -118,9 +119,9 @@ class MySqlSnapshot:
             return page_end(session, table, catalog, part, rows)
 
     def close(self) -> None:
-        """End the session. Closing twice is fine."""
-        if self._session is not None and self._session.open:
-            self._session.close()
+        """Let the session go. Closing twice is fine."""
+        if self._session is not None:
+            give_back(self._dsn, self._session)
         self._session = None
 
     def _catalog(self, table: SourceTable) -> CatalogTable:
@@ -133,9 +134,9 @@ class MySqlSnapshot:
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Connection]:
         if self._session is None or not self._session.open:
-            self._session = connect(self._dsn)
-            if self._lock_seconds is not None:
-                with server_errors(self._dsn):
-                    ask(self._session, f"SET SESSION lock_wait_timeout = {max(1, round(self._lock_seconds))}")
+            self._session = borrow(self._dsn)
+            seconds = "DEFAULT" if self._lock_seconds is None else max(1, round(self._lock_seconds))
+            with server_errors(self._dsn):
+                ask(self._session, f"SET SESSION lock_wait_timeout = {seconds}")
         with server_errors(self._dsn):
             yield self._session

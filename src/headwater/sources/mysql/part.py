@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
 from headwater.sources.mysql.catalog import CatalogTable, read_table
-from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
 from headwater.sources.mysql.key_columns import cut_after, key_list, read_key, where
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import MySqlOffset
@@ -22,6 +22,7 @@ from headwater.sources.mysql.places import place_after
 from headwater.sources.mysql.result import BLOCK_BYTES, Result
 from headwater.sources.mysql.row_format import RowFormat
 from headwater.sources.mysql.server import Server
+from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import from_sql
 from headwater.sources.mysql.types import source_type
 from headwater.sources.splits import Cut, KeyRange
@@ -49,7 +50,8 @@ class MySqlPart:
         self._dsn, self._table, self._part, self._columns = dsn, table, part, tuple(columns)
         self._block_bytes = block_bytes
         self.cut: Cut | None = None
-        self._session: Connection = connect(dsn)
+        self._is_read = False
+        self._session: Connection | None = borrow(dsn)
         try:
             with server_errors(dsn):
                 self.high = self._begin()
@@ -70,8 +72,13 @@ class MySqlPart:
 
     def close(self) -> None:
         """End the transaction. Closing twice is fine."""
-        if self._session.open:
-            self._session._force_close()
+        session, self._session = self._session, None
+        if session is None:
+            return
+        if self._is_read:
+            give_back(self._dsn, session)
+        elif session.open:
+            session._force_close()  # rows are on their way that nobody takes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The rows, in key order.
@@ -85,31 +92,38 @@ class MySqlPart:
         )
         try:
             with server_errors(self._dsn):
-                result = Result(self._session, statement, self._table, wanted)
+                result = Result(self.session, statement, self._table, wanted)
                 for batch in result.batches(self._block_bytes):
                     last = batch.slice(batch.num_rows - 1)
                     yield batch.select(range(len(self._columns)))
                     self.cut = cut_after(self._key, [last.column(key.name)[0].as_py() for key in self._key])
+                self._is_read = True
         except SourceNotFound:
             raise _changed(self._table, "was dropped, or lost a column") from None
+
+    @property
+    def session(self) -> Connection:
+        """The open one."""
+        assert self._session is not None
+        return self._session
 
     def _missing_key(self) -> list[SourceColumn]:
         names = {column.name for column in self._columns}
         return [self._table.column(key.name) for key in self._key if key.name not in names]
 
     def _begin(self) -> MySqlOffset:
-        ask(self._session, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
-        ask(self._session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        server = Server.ask(self._session)
-        ask(self._session, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-        return place_after(self._session, server)
+        ask(self.session, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
+        ask(self.session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        server = Server.ask(self.session)
+        ask(self.session, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        return place_after(self.session, server)
 
     def _checked(self) -> CatalogTable:
         """What the catalog says, which stays so once a row was read. :raises SnapshotExpired: another table."""
         table = self._table
         name = TableName(table.namespace, table.name)
-        ask(self._session, f"SELECT 1 FROM {name.sql} LIMIT 0")
-        catalog = read_table(self._session, name)
+        ask(self.session, f"SELECT 1 FROM {name.sql} LIMIT 0")
+        catalog = read_table(self.session, name)
         for column in self._columns:
             found = catalog.column(column.name)
             if column.dropped:

@@ -9,6 +9,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.errors import TransientError
+from headwater.sources.errors import SnapshotExpired
 from headwater.sources.mysql.connection import Dsn
 from headwater.sources.mysql.export import MySqlSnapshot
 from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order, with_session
@@ -64,7 +65,7 @@ class MySqlSnapshots:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of *part* as they are now, whichever *snapshot*; after a break those that follow as they are then.
 
-        :raises SourceUnreachable: the connection broke again and again.
+        :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
         """
         tries = 0
         while True:
@@ -75,6 +76,8 @@ class MySqlSnapshots:
                         yield batch
                         tries, reached = 0, reading
                 return
+            except SnapshotExpired:
+                raise
             except TransientError:
                 if tries == len(PAUSES):
                     raise
