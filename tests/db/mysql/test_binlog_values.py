@@ -1,23 +1,32 @@
-"""Values of every type: what the decoder makes of row events is what the server's SELECT gives."""
+"""Values of every type: what the decoder makes of row events is what the server's SELECT gives, and a snapshot."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
+import os
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from decimal import Decimal
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pymysql.converters import encoders
 from tests.db.mysql.binlog_reading import DECODERS, closed_file, columns_of, decode, plan_of, rows_events_of
 from tests.servers.mariadb import MariaDbServer
 
+from headwater.sources.mysql.catalog import read_table
+from headwater.sources.mysql.connection import Dsn, connect
+from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.snapshots import MySqlSnapshots
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SpecialValues
 
-ROWS = 12
+ROWS = 20
+EXAMPLES = 200 if os.environ.get("HEADWATER_SOAK") else 7
 
 
 def text_or_null(value: Any) -> Any:
@@ -228,7 +237,7 @@ def made_table(server: MariaDbServer, columns: dict[str, Column]) -> dict[str, C
 
 
 SETTINGS = settings(
-    max_examples=20,
+    max_examples=EXAMPLES,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -252,8 +261,19 @@ def test_values_of_every_type_are_those_that_the_server_shows(server: MariaDbSer
                 if column.is_number:
                     wanted = [None if text is None else float(text) for text in wanted]
                 assert [column.show(value) for value in decoded[name]] == wanted, name
+        assert decoded == snapshot_of(server, SpecialValues.ERROR)
 
     check()
+
+
+def snapshot_of(server: MariaDbServer, policy: SpecialValues) -> dict[str, list[Any]]:
+    """The columns of ``t`` as a snapshot reads them."""
+    with closing(connect(Dsn(server.dsn))) as session:
+        table = read_table(session, TableName("shop", "t")).described(
+            lambda column: SpecialValues.ERROR if column == "id" else policy
+        )
+    batches = list(MySqlSnapshots(server.dsn).read(table, SplitKind.KEY, KeyRange(), None))
+    return dict(pa.Table.from_batches(batches, table.schema).sort_by("id").to_pydict())
 
 
 ADDRESSES = frozenset(("uuid_", "inet4_", "inet6_"))
@@ -275,6 +295,8 @@ def test_dates_and_times_are_those_that_the_server_shows(server: MariaDbServer) 
                 wanted = [row[place] for row in shown]
                 assert texts[name] == wanted, name
                 assert typed[name] == [value_of(name, text) for text in wanted], name
+        assert typed == snapshot_of(server, SpecialValues.NULL)
+        assert texts | {"id": typed["id"]} == snapshot_of(server, SpecialValues.TEXT)
 
     check()
 

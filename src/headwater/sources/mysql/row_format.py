@@ -155,7 +155,8 @@ class RowFormat:
         buffers = [validity, values] if data is None else [validity, values, data]
         made = pa.Array.from_buffers(column.type, rows, buffers, nulls)
         if MySqlType.parse(column.source_type).name in GEOMETRIES:
-            made = pc.binary_slice(made, _SRID_BYTES)
+            # not binary_slice: it fails where all values are null
+            made = pc.binary_replace_slice(made, start=0, stop=_SRID_BYTES, replacement=b"")
         return made
 
     def _describe(self, column: SourceColumn, sent: int, flags: int) -> bytes:
