@@ -226,7 +226,9 @@ class MySqlChangeStream:
         return self._end() if self._standalone else False
 
     def _effects(self, event: binlog.Query, sql: str, events: list[Event]) -> None:
-        if ddl.is_row_statement(sql) or sql[:11].upper() == "ROLLBACK TO":
+        quotes = bool((event.sql_mode or 0) & ddl.ANSI_QUOTES)
+        found = ddl.effects(sql, event.database, ansi_quotes=quotes)
+        if not found and (ddl.is_row_statement(sql) or sql[:11].upper() == "ROLLBACK TO"):
             if self._tables.are_meant(sql, event.database):
                 raise SourceMisconfigured(
                     "The log has a statement that changes rows instead of the rows: a session set binlog_format, or "
@@ -235,8 +237,7 @@ class MySqlChangeStream:
                     "headwater resnapshot",
                 )
             return
-        quotes = bool((event.sql_mode or 0) & ddl.ANSI_QUOTES)
-        for effect in ddl.effects(sql, event.database, ansi_quotes=quotes):
+        for effect in found:
             self._tables.apply(effect, self._row_position(), events)
 
     def _row_position(self) -> MySqlOffset:

@@ -112,6 +112,9 @@ def effects(sql: str, database: str, *, ansi_quotes: bool = False) -> list[Effec
     if first == "TRUNCATE":
         read.skip("TABLE")
         return [Emptied(read.table())]
+    if first == "DELETE" and read.skip("FROM"):  # how a server logs that it lost a table in memory
+        table = read.table()
+        return [Emptied(table)] if read.is_over else []
     if first == "DROP":
         return _drop(read)
     if first == "CREATE":

@@ -22,7 +22,8 @@ vector                                   binary: floats of 4 bytes, low byte fir
 =======================================  ==========================================================================
 
 Special values, which these types do not have: zero and partial dates (``0000-00-00``, ``2020-00-01``), times below 0 or
-from 24 hours on, other numbers than 0 and 1 in a boolean. The special-value policy ``text`` makes a column text.
+from 24 hours on, other numbers than 0 and 1 in a boolean. The special-value policy ``text`` makes a column text;
+floats, bits and bytes, which have no special values and whose text would not be exact, stay what they are.
 """
 
 from __future__ import annotations
@@ -132,5 +133,14 @@ def source_column(
     text = source_type(column_type)
     kind = arrow_type(MySqlType.parse(text), tinyint1_is_boolean=tinyint1_is_boolean)
     if special_values is SpecialValues.TEXT:
-        kind = pa.string()
+        if _has_text(text, kind):
+            kind = pa.string()
+        else:
+            special_values = SpecialValues.ERROR
     return SourceColumn(name, kind, text, field_id, nullable=nullable, special_values=special_values)
+
+
+def _has_text(source_type: str, kind: pa.DataType) -> bool:
+    """Whether the server's text says all of a value."""
+    is_bits = MySqlType.parse(source_type).name == "bit"
+    return not (is_bits or pa.types.is_floating(kind) or pa.types.is_binary(kind))
