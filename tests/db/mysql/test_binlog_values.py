@@ -23,7 +23,7 @@ from headwater.sources.mysql.connection import Dsn, connect
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.snapshots import MySqlSnapshots
 from headwater.sources.splits import KeyRange, SplitKind
-from headwater.sources.table import SpecialValues
+from headwater.sources.table import SourceTable, SpecialValues
 
 ROWS = 20
 EXAMPLES = 200 if os.environ.get("HEADWATER_SOAK") else 7
@@ -253,7 +253,7 @@ def test_values_of_every_type_are_those_that_the_server_shows(server: MariaDbSer
         shown = written(server, columns, rows)
         events = rows_events_of(closed_file(server), "t")
         table = events[0].table
-        plan = plan_of(table, {name: column.type for name, column in columns.items() if name in ADDRESSES})
+        plan = plan_of(table, plan_types(columns))
         for make in DECODERS:
             decoded = columns_of(decode(make, events, plan), table)
             for place, (name, column) in enumerate(columns.items()):
@@ -262,16 +262,30 @@ def test_values_of_every_type_are_those_that_the_server_shows(server: MariaDbSer
                     wanted = [None if text is None else float(text) for text in wanted]
                 assert [column.show(value) for value in decoded[name]] == wanted, name
         assert decoded == snapshot_of(server, SpecialValues.ERROR)
+        types = {column.name: column.type for column in described(server, SpecialValues.TEXT).columns}
+        texts = columns_of(decode(DECODERS[0], events, plan_of(table, plan_types(columns), types=types)), table)
+        snapshot = snapshot_of(server, SpecialValues.TEXT)
+        for name in columns:
+            assert texts[name] == snapshot[name], name
 
     check()
 
 
-def snapshot_of(server: MariaDbServer, policy: SpecialValues) -> dict[str, list[Any]]:
-    """The columns of ``t`` as a snapshot reads them."""
+def plan_types(columns: dict[str, Column]) -> dict[str, str]:
+    """The types that a table map does not tell."""
+    return {name: column.type for name, column in columns.items() if name in ADDRESSES}
+
+
+def described(server: MariaDbServer, policy: SpecialValues) -> SourceTable:
     with closing(connect(Dsn(server.dsn))) as session:
-        table = read_table(session, TableName("shop", "t")).described(
+        return read_table(session, TableName("shop", "t")).described(
             lambda column: SpecialValues.ERROR if column == "id" else policy
         )
+
+
+def snapshot_of(server: MariaDbServer, policy: SpecialValues) -> dict[str, list[Any]]:
+    """The columns of ``t`` as a snapshot reads them."""
+    table = described(server, policy)
     batches = list(MySqlSnapshots(server.dsn).read(table, SplitKind.KEY, KeyRange(), None))
     return dict(pa.Table.from_batches(batches, table.schema).sort_by("id").to_pydict())
 

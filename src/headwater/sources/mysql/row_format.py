@@ -179,7 +179,8 @@ def _selected(column: SourceColumn) -> str:
     name = quoted(column.name)
     kind = MySqlType.parse(column.source_type).name
     if column.special_values is SpecialValues.TEXT and kind not in TEXTS | BINARIES | GEOMETRIES:
-        return f"CAST({name} AS CHAR)"
+        # zeros that only fill a number are no part of it
+        return f"CAST({name} + 0 AS CHAR)" if kind.endswith("int") else f"CAST({name} AS CHAR)"
     return name
 
 
