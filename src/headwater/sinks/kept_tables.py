@@ -143,6 +143,8 @@ class KeptTables:
     def _following(
         self, folder: TableFolder, newest: Manifest, table: SourceTable, token: Token, batch: Batch
     ) -> Manifest:
+        is_history = bool(batch.history)
+        key = f"{token.query}/{token.backfill}"
         runs: tuple[RunInfo, ...] = () if batch.is_truncated else newest.runs
         if runs and newest.table is not None:
             _check_columns(newest.table, table)
@@ -151,8 +153,6 @@ class KeptTables:
             if one.detail["ranges"] is not None:
                 runs += self._deletes(folder, runs, one)
             runs += tuple(one.detail["runs"])
-        is_history = bool(batch.history)
-        key = f"{token.query}/{token.backfill}"
         return newest.following(
             table=table,
             query=token.query,
@@ -233,26 +233,37 @@ class KeptTables:
 
     def complete(self, table: SourceTable, query: str, backfill: str, epoch: int) -> None:
         """All of the table's history is here: it is as it was at *epoch*."""
-        folder = self.folder(table)
-        folder.change(
-            lambda newest: (
-                None
-                if newest.exact is not None and (newest.query, newest.backfill) == (query, backfill)
-                else newest.following(table=newest.table or table, query=query, backfill=backfill, exact=epoch)
-            )
-        )
+
+        def following(newest: Manifest) -> Manifest | None:
+            if newest.exact is not None and (newest.query, newest.backfill) == (query, backfill):
+                return None
+            return replace(_of_state(newest, table, query, backfill), exact=epoch)
+
+        self.folder(table).change(following)
 
     def incomplete(self, table: SourceTable, query: str, backfill: str, progress: Mapping[str, Any]) -> None:
         """Some of its history is missing."""
+
+        def following(newest: Manifest) -> Manifest | None:
+            if newest.number and newest.exact is None and newest.backfill == backfill:
+                return None
+            return _of_state(newest, table, query, backfill)
+
         folder = self.folder(table)
         folder.put_progress(progress)
-        folder.change(
-            lambda newest: (
-                None
-                if newest.number and newest.exact is None
-                else newest.following(table=newest.table or table, query=query, backfill=backfill, exact=None)
-            )
-        )
+        folder.change(following)
+
+
+def _of_state(newest: Manifest, table: SourceTable, query: str, backfill: str) -> Manifest:
+    """The next version, of a query in this state; it is not complete.
+
+    A query that lost its state, or whose sink was dropped, begins anew: what it had delivered goes, so that no row
+    stays that went meanwhile.
+    """
+    made = newest.following(table=newest.table or table, query=query, backfill=backfill, exact=None)
+    if newest.backfill in ("", backfill):
+        return made
+    return replace(made, runs=(), changes={name: epoch for name, epoch in newest.changes.items() if name != query})
 
 
 def _committed(manifest: Manifest, query: str, backfill: str) -> Committed:

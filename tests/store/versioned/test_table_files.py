@@ -98,6 +98,17 @@ def test_a_column_whose_values_do_not_fit_its_new_type_is_refused(tmp_path: Path
     assert shown(sink) == {1: ("new", "1.00")}
 
 
+def test_a_query_that_begins_anew_leaves_no_row_of_before(tmp_path: Path) -> None:
+    sink = KeptTables(str(tmp_path))
+    Feed(sink).history(1, [order(1), order(2)])
+    sink.complete(ORDERS, "q", "b1", 1)
+    sink.incomplete(ORDERS, "q", "b2", {})
+    anew = Feed(sink, backfill="b2")
+    anew.history(1, [order(2, "read again")])
+    anew.history(2, [order(3)])
+    assert shown(sink) == {2: ("read again", "1.00"), 3: ("new", "1.00")}
+
+
 def test_what_was_replaced_goes_after_a_while_and_not_before(tmp_path: Path) -> None:
     sink = KeptTables(str(tmp_path), merge_runs=2)
     feed = Feed(sink)
