@@ -15,7 +15,7 @@ import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -31,9 +31,10 @@ from _backfill_floor import micro_batch_floor
 from _backfill_latency import latencies
 from _backfill_memory import CAPTURE, PLANNER, WORKER, PeakMemory
 from _backfill_table import Orders
-from _backfill_writer import LiveWriter
+from _backfill_writer import FIRST_STAMP, LiveWriter
 from _harness import Figure, best_of, main, progress, scratch
 from _servers import PostgresServer
+from headwater.sinks.parquet import committed_files
 from headwater.spark.session import session
 
 SETTINGS = {
@@ -53,7 +54,7 @@ JDBC = Path(__file__).parents[1] / "scripts" / "install_jdbc.sh"
 class Scale:
     """How much is measured; *small* and *large* are the tables between which the cost may grow with the rows alone.
 
-    Without *large* that is left out: of few rows, what a start costs is most.
+    Without *large* that is left out, and what takes another pipeline: of few rows, what a start costs is most.
     """
 
     rows: int
@@ -62,10 +63,11 @@ class Scale:
     large: int | None
     live_seconds: float
     floor_batches: int
+    spans: int = 2
 
 
 FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=200)
-QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=None, live_seconds=3.0, floor_batches=20)
+QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=None, live_seconds=3.0, floor_batches=10, spans=1)
 
 
 class Bench:
@@ -84,14 +86,16 @@ class Bench:
         """The same with the columns that we add."""
         _to_nowhere(self._headwater(self.spark.read).load())
 
-    def warm_up(self) -> None:
+    def warm_up(self, *, delivers: bool) -> None:
         """Read once each way, so that nobody pays for the first time; and all rows are there."""
         found = self._headwater(self.spark.read).load().count()
         if found != self.orders.rows:
             raise RuntimeError(f"{found} rows were read, not {self.orders.rows}.")
+        self.typed()
         self.jdbc()
         self.jdbc(self.folder / "jdbc")
-        self.deliver("parquet")
+        if delivers:
+            self.deliver("parquet")
 
     def typed_stream(self) -> float:
         """Our data source, a stream that ends when all is delivered, to nowhere; the seconds until it has ended."""
@@ -187,7 +191,7 @@ def readers(bench: Bench, turns: int) -> tuple[list[Figure], float]:
 
 
 def _check_rows(folder: Path, orders: Orders) -> None:
-    found = sum(pq.read_metadata(file).num_rows for file in folder.rglob("*.parquet"))
+    found = sum(pq.read_metadata(file).num_rows for file in committed_files(folder / orders.full_name))
     if found != orders.rows:
         raise RuntimeError(f"{found} rows were delivered, not {orders.rows}.")
 
@@ -214,28 +218,28 @@ def mirror(bench: Bench, copy_seconds: float) -> list[Figure]:
     ]
 
 
-def under_writes(bench: Bench, live_seconds: float, floor: Floor) -> list[Figure]:
+def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
     """A backfill, and what follows it, while the table is being changed: first all over, then its last rows alone."""
-    orders, rate = bench.orders, CHANGES_PER_SECOND
+    orders, rate, first = bench.orders, CHANGES_PER_SECOND, FIRST_STAMP
     delivery = Delivery(bench.spark, orders, "delta", bench.folder)
     mirror = delivery.target / orders.full_name
-    with (
-        PeakMemory() as memory,
-        watched_slot(orders, delivery.name) as held,
-        LiveWriter(orders, rate, bench.folder, span=orders.rows) as writer,
-        delivery,
-    ):
-        delivery.wait_for_history()
-        most_held = held[0]
-        spread = _follow(delivery, writer, mirror, live_seconds)
-        with LiveWriter(orders, rate, bench.folder, span=RECENT_ROWS, first=spread.next_stamp) as writer:
-            recent = _follow(delivery, writer, mirror, live_seconds)
+    spans = (("all over the table", orders.rows), (f"to its last {RECENT_ROWS} rows", RECENT_ROWS))[: scale.spans]
+    followed: list[tuple[str, Live]] = []
+    with PeakMemory() as memory, watched_slot(orders, delivery.name) as held, ExitStack() as running:
+        for where, span in spans:
+            with LiveWriter(orders, rate, bench.folder, span=span, first=first) as writer:
+                if not followed:
+                    running.enter_context(delivery)
+                    delivery.wait_for_history()
+                    most_held = held[0]
+                followed.append((where, _follow(delivery, writer, mirror, scale.live_seconds)))
+                first = followed[-1][1].next_stamp
 
     def lower(name: str, value: float, bound: float, goal: float | None, unit: str) -> Figure:
         return Figure(name, value, bound, goal, "lower", unit)
 
     figures = [lower("log that the server kept during a backfill / 256 MB", most_held, HELD_BYTES, 1.0, "B")]
-    for where, live in (("all over the table", spread), (f"to its last {RECENT_ROWS} rows", recent)):
+    for where, live in followed:
         name = f"commit to mirror, {rate} changes/s {where}"
         figures += [
             Figure(f"changes/s {where}: reached / wanted", live.rate, rate, None, "higher", "changes/s"),
@@ -332,14 +336,14 @@ def measure(quick: bool) -> list[Figure]:
             Bench(spark, Orders.load(database, name, rows), folder / name)
             for name, rows in (("few_orders", scale.small), ("orders", scale.rows))
         )
-        small.warm_up()
+        small.warm_up(delivers=scale.large is not None)
         figures, copy_seconds = readers(bench, scale.turns)
-        figures += mirror(bench, copy_seconds)
         if scale.large is not None:
+            figures += mirror(bench, copy_seconds)
             many = Bench(spark, Orders.load(database, "many_orders", scale.large), folder / "many_orders")
             figures.append(growth(small, many, scale.turns - 1))
             database.execute(f"DROP TABLE {many.orders.name}")
-        figures += under_writes(bench, scale.live_seconds, floor)
+        figures += under_writes(bench, scale, floor)
     return figures
 
 

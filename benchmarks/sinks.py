@@ -61,7 +61,7 @@ class Scale:
 
 
 FULL = Scale(rows=1_000_000, turns=3, live_rows=1_000_000, live_seconds=60.0, floor_batches=200)
-QUICK = Scale(rows=200_000, turns=1, live_rows=100_000, live_seconds=3.0, floor_batches=20)
+QUICK = Scale(rows=100_000, turns=1, live_rows=50_000, live_seconds=3.0, floor_batches=10)
 
 
 # -- rows in memory ----------------------------------------------------------------------------------------------------
