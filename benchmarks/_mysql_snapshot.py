@@ -97,7 +97,7 @@ class Bench:
 
 
 def measure_snapshot(quick: bool) -> list[Figure]:
-    rows, turns = (400_000, 1) if quick else (2_500_000, 3)
+    rows, turns = (1_000_000, 1) if quick else (2_500_000, 3)
     with (
         progress("snapshot of a real MariaDB"),
         scratch() as folder,

@@ -83,6 +83,17 @@ def test_the_demo_mirrors_every_row_over_a_kill_and_leaves_nothing_behind(tempor
 
 
 @pytest.mark.soak
+def test_the_demo_mirrors_every_row_of_a_mariadb(temporary: Path) -> None:
+    lines = ended(start(temporary, "--source", "mariadb", *SMALL, "--json"), 0)
+    summary: dict[str, Any] = json.loads(lines[-1])
+    assert summary["source_rows"] == summary["sink_rows"] > 20_000
+    assert [summary[key] for key in ("mismatches", "lost", "extra", "doubled", "unsettled")] == [0] * 5
+    assert summary["kills"] == 1
+    assert left_in(temporary) == []
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.soak
 def test_a_demo_whose_mirror_was_spoiled_says_so(temporary: Path) -> None:
     lines = ended(start(temporary, *SMALL, "--json", HEADWATER_DEMO_SPOIL="1"), 1)
     summary: dict[str, Any] = json.loads(lines[-1])

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import HeadwaterError
-from headwater.sources.open import postgres_driver
+from headwater.sources.open import mysql_driver, postgres_driver
 
 if TYPE_CHECKING:
     from headwater.backfill.progress import TableProgress
@@ -36,6 +36,7 @@ def demo(
     rows: Annotated[int, typer.Option(help="Rows of history, in all tables.", min=100)] = 1_000_000,
     seconds: Annotated[float, typer.Option(help="How long live changes flow after the history.", min=1.0)] = 20.0,
     rate: Annotated[float, typer.Option(help="Changes a second, about.", min=1.0)] = 800.0,
+    source: Annotated[str, typer.Option(help="The database: postgres, or a mariadb of this machine.")] = "postgres",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, alone on stdout.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep database, logs and tables in this directory.")] = None,
 ) -> None:
@@ -43,11 +44,16 @@ def demo(
 
     Ends with 1 where source and mirror differ.
     """
-    with postgres_driver():
-        from headwater.demo.run import DemoOptions, run_demo
+    from headwater.demo.run import DemoOptions, run_demo
 
-    with _Interrupts() as interrupts, _folder(keep) as folder, _Screen() as screen:
-        summary = run_demo(folder, DemoOptions(rows, seconds, rate), screen, interrupts.hurry)
+    with (
+        postgres_driver(),
+        mysql_driver(),
+        _Interrupts() as interrupts,
+        _folder(keep) as folder,
+        _Screen() as screen,
+    ):
+        summary = run_demo(folder, DemoOptions(rows, seconds, rate, source), screen, interrupts.hurry)
     if as_json:
         typer.echo(json.dumps(asdict(summary)))
     else:

@@ -14,17 +14,16 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
+from types import ModuleType
 from typing import Final, Protocol
 
 import numpy as np
-import psycopg
 
 from headwater.backfill.control import status
 from headwater.backfill.progress import Phase, TableProgress, merged
-from headwater.demo import shop
+from headwater.demo.databases import DSN_VARIABLE, Database, database_of
 from headwater.demo.latency import Changes, MirrorCommits, percentile
 from headwater.demo.processes import Child
-from headwater.demo.server import embedded_postgres
 from headwater.demo.summary import Summary
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogConsumer
@@ -56,7 +55,6 @@ _BACKFILL_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 60.0
 _INTERRUPT_SECONDS: Final = 20.0
-_HELD = "SELECT max(pg_current_wal_lsn() - restart_lsn)::bigint FROM pg_replication_slots"
 
 
 class Show(Protocol):
@@ -84,11 +82,13 @@ class DemoOptions:
     """How much, and for how long.
 
     :ivar rows: of history, in all tables. :ivar seconds: of live changes after it. :ivar rate: changes a second.
+    :ivar source: the kind of database, ``postgres`` or ``mariadb``.
     """
 
     rows: int = 1_000_000
     seconds: float = 20.0
     rate: float = 800.0
+    source: str = "postgres"
 
 
 @dataclass(slots=True)
@@ -112,21 +112,31 @@ def run_demo(folder: Path, options: DemoOptions, show: Show, hurry: Event | None
     """
     began = time.monotonic()
     with ExitStack() as stack:
-        show.say("starting a Postgres …")
-        dsn = stack.enter_context(embedded_postgres(folder))
+        database = database_of(options.source)
+        show.say(f"starting a {database.title} …")
+        dsn = stack.enter_context(database.server(folder))
         show.say(f"filling a shop with {options.rows:,} rows …")
-        shop.create(dsn, options.rows)
-        return _Course(folder, dsn, options, show, stack, began, hurry or Event()).run()
+        database.shop.create(dsn, options.rows)
+        return _Course(folder, database, dsn, options, show, stack, began, hurry or Event()).run()
 
 
 class _Course:
     def __init__(
-        self, folder: Path, dsn: str, options: DemoOptions, show: Show, stack: ExitStack, began: float, hurry: Event
+        self,
+        folder: Path,
+        database: Database,
+        dsn: str,
+        options: DemoOptions,
+        show: Show,
+        stack: ExitStack,
+        began: float,
+        hurry: Event,
     ) -> None:
         self._began, self._hurry = began, hurry
+        self._shop: ModuleType = database.shop
         self._folder, self._options, self._show, self._stack = folder, options, show, stack
         self._environment = _environment(folder, dsn)
-        self._session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        self._session = stack.enter_context(self._shop.connect(dsn))
         self._config = self._configure()
         self._times = _Times()
         self._held = 0
@@ -135,11 +145,11 @@ class _Course:
         self._kept: set[str] = set()
 
     def _configure(self) -> PipelineConfig:
-        names = ", ".join(f'"{name}"' for name in shop.TABLES)
+        names = ", ".join(f'"{name}"' for name in self._shop.TABLES)
         path = self._folder / "pipeline.toml"
-        path.write_text(_SETTINGS.format(variable=shop.DSN_VARIABLE, tables=f"[{names}]"))
-        os.environ[shop.DSN_VARIABLE] = self._environment[shop.DSN_VARIABLE]
-        self._stack.callback(os.environ.pop, shop.DSN_VARIABLE, None)
+        path.write_text(_SETTINGS.format(variable=DSN_VARIABLE, tables=f"[{names}]"))
+        os.environ[DSN_VARIABLE] = self._environment[DSN_VARIABLE]
+        self._stack.callback(os.environ.pop, DSN_VARIABLE, None)
         return load(path)
 
     @property
@@ -151,7 +161,7 @@ class _Course:
         return self._config.query(self._config.sink[0])
 
     def run(self) -> Summary:
-        self._writer = self._child("writer", ["-m", "headwater.demo.shop", "1", str(self._options.rate)])
+        self._writer = self._child("writer", ["-m", self._shop.PROCESS, "1", str(self._options.rate)])
         self._pipeline = self._child("run", ["-m", "headwater.cli.main", "run", "pipeline.toml"])
         self._show.say("headwater run: the history is read while the shop goes on …")
         self._until(self._is_reading, _START_SECONDS, "The pipeline did not start")
@@ -162,7 +172,7 @@ class _Course:
         self._live()
         transactions = self._rest()
         if SPOIL in os.environ:
-            _spoil(self._folder / "lake" / "public.orders")
+            _spoil(self._folder / "lake" / self._shop.ORDERS)
         self._show.say("comparing every row of the source with the mirror …")
         found = list(Verification(self._config).run(progress=self._show.checked))
         self._show.say("stopping …")
@@ -192,8 +202,7 @@ class _Course:
             self._look()
 
     def _look(self) -> None:
-        row = self._session.execute(_HELD).fetchone()
-        self._held = max(self._held, int(row[0] or 0) if row else 0)
+        self._held = max(self._held, self._shop.held_bytes(self._session))
         self._keep_logs()
         told = status(self._store, self._query)
         if told is not None:
@@ -202,7 +211,7 @@ class _Course:
 
     def _keep_logs(self) -> None:
         """Be a consumer of each log that reads nothing: what it has stays, for the proof."""
-        for log in shop.TABLES:
+        for log in self._shop.TABLES:
             if log not in self._kept:
                 with suppress(LookupError):
                     LogConsumer.open(self._store, log, "demo-proof").close()
@@ -216,7 +225,7 @@ class _Course:
         return now.phase in (Phase.SETTLING, Phase.DONE) or (now.fraction or 0.0) >= 0.5
 
     def _is_done(self) -> bool:
-        return len(self._progress) == len(shop.TABLES) and all(one.phase is Phase.DONE for one in self._progress)
+        return len(self._progress) == len(self._shop.TABLES) and all(one.phase is Phase.DONE for one in self._progress)
 
     def _kill_capture(self) -> None:
         """As ``kill -9`` does it: the supervisor of the pipeline starts it again."""
@@ -254,7 +263,7 @@ class _Course:
         self._until(is_over, self._options.seconds + 60, "The live changes did not end")
 
     def _lag_ms(self) -> float | None:
-        commits = MirrorCommits.read(self._folder / "lake" / "public.orders")
+        commits = MirrorCommits.read(self._folder / "lake" / self._shop.ORDERS)
         return time.time() * 1000 - float(commits.visible_ms[-1]) if len(commits.visible_ms) else None
 
     def _rest(self) -> int:
@@ -279,7 +288,7 @@ class _Course:
         changes, doubled, commits, history_ms = 0, 0, 0, 0.0
         live, backfill = [], []
         with open_reader(self._store) as reader, reader.snapshot() as view:
-            for name in shop.TABLES:
+            for name in self._shop.TABLES:
                 told, mirror = Changes.read(view, name), MirrorCommits.read(self._folder / "lake" / name)
                 changes += len(told.epochs)
                 doubled += told.doubled
@@ -321,7 +330,7 @@ def _environment(folder: Path, dsn: str) -> dict[str, str]:
     scratch.mkdir()
     return {
         **os.environ,
-        shop.DSN_VARIABLE: dsn,
+        DSN_VARIABLE: dsn,
         "PYTHONUNBUFFERED": "1",
         "TMPDIR": str(scratch),
     }

@@ -12,16 +12,19 @@ import random
 import signal
 import sys
 import threading
-import time
 from typing import Final
 
 import psycopg
 
+from headwater.demo.databases import DSN_VARIABLE
+from headwater.demo.pace import TRANSACTIONS_PER_SECOND, paced
+
 TABLES: Final = ("public.customers", "public.orders", "public.order_lines")
-DSN_VARIABLE: Final = "HEADWATER_DEMO_DSN"
+ORDERS: Final = "public.orders"
+PROCESS: Final = "headwater.demo.shop"
+_HELD = b"SELECT max(pg_current_wal_lsn() - restart_lsn)::bigint FROM pg_replication_slots"
 
 _LINES = 2
-_TRANSACTIONS_PER_SECOND = 20
 _RECENT = 2000
 
 _SCHEMA = """
@@ -68,6 +71,17 @@ def create(dsn: str, rows: int) -> int:
     return orders
 
 
+def connect(dsn: str) -> psycopg.Connection[tuple[object, ...]]:
+    """A session of the application."""
+    return psycopg.connect(dsn, autocommit=True)
+
+
+def held_bytes(session: psycopg.Connection[tuple[object, ...]]) -> int:
+    """What the server keeps of its log because of us."""
+    row = session.execute(_HELD).fetchone()
+    return int(str(row[0] or 0)) if row else 0
+
+
 class Application:
     """Orders come, are changed, are moved to another number and go; most of those that change are recent."""
 
@@ -76,7 +90,7 @@ class Application:
         self._chance = random.Random(seed)
         self._orders = self._last("orders")
         self._customers = self._last("customers")
-        self._size = max(8, round(rate / _TRANSACTIONS_PER_SECOND))
+        self._size = max(8, round(rate / TRANSACTIONS_PER_SECOND))
 
     def _last(self, table: str) -> int:
         row = self._session.execute(f"SELECT max(id) FROM {table}".encode()).fetchone()
@@ -130,15 +144,8 @@ class Application:
 
 def write(dsn: str, seed: int, rate: float, stop: threading.Event) -> int:
     """Write until *stop*, at an even pace. How many transactions were committed."""
-    committed = 0
-    with psycopg.connect(dsn, autocommit=True) as session:
-        application = Application(session, seed, rate)
-        due = time.monotonic()
-        while not stop.wait(max(0.0, due - time.monotonic())):
-            application.transaction()
-            committed += 1
-            due = max(due, time.monotonic() - 1.0) + 1 / _TRANSACTIONS_PER_SECOND
-    return committed
+    with connect(dsn) as session:
+        return paced(Application(session, seed, rate).transaction, stop)
 
 
 def main() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,8 +12,6 @@ from tests.db.mysql.running import running
 from tests.servers.mariadb import MariaDbServer
 
 from headwater.sources.mysql.part import MySqlPart
-
-SOAK = pytest.mark.skipif(not os.environ.get("HEADWATER_SOAK"), reason="HEADWATER_SOAK is not set")
 
 
 def test_history_and_live_changes_come_to_the_source(server: MariaDbServer, tmp_path: Path) -> None:
@@ -171,9 +168,11 @@ def test_m20_m33_an_empty_table_an_idle_one_and_a_busy_one_are_done(mariadb: Mar
     [
         ("VARCHAR(20) COLLATE utf8mb4_general_ci", "CONCAT(ELT(1 + MOD(seq, 4), 'a', 'B', 'é', 'Z'), seq)"),
         ("BIGINT UNSIGNED", "18446744073709551615 - seq * 3"),
-        pytest.param("TIMESTAMP(6)", "TIMESTAMP'2024-01-01 00:00:00' + INTERVAL seq * 7 SECOND", marks=SOAK),
-        pytest.param("BINARY(4)", "UNHEX(LPAD(HEX(seq * 7919), 8, '0'))", marks=SOAK),
-        pytest.param("DECIMAL(20,5)", "(CAST(seq AS SIGNED) - 100) / 7", marks=SOAK),
+        pytest.param(
+            "TIMESTAMP(6)", "TIMESTAMP'2024-01-01 00:00:00' + INTERVAL seq * 7 SECOND", marks=pytest.mark.soak
+        ),
+        pytest.param("BINARY(4)", "UNHEX(LPAD(HEX(seq * 7919), 8, '0'))", marks=pytest.mark.soak),
+        pytest.param("DECIMAL(20,5)", "(CAST(seq AS SIGNED) - 100) / 7", marks=pytest.mark.soak),
     ],
     ids=["text", "unsigned", "timestamp", "binary", "decimal"],
 )
