@@ -10,6 +10,7 @@ from rich.console import Console
 from headwater.cli.run import _news
 from headwater.cli.status import Rates, duration, view
 from headwater.pipeline.status import PipelineStatus, SinkStatus, TableStatus
+from headwater.versioned.status import KeptStatus, PinStatus
 
 READING = TableStatus(
     "public.orders", "reading", rows=1000, total=4000, rows_per_second=500.0, eta_seconds=6.0, lag_rows=3, lag_seconds=1
@@ -44,6 +45,14 @@ def test_a_table_that_comes_from_our_own_shows_its_phase_and_the_epochs_that_are
     )
     text = shown(status(reading, settling))
     for words in ("snapshot", "1,000 of 4,000", "change log", "7 rows, 4 epochs, 2.0 s"):
+        assert words in text, text
+
+
+def test_a_kept_table_shows_its_base_and_who_pins_it_for_how_long() -> None:
+    pin = PinStatus("shop-lake", 11_639_512_937_332_736, 124.0, "process 7 on vm", False)
+    kept = KeptStatus(True, 11_639_512_937_332_736, 3, 10, 5 << 20, (pin,))
+    text = shown(status(replace(LIVE, kept=kept), replace(READING, kept=KeptStatus(False, 0, 1, 1, 100))))
+    for words in ("base epoch", "5.0 MiB", "shop-lake at 11639512937332736, 2 min 4 s ago", "not complete"):
         assert words in text, text
 
 
