@@ -12,7 +12,6 @@ consumer is behind.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from zlib import crc32
 import pyarrow as pa
 
 from headwater.backfill.snapshot.consume_upstream.delta_changes import in_vnodes, net_changes
+from headwater.backfill.snapshot.consume_upstream.delta_log import FEED, Commit, epoch_of, version_of
 from headwater.backfill.snapshot.consume_upstream.errors import (
     ChangeLogGone,
     EpochMismatch,
@@ -37,59 +37,12 @@ from headwater.log_store.columns import EPOCH
 from headwater.sinks.storage import Storage
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream import DEFAULT_VNODE_COUNT
-from headwater.stream.epoch import PHYSICAL_SHIFT
 
-FEED: Final = "delta.enableChangeDataFeed"
 _LOOK_SECONDS: Final = 0.2
 _SMALL_LOG: Final = 64
 """So many entries of the log are remembered."""
 
 _T = TypeVar("_T")
-
-
-def epoch_of(version: int) -> int:
-    """The epoch of a version."""
-    return (version + 1) << PHYSICAL_SHIFT
-
-
-def version_of(epoch: int) -> int:
-    """The newest version whose epoch is not after *epoch*; -1 before the first."""
-    return (epoch >> PHYSICAL_SHIFT) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """What the log of the table says of one version.
-
-    :ivar added: files that came with new rows. :ivar removed: files whose rows went. :ivar changes: files that tell
-        the changes; where there are any, the others say nothing.
-    :ivar feed: whether the change data feed is on from here on; ``None``: as before.
-    """
-
-    time_ms: int
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changes: tuple[str, ...] = ()
-    feed: bool | None = None
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """Those that the change data feed is read from."""
-        return self.changes or (*self.added, *self.removed)
-
-    @classmethod
-    def read(cls, text: str) -> Commit:
-        time_ms, feed = 0, None
-        found: dict[str, list[str]] = {"add": [], "remove": [], "cdc": []}
-        for line in text.splitlines():
-            for kind, action in json.loads(line).items() if line.strip() else ():
-                if kind == "commitInfo":
-                    time_ms = int(action.get("inCommitTimestamp") or action.get("timestamp") or 0)
-                elif kind == "metaData":
-                    feed = str(action.get("configuration", {}).get(FEED, "false")).lower() == "true"
-                elif kind == "cdc" or (kind in found and action.get("dataChange", True)):
-                    found[kind].append(unquote(action["path"]))
-        return cls(time_ms, tuple(found["add"]), tuple(found["remove"]), tuple(found["cdc"]), feed)
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,9 @@ is tried again and again. Its status says so, with the command that reads the ta
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, Final
 
 from headwater import failpoints
@@ -29,33 +27,26 @@ from headwater.backfill.plans import FOLDER, QueryState
 from headwater.backfill.snapshot.consume_upstream.errors import ChangeLogGone, EpochMismatch, RetentionMiss
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableExecutor
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery, UpstreamUnit, cut_parts
+from headwater.backfill.snapshot.consume_upstream.record import UpstreamPlan, UpstreamRecord, UpstreamRecords
 from headwater.backfill.snapshot.consume_upstream.since import resolve_since
-from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
+from headwater.backfill.snapshot.consume_upstream.told import status_of, tell_stopped
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind
-from headwater.backfill.snapshot.state import BackfillState, VnodeProgress
+from headwater.backfill.snapshot.state import BackfillState
 from headwater.capture.requests import Answers, Request, Requests
 from headwater.errors import HeadwaterError
-from headwater.journal import FsStore, RunLog
 from headwater.sources.table import SourceTable
-from headwater.state import Field, FieldType, StateTable, TableSchema
 from headwater.state.beside import open_beside_writer
-from headwater.state.location import split_location
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation, Pause, Resume, Throttle, VnodeBitmap
 
 BEFORE_HOLD = failpoints.register("upstream.before_hold")
 AFTER_HOLD = failpoints.register("upstream.after_hold")
 
-UPSTREAM: Final = TableSchema(
-    "upstream_query", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
-)
-_RECORD, _PLAN = "record", "plan"
 _REQUESTS: Final = "query_requests"
 _WAIT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.05
 _TRIES: Final = 5
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
-_log = logging.getLogger(__name__)
 
 Recover = Callable[[int, str, SourceTable], None]
 
@@ -84,55 +75,42 @@ class UpstreamPlanner:
             self._state = QueryState(
                 stack.enter_context(open_beside_writer(query.store, FOLDER, query.query, takeover=takeover))
             )
-            self._states: StateTable = BackfillState.open_table(self._state.catalog, self._state.batch)
-            self._rows: StateTable = self._state.catalog.open_or_create(UPSTREAM, self._state.batch)
+            states = BackfillState.open_table(self._state.catalog, self._state.batch)
+            self._records = UpstreamRecords(self._state.catalog, self._state.batch)
             self._requests = Requests(query.store, _REQUESTS, query.query)
             stack.callback(self._requests.close)
             with self._state.store.snapshot() as view:
                 self._answers = Answers(self._state.catalog, view, self._state.batch)
-                found = {key[0]: values[0] for key, values in self._rows.scan(view, 0)}
-                self._record: dict[str, Any] = found.get(_RECORD) or self._first_record()
+                known, self._plan = self._records.read(view)
+                self._record = known or self._first_record()
                 self._check_record()
-                vnodes = VnodeBitmap.full(self._record["vnodes"])
-                state = BackfillState.load(self._states, view, self._table.name, vnodes)
-            self._plan: dict[str, Any] = found.get(_PLAN) or {"parts": [], "replaces": False}
+                state = BackfillState.load(states, view, self._table.name, VnodeBitmap.full(self._record.vnodes))
+            record = self._record
             self._executor = UpstreamTableExecutor(
-                self._table, state, self._record["snapshot"], query.options, paused=self._record["paused"]
+                self._table, state, record.snapshot, query.options, paused=record.paused
             )
-            self._backfill = state
-            if self._record["lost"] is not None:
-                self._executor.stop(ChangeLogGone(self._record["lost"], next_step=self._advice))
+            if record.lost is not None:
+                self._executor.stop(ChangeLogGone(record.lost, next_step=query.advice))
             owner = self._state.store.owner()
             assert owner is not None
             self.generation = owner.generation
             self._epochs = EpochPair(Epoch.from_ms(2), Epoch.from_ms(1))
-            if _RECORD not in found:
-                self._begin()
+            if known is None:
+                self._begin(state)
             self._barrier(None, BarrierKind.INITIAL)
-            if self._record["throttled"]:
-                self._barrier(Throttle(self._record["limit"]))
+            if record.throttled:
+                self._barrier(Throttle(record.limit))
             self._hold()
             if recover is not None:
                 recover(self.generation, self.backfill_id, self.table())
             self._save()
             self._stack = stack.pop_all()
 
-    def _first_record(self) -> dict[str, Any]:
+    def _first_record(self) -> UpstreamRecord:
         query, table = self._query, self._table
         since = resolve_since(table, query.since, query.since_ms)
         chosen = self._held_newest() if since is None else since
-        return {
-            "table": table.name,
-            "identity": table.identity,
-            "vnodes": table.vnode_count,
-            "snapshot": chosen,
-            "snapshots": 1,
-            "since": since is not None,
-            "paused": False,
-            "throttled": False,
-            "limit": None,
-            "lost": None,
-        }
+        return UpstreamRecord(table.name, table.identity, table.vnode_count, chosen, since=since is not None)
 
     def _held_newest(self) -> int:
         """The newest epoch, held: what folds the table may be faster, and is asked again then."""
@@ -146,17 +124,17 @@ class UpstreamPlanner:
         return newest
 
     def _check_record(self) -> None:
-        if self._record["table"] != self._table.name or self._record["vnodes"] != self._table.vnode_count:
+        record, table = self._record, self._table
+        if (record.table, record.vnodes) != (table.name, table.vnode_count):
             raise InvalidQuery(
-                f"Query {self._query.query!r} consumes {self._record['table']} with {self._record['vnodes']} vnodes,"
-                f" not {self._table.name} with {self._table.vnode_count}.",
+                f"Query {self._query.query!r} consumes {record.table} with {record.vnodes} vnodes, not {table.name}"
+                f" with {table.vnode_count}.",
                 next_step="Give this query another name, or consume the same table.",
             )
 
-    def _begin(self) -> None:
-        if self._record["since"]:
-            for vnode in range(self._table.vnode_count):
-                self._backfill.update(vnode, VnodeProgress(self._record["snapshot"], 0))
+    def _begin(self, state: BackfillState) -> None:
+        if self._record.since:
+            state.finish(self._record.snapshot)
         self._put_record()
 
     # -- what it is ------------------------------------------------------------------------------------------------
@@ -170,10 +148,6 @@ class UpstreamPlanner:
     def stopped(self) -> RetentionMiss | None:
         """Why no batch follows any more."""
         return self._executor.stopped
-
-    @property
-    def _advice(self) -> str:
-        return f"Read the table once more: {self._query.resnapshot}"
 
     def table(self) -> SourceTable:
         """As it is at the newest epoch that was planned, or, where that is gone, now."""
@@ -275,8 +249,9 @@ class UpstreamPlanner:
             return False
         self._state.plan.number = self._state.plan.following
         self._state.put_plan()
-        self._plan = {"parts": [part.to_json() for part in parts], "replaces": self._record.pop("replaces", False)}
-        self._rows.put(self._state.batch, 0, (_PLAN,), (self._plan,))
+        self._plan = UpstreamPlan(parts, self._record.replaces)
+        self._record.replaces = False
+        self._records.put_plan(self._state.batch, self._plan)
         self._put_record()
         self._save()
         return True
@@ -287,12 +262,12 @@ class UpstreamPlanner:
 
     def _is_another(self) -> bool:
         """Whether the table was made anew: then it stops as after a retention miss."""
-        if self._table.identity == self._record["identity"]:
+        if self._table.identity == self._record.identity:
             return False
         self._executor.stop(
             EpochMismatch(
                 f"Table {self._table.name} is another one than was begun with: it was made anew.",
-                next_step=self._advice,
+                next_step=self._query.advice,
             )
         )
         return True
@@ -320,7 +295,7 @@ class UpstreamPlanner:
             )
         if start.plan == end.plan:
             return []
-        parts = [Part.from_json(value) for value in self._plan["parts"]]
+        parts = self._plan.parts
         try:
             self._check(parts)
         except RetentionMiss as miss:
@@ -334,28 +309,27 @@ class UpstreamPlanner:
                     part,
                     end.plan,
                     epoch_of_plan(end.plan),
-                    self._plan["replaces"],
+                    self._plan.replaces,
                     self._table.commit_version(part.epoch),
                     self._table.commit_time_us(part.epoch),
                 )
             )
         return made
 
-    def _check(self, parts: list[Part]) -> None:
+    def _check(self, parts: Sequence[Part]) -> None:
         """:raises RetentionMiss: a plan that was made before a crash, perhaps long ago, cannot be read any more."""
         for part in parts:
             if part.kind is PartKind.SNAPSHOT:
                 self._table.check_snapshot(part.epoch)
             else:
                 self._table.change_cuts(part.after, part.epoch, part.vnodes)
-        if self._table.identity != self._record["identity"]:
-            raise EpochMismatch(f"Table {self._table.name} was made anew.", next_step=self._advice)
+        if self._table.identity != self._record.identity:
+            raise EpochMismatch(f"Table {self._table.name} was made anew.", next_step=self._query.advice)
 
     def _lose(self, miss: RetentionMiss) -> None:
         """The newest plan is lost for good: nothing may follow it but a new snapshot, also after a restart."""
-        self._record["lost"] = miss.message
-        self._plan["parts"] = []
-        self._rows.put(self._state.batch, 0, (_PLAN,), (self._plan,))
+        self._record.lost, self._plan.parts = miss.message, []
+        self._records.put_plan(self._state.batch, self._plan)
         self._put_record()
         self._save()
         self._executor.stop(miss)
@@ -378,14 +352,14 @@ class UpstreamPlanner:
         match request.kind:
             case kind if kind == PAUSE:
                 self._barrier(Pause())
-                self._record["paused"] = True
+                self._record.paused = True
             case kind if kind == RESUME:
                 self._barrier(Resume())
-                self._record["paused"] = False
+                self._record.paused = False
             case kind if kind == THROTTLE:
                 limit = request.detail["rows_per_second"]
                 self._barrier(Throttle(limit))
-                self._record["throttled"], self._record["limit"] = True, limit
+                self._record.throttled, self._record.limit = True, limit
             case kind if kind == RESNAPSHOT:
                 self._restart()
             case _:
@@ -396,20 +370,15 @@ class UpstreamPlanner:
         """The table as it is now replaces what was delivered, with the next plan."""
         newest = self._held_newest()
         self._executor.restart(newest)
-        self._record |= {
-            "identity": self._table.identity,
-            "snapshot": newest,
-            "lost": None,
-            "snapshots": self._record["snapshots"] + 1,
-            "since": False,
-            "replaces": True,
-        }
+        record = self._record
+        record.identity, record.snapshot, record.snapshots = self._table.identity, newest, record.snapshots + 1
+        record.since, record.replaces, record.lost = False, True, None
         self._noted = None
 
     # -- what is durable -------------------------------------------------------------------------------------------
 
     def _put_record(self) -> None:
-        self._rows.put(self._state.batch, 0, (_RECORD,), (self._record,))
+        self._records.put(self._state.batch, self._record)
 
     def _hold(self) -> None:
         """What is needed from now on stays; one that is gone is noticed when it is planned."""
@@ -427,27 +396,7 @@ class UpstreamPlanner:
 
     def status(self) -> dict[str, Any]:
         """What a person wants to know."""
-        executor, stopped = self._executor, self._executor.stopped
-        newest = self._table.newest_epoch() if stopped is None else None
-        consumed = executor.consumed_epoch
-        return {
-            "query": self._query.query,
-            "upstream": self._table.name,
-            "plan": self._state.plan.number,
-            "phase": StreamPhase.STOPPED.value if stopped is not None else executor.phase.value,
-            "snapshot_version": self._table.commit_version(executor.snapshot_epoch),
-            "snapshot_done": executor.has_snapshot,
-            "snapshot_rows": executor.snapshot_rows,
-            "snapshot_vnodes": sum(row is not None and row.is_finished for _, row in executor.progress()),
-            "vnodes": self._table.vnode_count,
-            "consumed_version": self._table.commit_version(consumed) if consumed else None,
-            "newest_version": None if newest is None else self._table.commit_version(newest),
-            "paused": executor.is_paused,
-            "limit": executor.rows_per_second,
-            "problem": None if stopped is None else stopped.message,
-            "next_step": None if stopped is None else self._advice,
-            "updated_ms": time.time_ns() // 1_000_000,
-        }
+        return status_of(self._query, self._executor, self._state.plan.number)
 
     def _tell(self) -> None:
         """Write the status down, now and then; a stop at once, and into the journal."""
@@ -460,24 +409,7 @@ class UpstreamPlanner:
         if is_news:
             assert stopped is not None
             self._noted = stopped.message
-            _log.warning("Query %s stopped: %s Run: %s", self._query.query, stopped.message, self._query.resnapshot)
-            self._note(
-                {"event": "upstream_stopped", "query": self._query.query, "upstream": self._table.name}
-                | {"error": type(stopped).__name__, "text": stopped.message, "next_step": self._query.resnapshot}
-            )
-
-    def _note(self, fields: dict[str, Any]) -> None:
-        """One entry in the journal beside the store; where it cannot be written, nobody stops."""
-        engine, place = split_location(self._query.store)
-        if engine != "embedded":
-            return
-        journal = FsStore(Path(place) / "journal", durability="flush")
-        try:
-            RunLog.start(journal, self._query.query).record("notice", fields)
-        except HeadwaterError as error:
-            _log.warning("the journal of %s is not written: %s", self._query.query, error)
-        finally:
-            journal.close()
+            tell_stopped(self._query, stopped)
 
     def close(self) -> None:
         """Let go of everything; what is held of the table stays held."""

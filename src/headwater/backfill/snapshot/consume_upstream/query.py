@@ -53,6 +53,11 @@ class UpstreamQuery:
         """The command that reads the table once more."""
         return f"headwater upstream resnapshot --store {shlex.quote(self.store)} --query {shlex.quote(self.query)}"
 
+    @property
+    def advice(self) -> str:
+        """What to do when the table has forgotten what comes next."""
+        return f"Read the table once more: {self.resnapshot}"
+
 
 @dataclass(frozen=True, slots=True)
 class UpstreamUnit:

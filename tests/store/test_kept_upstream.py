@@ -1,0 +1,79 @@
+"""A query over a table that we keep: its snapshot, its net changes, and what is held for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
+from tests.store.versioned.written import WrittenTable
+
+from headwater.backfill.snapshot.consume_upstream.errors import UpstreamDropped
+from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
+from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
+from headwater.backfill.snapshot.consume_upstream.reader import read_unit
+from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
+from headwater.log_store.columns import OP
+from headwater.stream import Op
+
+NUMBERS = table_of({"id": pa.int64(), "v": pa.int64()}, name="numbers")
+Rows = dict[int, int]
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[WrittenTable]:
+    made = WrittenTable(tmp_path / "kept", NUMBERS)
+    made.history([{"id": key, "v": key} for key in range(100)])
+    yield made
+    made.close()
+
+
+def query_of(kept: WrittenTable, tmp_path: Path) -> UpstreamQuery:
+    upstream = VersionedUpstream(kept.location, NUMBERS.full_name, str(kept.root))
+    return UpstreamQuery(upstream, str(tmp_path / "state"), "copy of numbers", parallelism=3)
+
+
+def drained(planner: UpstreamPlanner, query: UpstreamQuery, rows: Rows) -> None:
+    """Deliver to *rows* all that there is; each row must fit."""
+    start = planner.initial()
+    while (end := planner.advance(start)) != start:
+        for unit in planner.units(start, end):
+            for batch in read_unit(query.upstream, unit):
+                for row in batch.to_pylist():
+                    if Op(row[OP]) in (Op.INSERT, Op.UPDATE_INSERT):
+                        assert row["id"] not in rows
+                        rows[row["id"]] = row["v"]
+                    else:
+                        assert rows.pop(row["id"]) == row["v"]
+        start = end
+        planner.initial()
+
+
+def test_m6_a_kept_table_is_consumed_and_holds_what_the_query_needs(kept: WrittenTable, tmp_path: Path) -> None:
+    query = query_of(kept, tmp_path)
+    rows: Rows = {}
+    planner = UpstreamPlanner(query)
+    begun = planner.newest_epoch()
+    for number in range(5):
+        kept.write((UPDATE, {"id": 1, "v": number}), (INSERT, {"id": 1000 + number, "v": 0}))
+    kept.write((DELETE, {"id": 2, "v": 2}))
+    assert kept.fold() == begun, "the base does not go past what the query needs"
+    (pin,) = kept.open().pins()
+    assert (pin.owner, pin.epoch) == ("copy of numbers", begun)
+    drained(planner, query, rows)
+    assert rows == {key: key for key in range(100) if key != 2} | {1: 4} | {1000 + number: 0 for number in range(5)}
+    assert kept.fold() == kept.newest, "what was delivered is held no longer"
+    planner.close()
+    kept.write((UPDATE, {"id": 3, "v": 33}))
+    kept.fold()
+    again = UpstreamPlanner(query)
+    drained(again, query, rows)
+    assert rows[3] == 33
+    again.close()
+
+
+def test_a_table_that_is_not_kept_is_told(tmp_path: Path, kept: WrittenTable) -> None:
+    with pytest.raises(UpstreamDropped):
+        VersionedUpstream(kept.location, "public.nothing", str(kept.root)).newest_epoch()
