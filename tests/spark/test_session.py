@@ -91,6 +91,12 @@ def test_an_archive_is_used_when_it_fits_and_never_otherwise(fresh: Path, monkey
     assert class_archive.archive_options(java, home) == ""
 
 
+def test_arrow_is_not_checked_twice_unless_java_has_options_of_the_user(fresh: Path) -> None:
+    name = "spark.driver.extraJavaOptions"
+    assert options_of(SparkSession.Builder().master("local"))[name].startswith(session.ARROW_OPTIONS)
+    assert options_of(SparkSession.Builder().master("local").config(name, "-Dmine=1"))[name] == "-Dmine=1"
+
+
 def test_an_archive_that_cannot_be_made_is_no_error(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(class_archive, "_WARM_UP", "raise SystemExit(1)")
     assert session.prepare() is False
