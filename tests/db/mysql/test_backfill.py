@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.db.mysql.delivering import TABLE, MySqlDelivering, create, writer
 from tests.db.mysql.running import running
+from tests.db.mysql.test_mysql_snapshots import TYPE_ROWS, TYPES
 from tests.servers.mariadb import MariaDbServer
 
 from headwater.sources.mysql.part import MySqlPart
@@ -37,6 +38,21 @@ def test_one_reader_pages_by_key(server: MariaDbServer, tmp_path: Path) -> None:
         query.assert_equal()
         assert max(query.sink.history[TABLE].values()) == 1
         query.close()
+
+
+def test_history_and_changes_have_the_same_values_of_every_type(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute(TYPES, *(f"INSERT INTO shop.types VALUES ({values})" for values in TYPE_ROWS))
+    with running(server, tmp_path, "shop.types") as capture:
+        query = MySqlDelivering(capture, "shop.types")
+        query.finish()
+        found = query.sink.mirror["shop.types"]
+        names = ", ".join(f"`{name}`" for name in found[(1,)] if name != "id")
+        server.execute(f"INSERT INTO shop.types (id, {names}) SELECT id + 100, {names} FROM shop.types")
+        query.finish()
+        query.close()
+    assert len(found) == 2 * len(TYPE_ROWS)
+    for number in range(1, len(TYPE_ROWS) + 1):
+        assert found[(number,)] | {"id": 0} == found[(number + 100,)] | {"id": 0}
 
 
 @pytest.mark.parametrize("keyed", [True, False])
