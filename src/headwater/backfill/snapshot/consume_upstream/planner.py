@@ -251,6 +251,7 @@ class UpstreamPlanner:
         self._state.put_plan()
         self._plan = UpstreamPlan(parts, self._record.replaces)
         self._record.replaces = False
+        self._record.rows = max(self._record.rows, self._executor.snapshot_rows)
         self._records.put_plan(self._state.batch, self._plan)
         self._put_record()
         self._save()
@@ -372,7 +373,7 @@ class UpstreamPlanner:
         self._executor.restart(newest)
         record = self._record
         record.identity, record.snapshot, record.snapshots = self._table.identity, newest, record.snapshots + 1
-        record.since, record.replaces, record.lost = False, True, None
+        record.since, record.replaces, record.lost, record.rows = False, True, None, 0
         self._noted = None
 
     # -- what is durable -------------------------------------------------------------------------------------------
@@ -396,7 +397,7 @@ class UpstreamPlanner:
 
     def status(self) -> dict[str, Any]:
         """What a person wants to know."""
-        return status_of(self._query, self._executor, self._state.plan.number)
+        return status_of(self._query, self._executor, self._state.plan.number, self._record.rows)
 
     def _tell(self) -> None:
         """Write the status down, now and then; a stop at once, and into the journal."""

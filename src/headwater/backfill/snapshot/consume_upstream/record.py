@@ -27,6 +27,7 @@ class UpstreamRecord:
     :ivar limit: rows per second, where *throttled*.
     :ivar replaces: the next plan voids what was delivered before.
     :ivar lost: why the newest plan cannot be read any more: only a new snapshot may follow.
+    :ivar rows: of the snapshot that were planned, about.
     """
 
     table: str
@@ -40,6 +41,7 @@ class UpstreamRecord:
     limit: int | None = None
     replaces: bool = False
     lost: str | None = None
+    rows: int = 0
 
 
 @dataclass(slots=True)

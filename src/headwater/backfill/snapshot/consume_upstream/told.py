@@ -18,7 +18,7 @@ from headwater.state.location import split_location
 _log = logging.getLogger(__name__)
 
 
-def status_of(query: UpstreamQuery, executor: UpstreamTableExecutor, plan: int) -> dict[str, Any]:
+def status_of(query: UpstreamQuery, executor: UpstreamTableExecutor, plan: int, rows: int) -> dict[str, Any]:
     """What a person wants to know; what has stopped says why, and the command that mends it."""
     table, stopped = query.upstream, executor.stopped
     newest = table.newest_epoch() if stopped is None else None
@@ -30,7 +30,7 @@ def status_of(query: UpstreamQuery, executor: UpstreamTableExecutor, plan: int) 
         "phase": StreamPhase.STOPPED.value if stopped is not None else executor.phase.value,
         "snapshot_version": table.commit_version(executor.snapshot_epoch),
         "snapshot_done": executor.has_snapshot,
-        "snapshot_rows": executor.snapshot_rows,
+        "snapshot_rows": rows,
         "snapshot_vnodes": sum(row is not None and row.is_finished for _, row in executor.progress()),
         "vnodes": table.vnode_count,
         "consumed_version": table.commit_version(consumed) if consumed else None,
