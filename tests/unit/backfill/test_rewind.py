@@ -38,7 +38,8 @@ class ById:
 
     def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
         bounds = [int(cut.values[0]) for cut in cuts]
-        return np.searchsorted(bounds, keys.column(0).to_numpy(), side="right").astype(np.int64)
+        found: NDArray[np.int64] = np.searchsorted(bounds, keys.column(0).to_numpy(), side="right").astype(np.int64)
+        return found
 
 
 def log(*changes: Change, unavailable: str | None = None) -> pa.RecordBatch:
