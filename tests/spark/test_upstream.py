@@ -81,7 +81,7 @@ def test_a_data_frame_of_a_delta_table_has_every_row_and_change_once(spark: Any,
     lake.overwrite({1: "y"})
     lake.overwrite({1: "z"})
     lake.vacuum()
-    with pytest.raises(Exception, match="headwater upstream resnapshot"):  # S9: it is to end, and cannot
+    with pytest.raises(Exception, match="headwater upstream resnapshot --store"):  # S9: it is to end, and cannot
         frames.run()
     assert len(frames.rows()) == len(rows)
 

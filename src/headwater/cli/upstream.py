@@ -13,7 +13,7 @@ from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_
 from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metrics, upstream_queries
 from headwater.capture.metrics import MetricsServer
 from headwater.cli.terminal import err, out
-from headwater.errors import InputError, NotFoundError
+from headwater.errors import HeadwaterError, InputError, NotFoundError
 
 app = typer.Typer(help="Deliver tables that others keep (Delta), and look after that.", no_args_is_help=True)
 
@@ -40,6 +40,7 @@ def run(
 ) -> None:
     """Deliver a Delta table to a sink: its rows, then every change, exactly once, until Ctrl-C."""
     from headwater.sinks.open import open_sink
+    from headwater.spark.failure import Failure
     from headwater.spark.session import session
     from headwater.spark.upstream_delivery import deliver
     from headwater.spark.upstream_options import UpstreamSourceOptions
@@ -56,6 +57,12 @@ def run(
         running = deliver(spark, wanted, target, checkpoint=checkpoint, available_now=once)
         err.print(f"{wanted.upstream.name} to {target.name}. Look: headwater upstream status --store {wanted.store}")
         running.awaitTermination()
+    except HeadwaterError:
+        raise
+    except Exception as error:
+        failure = Failure.of_text(type(error).__name__, str(error))
+        next_step = failure.next_step or "Run it again: it goes on from where it was."
+        raise HeadwaterError(failure.message, next_step=next_step) from error
     finally:
         if server is not None:
             server.close()

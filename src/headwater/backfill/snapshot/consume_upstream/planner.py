@@ -207,7 +207,7 @@ class UpstreamPlanner:
         end = self.advance(start, timeout=0.0 if upto is not None else patience, upto=upto)
         while upto is not None and end == start:
             if self.stopped is not None:
-                raise self.stopped
+                raise type(self.stopped)(self.stopped.message, next_step=self._query.advice)
             held = self._executor.is_paused or self._executor.rows_per_second == 0
             if held or self._executor.consumed_epoch >= upto:
                 break
