@@ -1,8 +1,8 @@
-"""Decoding of the binlog: how fast events become Arrow columns, against mysql-replication on the same binlog.
+"""The binlog: how fast its events become Arrow columns, and a durable log, against mysql-replication.
 
 Ours decodes the event packets of the server's files from memory, with checksums, into columns of the types that a
 capture asks for. mysql-replication can only read from a server: its time has what the server takes to send, which is
-little (a server sends hundreds of MB/s). The capture as a whole, from the wire, is measured beside this.
+little (a server sends hundreds of MB/s), and so has the capture.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from _harness import Figure, interleaved, progress
+from _mysql_capture import Begun, begin, capture
 from _servers import MariaDbServer, packets_of, plan_of, start_server
 from headwater.sources.mysql.binlog._row_decoder import Decoder
 from headwater.sources.mysql.binlog.decoder import EventDecoder
@@ -32,11 +33,15 @@ _TABLE = """
 
 
 @contextmanager
-def written(family: str, rows: int) -> Iterator[tuple[MariaDbServer, list[str], int]]:
-    """A server whose newest files hold *rows* inserts, half as many updates and a tenth of deletes; files, changes."""
+def written(family: str, rows: int) -> Iterator[tuple[MariaDbServer, list[str], Begun, int]]:
+    """A server whose newest files hold *rows* inserts, half as many updates and a tenth of deletes.
+
+    Its files, the position before the changes, and their number.
+    """
     with start_server(family) as server:
         server.execute("CREATE DATABASE bench", "USE bench", _TABLE, "FLUSH BINARY LOGS")
         first = server.execute("SHOW BINARY LOGS")[-1][0]
+        begun = begin(server)
         with server.connect(database="bench") as session, session.cursor() as cursor:
             for start in range(0, rows, STEP):
                 cursor.execute(
@@ -51,7 +56,7 @@ def written(family: str, rows: int) -> Iterator[tuple[MariaDbServer, list[str], 
                 cursor.execute(f"DELETE FROM orders WHERE id >= {start} AND id < {start + STEP}")
         names = [row[0] for row in server.execute("SHOW BINARY LOGS")]
         server.execute("FLUSH BINARY LOGS")
-        yield server, names[names.index(first) :], rows + rows // 2 + rows // 10
+        yield server, names[names.index(first) :], begun, rows + rows // 2 + rows // 10
 
 
 def to_columns(packets: list[bytes], make: type[Decoder | PythonRows]) -> int:
@@ -108,12 +113,15 @@ def measure_decode(quick: bool) -> list[Figure]:
 
 
 def _measure(family: str, quick: bool) -> list[Figure]:
-    rows, times = (10_000, 2) if quick else (200_000, 3)
+    rows, times = (30_000, 2) if quick else (200_000, 3)
     best = Decoder if is_compiled() else PythonRows
-    with progress(f"{family}: the binlog to columns"), written(family, rows) as (server, names, changes):
+    with progress(f"{family}: the binlog to columns"), written(family, rows) as work:
+        server, names, begun, changes = work
         packets = [packet for name in names for packet in packets_of(server.data / name)]
         assert to_columns(packets, best) == changes + rows // 2
         library = min(replicate(server, names[0], changes) for _ in range(1 if quick else 2))
+        end, _ = begin(server)
+        captured = changes / min(capture(server, begun, end) for _ in range(times))
         jobs: list[Callable[[], object]] = [
             lambda: to_columns(packets, best),
             lambda: to_columns(packets, PythonRows),
@@ -123,6 +131,7 @@ def _measure(family: str, quick: bool) -> list[Figure]:
     ours, python, copied, library = (changes / taken for taken in seconds)
     kind = "compiled" if is_compiled() else "Python"
     return [
+        Figure(f"{family}: wire to durable log vs mysql-replication", captured, library, 5.0, "higher", "changes/s"),
         Figure(f"{family}: {kind} decoder vs mysql-replication", ours, library, 5.0, "higher", "changes/s"),
         Figure(f"{family}: Python decoder vs mysql-replication", python, library, None, "higher", "changes/s"),
         Figure(f"{family}: {kind} decoder vs Python decoder", ours, python, None, "higher", "changes/s"),
