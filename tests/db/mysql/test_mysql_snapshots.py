@@ -243,7 +243,7 @@ def test_a_read_that_goes_on_after_a_row_begins_with_the_next(mariadb: MariaDbSe
 
 
 def test_skewed_keys_are_cut_where_the_rows_are(mariadb: MariaDbServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(splitting, "EXACT_ROWS", 100)
+    monkeypatch.setattr(splitting, "HALVED_ROWS", 100)
     mariadb.execute(
         "CREATE TABLE shop.skew (k BIGINT, n INT, v VARCHAR(200), PRIMARY KEY (k, n))",
         "INSERT INTO shop.skew SELECT seq, 0, REPEAT('x', 150) FROM shop.seq_1_to_4000",
@@ -261,6 +261,24 @@ def test_skewed_keys_are_cut_where_the_rows_are(mariadb: MariaDbServer, monkeypa
     assert large == [3000]  # one value of the first column: pages
     assert [split.rows for split, size in zip(plan.splits, sizes, strict=True) if size == 3000] == [-1]
     assert 8 <= len(plan.splits) <= 60, plan.why
+
+
+def test_a_very_large_table_with_another_key_is_handed_out_in_pages(
+    mariadb: MariaDbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(splitting, "HALVED_ROWS", 10)
+    monkeypatch.setattr(splitting, "STEPPED_ROWS", 100)
+    mariadb.execute(
+        "CREATE TABLE shop.texts (k VARCHAR(20) PRIMARY KEY)",
+        "INSERT INTO shop.texts SELECT CONCAT('k', seq) FROM shop.seq_1_to_500",
+        "ANALYZE TABLE shop.texts",
+    )
+    table = described(mariadb, "texts")
+    with MySqlSnapshots(mariadb.dsn).export() as snapshot:
+        assert [(split.range, split.rows) for split in snapshot.plan(table, split_rows=50).splits] == [(ALL, -1)]
+        (whole,) = snapshot.plan(table, split_rows=1 << 40).splits
+        assert whole.range == ALL
+        assert whole.rows > 400
 
 
 # -- what it is ------------------------------------------------------------------------------------------------------

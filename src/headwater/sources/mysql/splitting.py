@@ -1,10 +1,10 @@
 """Splitting: where to cut a table so that its parts have about the same number of rows.
 
 ==================================  ==================================================================================
-small table                         every n-th key, exactly, by steps along the index of the key
 large table, whole number first     the range of the first key column is halved wherever the index says that a half has
                                     too many rows: gaps and skew end in more halves where the rows are
-large table, any other key          one split, of which pages of exactly so many rows are handed out, one by one
+other tables                        every n-th key, exactly, by steps along the index of the key
+other tables, very large            one split, of which pages of exactly so many rows are handed out, one by one
 ==================================  ==================================================================================
 
 The index tells how many rows lie between two keys (``EXPLAIN``), by looking at its pages: no table is read for it. One
@@ -27,8 +27,10 @@ from headwater.sources.mysql.names import quoted
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
-EXACT_ROWS: Final = 1_000_000
-"""Tables with no more rows than this, by the server's estimate, are cut exactly."""
+HALVED_ROWS: Final = 200_000
+"""From here on, by the server's estimate, a table is not scanned for its cuts where its index tells them."""
+STEPPED_ROWS: Final = 20_000_000
+"""Nor is a larger one for any other key."""
 UNKNOWN_ROWS: Final = -1
 """Of a split that is handed out in pages."""
 _MOST_HALVED: Final = 20_000
@@ -46,14 +48,14 @@ def plan_splits(
             next_step="Set split_kind to key, or leave it out.",
         )
     key = read_key(catalog, table)
-    if catalog.rows <= EXACT_ROWS:
-        return _by_steps(session, catalog, key, split_rows)
-    if split_rows >= catalog.rows:
+    if catalog.rows > HALVED_ROWS and split_rows >= catalog.rows:
         return SplitPlan(
             SplitKind.KEY, (Split(0, KeyRange(), catalog.rows),), catalog.rows, catalog.size, "1 range: all of it."
         )
-    if key[0].kind in INTEGERS:
+    if catalog.rows > HALVED_ROWS and key[0].kind in INTEGERS:
         return _by_halves(session, catalog, key, split_rows)
+    if catalog.rows <= STEPPED_ROWS:
+        return _by_steps(session, catalog, key, split_rows)
     why = "pages of its key, each found when it is handed out."
     return SplitPlan(
         SplitKind.KEY, (Split(0, KeyRange(), UNKNOWN_ROWS),), catalog.rows, catalog.size, f"1 range: {why}"
