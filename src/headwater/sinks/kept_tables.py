@@ -202,8 +202,7 @@ class KeptTables:
                 return None
             return newest.following(generations={**newest.generations, query: generation})
 
-        if folder.newest().number:
-            folder.change(fenced)
+        folder.change(fenced)  # who sleeps in its commit must not wake up to files that are removed
         folder.remove_unnamed(is_left)
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -22,6 +22,7 @@ INSIDE = {
     "mysql": "sink.sql.before_commit",
     "parquet": "sink.parquet.before_manifest",
     "postgres": "sink.sql.before_commit",
+    "table": "versioned.before_manifest",
 }
 """Where the commit at the sink is under way."""
 NUMBER = 3

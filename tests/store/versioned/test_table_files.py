@@ -12,7 +12,7 @@ from tests.store.versioned.written import WrittenTable, rows_at
 
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.kept_tables import KeptTables
-from headwater.versioned import TableNotKept, UnsupportedKey, VersionedTable
+from headwater.versioned import TableNotKept, UnsupportedKey, VersionedTable, compaction
 from headwater.versioned.compaction import compact, to_merge
 from headwater.versioned.errors import RunCorrupt
 from headwater.versioned.folder import TableFolder
@@ -122,6 +122,20 @@ def test_what_was_replaced_goes_after_a_while_and_not_before(tmp_path: Path) -> 
     assert {path.name for path in folder.runs.iterdir()} == {run.name for run in folder.newest().runs}
     assert len(list((folder.path / "manifests").iterdir())) == 1
     assert shown(sink)[19] == ("s5", "1.00")
+
+
+def test_a_merge_that_takes_long_goes_on_beside_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compaction, "INLINE_BYTES", 0)
+    sink = KeptTables(str(tmp_path), merge_runs=2)
+    feed = Feed(sink)
+    for epoch in range(1, 12):
+        feed.changes(epoch, *((UPDATE, order(key, f"s{epoch}")) for key in range(500)), (INSERT, order(1000 + epoch)))
+    for thread in compaction._under_way.values():
+        thread.join(60)
+    found = shown(sink)
+    assert len(found) == 511
+    assert found[7] == ("s11", "1.00")
+    assert len(sink.folder(ORDERS).newest().runs) < 11
 
 
 def test_a_reader_goes_on_when_its_files_are_replaced(tmp_path: Path) -> None:
