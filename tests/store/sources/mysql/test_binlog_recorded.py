@@ -148,6 +148,10 @@ def test_a_stream_begins_with_a_rotation_before_the_format_is_known() -> None:
         assert (event.name, event.position, event.header.is_artificial) == ("binlog.000007", 4, True)
     decoder = EventDecoder()
     decoder.feed(next(packets_of(RECORDED / "mysql-9.7.bin")))
+    for has_checksum in (True, False):  # of the next file, which may have none
+        event = decoder.feed(packet(EventType.ROTATE, body, has_checksum=has_checksum))
+        assert isinstance(event, Rotate)
+        assert event.name == "binlog.000007"
     beat = decoder.feed(packet(EventType.HEARTBEAT, b"binlog.000009", has_checksum=True))
     assert isinstance(beat, Heartbeat)
     assert beat.name == "binlog.000009"

@@ -96,10 +96,11 @@ class EventDecoder:
         if header.type_code == EventType.FORMAT_DESCRIPTION:
             return self._format_description(header, packet)
         end = len(packet)
-        if self._format is not None:
+        is_between_files = header.type_code == EventType.ROTATE and header.is_artificial
+        if self._format is not None and not is_between_files:
             has_checksum = self._format.has_checksums
         else:
-            # What comes before the first format event (where the stream begins) does not tell whether it has one.
+            # What the server makes before the format of a file is known does not tell whether it has one.
             has_checksum = end >= HEADER_SIZE + _CHECKSUM and _is_intact(packet)
         if has_checksum:
             end -= _CHECKSUM
