@@ -12,22 +12,7 @@ from pathlib import Path
 import pytest
 from tests.crash.versioned.folding import kept_by_a_process
 
-STEPS = (
-    "versioned.before_run",
-    "versioned.after_run",
-    "versioned.before_manifest",
-    "versioned.after_manifest",
-    "versioned.before_merge",
-    "versioned.after_merge",
-    "versioned.before_forget",
-    "versioned.after_forget",
-    "versioned.before_pin",
-    "versioned.after_pin",
-    "versioned.before_release",
-    "versioned.after_release",
-    "versioned.before_folding",
-    "versioned.after_folding",
-)
+STEPS = ("run", "manifest", "merge", "forget", "pin", "release", "folding")
 SEED = int(os.environ.get("HEADWATER_SEED") or random.SystemRandom().randrange(1 << 32))
 
 
@@ -53,10 +38,12 @@ def hits(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_table_goes_on_after_a_kill_at_any_step(step: str, hits: dict[str, int], tmp_path: Path) -> None:
-    """Killed once, then a second time in the process that goes on, at the same step."""
-    at = random.Random(f"{SEED}{step}").randint(1, hits[step])
-    print(f"HEADWATER_SEED={SEED}: {step}@{at}")
-    assert keep(tmp_path, 1, f"{step}=kill@{at}") == -signal.SIGKILL
-    assert keep(tmp_path, 2, f"{step}=kill") in (0, -signal.SIGKILL)
+def test_a_table_goes_on_after_kills_before_and_after_any_step(step: str, hits: dict[str, int], tmp_path: Path) -> None:
+    """Killed at one side of the step, then at the other in the process that goes on."""
+    chance = random.Random(f"{SEED}{step}")
+    sides = chance.sample([f"versioned.before_{step}", f"versioned.after_{step}"], 2)
+    at = chance.randint(1, hits[sides[0]])
+    print(f"HEADWATER_SEED={SEED}: {sides[0]}@{at}, {sides[1]}")
+    assert keep(tmp_path, 1, f"{sides[0]}=kill@{at}") == -signal.SIGKILL
+    assert keep(tmp_path, 2, f"{sides[1]}=kill") in (0, -signal.SIGKILL)
     assert keep(tmp_path, 3) == 0
