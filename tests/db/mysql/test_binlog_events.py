@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -38,6 +39,9 @@ from headwater.sources.mysql.binlog.events import (
     Xid,
 )
 from headwater.sources.mysql.charsets import decode_text, single_byte_table
+from headwater.sources.mysql.connection import Dsn, connect
+from headwater.sources.mysql.server import Server, log_position
+from headwater.sources.mysql.stream import BinlogStream
 from headwater.sources.table import SpecialValues
 
 MULTIPLE = ("big5", "cp932", "eucjpms", "euckr", "gb18030", "gb2312", "gbk", "sjis", "ujis")
@@ -271,6 +275,31 @@ def test_events_without_checksums_are_read(server: MariaDbServer) -> None:
     assert not events[0].has_checksums
     rows = rows_events_of(path, "t")
     assert columns_of(decode(DECODERS[0], rows, plan_of(rows[0].table)), rows[0].table) == {"a": [1]}
+
+
+def test_checksums_may_be_switched_while_a_stream_runs(server: MariaDbServer) -> None:
+    server.execute("CREATE TABLE shop.t (a int primary key)")
+    with closing(connect(Dsn(server.dsn))) as session:
+        asked = Server.ask(session)
+        start = log_position(session, asked)
+    stream = BinlogStream.open(Dsn(server.dsn), start, asked.identity() | {"replica": 3_000_000_001})
+    server.execute("INSERT INTO shop.t VALUES (1)")
+    with setting(server, binlog_checksum="'NONE'"):
+        server.execute("INSERT INTO shop.t VALUES (2)", "FLUSH BINARY LOGS", "INSERT INTO shop.t VALUES (3)")
+    server.execute("INSERT INTO shop.t VALUES (4)")
+    decoder, formats, rows = EventDecoder(), list[bool](), list[RowsEvent]()
+    deadline = time.monotonic() + 30
+    with closing(stream):
+        while len(rows) < 4 and time.monotonic() < deadline:
+            for packet in stream.read(1000, 1 << 20, 1.0):
+                event = decoder.feed(packet)
+                if isinstance(event, FormatDescription):
+                    formats.append(event.has_checksums)
+                elif isinstance(event, RowsEvent):
+                    rows.append(event)
+    assert formats == [True, False, False, True]
+    decoded = [columns_of(decode(DECODERS[0], [event], plan_of(event.table)), event.table)["a"] for event in rows]
+    assert decoded == [[1], [2], [3], [4]]
 
 
 def test_a_flipped_bit_is_seen(server: MariaDbServer) -> None:
