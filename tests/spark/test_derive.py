@@ -123,7 +123,7 @@ def test_results_are_those_of_a_batch_at_every_epoch_that_they_claim(
     assert claimed == 9
 
 
-def test_a_second_life_goes_on_from_what_the_sink_has_and_a_lost_sink_is_made_anew(
+def test_a_second_life_goes_on_from_what_the_sink_has_until_a_table_must_be_read_once_more(
     spark: Any, keeper: Keeper, newest_postgres: Database, tmp_path: Path
 ) -> None:
     fill(newest_postgres)
@@ -141,6 +141,29 @@ def test_a_second_life_goes_on_from_what_the_sink_has_and_a_lost_sink_is_made_an
         assert runner.epoch == first
         assert runner.step()
         assert delivered(tmp_path / "lake", "rich") == of_rich(keeper.model(LEFT, runner.epoch), [])
+
+        newest_postgres.execute(
+            f"UPDATE {LEFT} SET amount = 3000 WHERE id = 149",
+            f"ALTER TABLE {LEFT} ADD COLUMN kind text DEFAULT 'new'",
+            f"UPDATE {LEFT} SET amount = 3001 WHERE id = 148",
+        )
+        keeper.catch_up()
+        while runner.step():
+            assert delivered(tmp_path / "lake", "rich") != []
+        assert not keeper.table(LEFT).pins(), "its history can be read once more: nobody pins it meanwhile"
+        assert not runner.step()
+        assert not runner.epoch
+
+
+def test_what_changed_meanwhile_stops_a_derived_table(
+    spark: Any, keeper: Keeper, newest_postgres: Database, tmp_path: Path
+) -> None:
+    fill(newest_postgres)
+    keeper.catch_up()
+    sink = open_sink("delta", path=str(tmp_path / "lake"))
+    case = CASES["rich"]
+    with closing(runner_of(keeper, spark, "rich", case[0], case[2], case[3], sink)) as runner:
+        assert runner.step()
 
     def other(accounts: Any) -> Any:
         return accounts.select("id", "name")

@@ -37,6 +37,7 @@ from headwater.sinks.sink import Committed, Sink, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.spark.kept_rows import KeptPlace, KeptRead, places_of, vnode_cuts
 from headwater.spark.types import spark_schema
+from headwater.state import open_reader
 from headwater.versioned import NotComplete, TableNotKept, VersionedTable
 
 if TYPE_CHECKING:
@@ -129,7 +130,12 @@ class DerivedRunner:
                 ]
                 if not self._recovered:
                     self._recover()
-                return self._following() if self.epoch else self._first()
+                is_held = self._is_held()
+                if self.epoch and self._following():
+                    return True
+                if is_held:
+                    self._let_go()
+                return not (self.epoch or is_held) and self._first()
         except (NotComplete, TableNotKept):  # the sink that keeps them has just begun
             self._be(Phase.WAITING)
             return False
@@ -139,6 +145,20 @@ class DerivedRunner:
     def close(self) -> None:
         self._coordinator.close()
         self._state.close()
+
+    def _is_held(self) -> bool:
+        """Whether a table stands still until its history was read once more: a new column has values, or a gap."""
+        with open_reader(self._place.store) as reader, reader.snapshot() as view:
+            sealed = int(view.epoch)
+        return any(int(table.newest_epoch) < sealed for table in self._tables)
+
+    def _let_go(self) -> None:
+        """Its history is not read while an epoch is pinned, and the log does not tell what that changes."""
+        if self.epoch:
+            self._note("notice", {"derive": self._derivation.name, "event": "derive_begins_anew"})
+            self._state.put(DerivedRecord())
+        release_pins(self._place, self._derivation)
+        self._be(Phase.WAITING)
 
     # -- what a crash left -----------------------------------------------------------------------------------------
 

@@ -45,7 +45,7 @@ class DerivedQuery:
         self._requests = SinkRequests(config.work)
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
-        self._problem: BaseException | None = None
+        self._problems: list[BaseException] = []
         self._retry_at = 0.0
         self.state = SinkState.STARTING
         wish = self._requests.wish(section.label)
@@ -64,7 +64,7 @@ class DerivedQuery:
             assert self._thread is not None
             if not self._thread.is_alive():
                 self._thread = None
-                self._failed(failure_of(self._problem or RuntimeError("its thread ended by itself")))
+                self._failed(failure_of(self._problems[0]))
         elif self.state is SinkState.STARTING or (
             self.state is SinkState.WAITING and time.monotonic() >= self._retry_at
         ):
@@ -83,15 +83,15 @@ class DerivedQuery:
             self._failed(failure_of(error))
             return
         self._stopping.clear()
-        self._problem = None
-        arguments = (function, sink, session)
+        self._problems = []  # of this thread alone: one that did not end in time tells nobody any more
+        arguments = (function, sink, session, self._problems)
         self._thread = threading.Thread(
             target=self._run, args=arguments, name=f"headwater-derive-{self.label}", daemon=True
         )
         self._thread.start()
         self.state = SinkState.RUNNING
 
-    def _run(self, function: Any, sink: Any, session: Any) -> None:
+    def _run(self, function: Any, sink: Any, session: Any, problems: list[BaseException]) -> None:
         """In the thread."""
         from headwater.derive.runner import DerivedRunner, Place
 
@@ -112,8 +112,10 @@ class DerivedQuery:
                     self._stopping.wait(section.interval_seconds if more or runner.epoch else 1.0)
             finally:
                 runner.close()
+            if not self._stopping.is_set():
+                raise RuntimeError("A derived table ended by itself.")
         except BaseException as error:
-            self._problem = error
+            problems.append(error)
 
     def _failed(self, failure: Failure) -> None:
         if failure.next_step is None:
@@ -178,8 +180,8 @@ class DerivedQuery:
         """Wait until its batch is over."""
         if self._thread is not None:
             self._thread.join(_STOP_SECONDS)
-            if self._problem is not None and self.failure is None:
-                self.failure = failure_of(self._problem)
+            if self._problems and self.failure is None:
+                self.failure = failure_of(self._problems[0])
         self._thread = None
         if self.state not in (SinkState.FAILED, SinkState.PAUSED, SinkState.DROPPED):
             self.state = SinkState.STOPPED

@@ -53,13 +53,17 @@ class KeptReader(DataSourceReader):
         with closing(place.open()) as table:
             after, epoch = _epochs(options, table)
             pin = table.pin(OWNER, epoch if after is None else after)
-            epoch = epoch or pin.epoch
-            there = table.table(epoch)
-            columns = Columns.of(self._schema, there, _wanted(options))
-            places = columns.places(there, stops=options.on_schema_change == STOP)
-            cuts = vnode_cuts(table, epoch, options.parallelism)
+            try:
+                epoch = epoch or pin.epoch
+                there = table.table(epoch)
+                columns = Columns.of(self._schema, there, _wanted(options))
+                places = columns.places(there, stops=options.on_schema_change == STOP)
+                cuts = vnode_cuts(table, epoch, options.parallelism)
+                folder = keep_pin(place, pin, len(cuts) - 1, options.snapshot_seconds)
+            except BaseException:
+                pin.release()
+                raise
         read = KeptRead(place, epoch, places, after)
-        folder = keep_pin(place, pin, len(cuts) - 1, options.snapshot_seconds)
         return [KeptPartition(number, read, part, folder) for number, part in enumerate(pairwise(cuts))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
