@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from tests.db.mysql.running import running
 from tests.db.mysql.test_mysql_snapshots import TYPE_ROWS, TYPES
 from tests.servers.mariadb import MariaDbServer
 
+from headwater.backfill.control import ask_query
 from headwater.sources.mysql.part import MySqlPart
 
 
@@ -268,4 +270,33 @@ def test_m25_a_column_that_comes_while_history_is_read(mariadb: MariaDbServer, t
         query.batch(timeout=5, between=alter)
         query.finish()
         query.assert_equal()
+        query.close()
+
+
+def test_m19_pages_and_splits_of_one_row_of_all_rows_and_of_more(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    create(mariadb, 6)
+    with running(mariadb, tmp_path, TABLE) as capture:
+        for rows, version in ((1, "parallel"), (3, "single"), (6, "parallel"), (7, "single")):
+            query = MySqlDelivering(
+                capture, TABLE, query=f"{version}{rows}", backfill=version, split_rows=rows, interval_seconds=0.01
+            )
+            query.finish()
+            query.assert_equal()
+            assert query.sink.history[TABLE].total() == 6
+            query.close()
+
+
+def test_m27_a_limit_of_0_holds_history_and_another_one_lets_it_go_on(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    create(mariadb, 3)
+    with running(mariadb, tmp_path, TABLE) as capture:
+        query = MySqlDelivering(capture, TABLE, rows_per_second=0)
+        assert not query.batch(timeout=0.5)
+        assert query.planner.is_waiting()
+        limit = {"table": TABLE, "rows_per_second": 1000}
+        asking = threading.Thread(target=ask_query, args=(query.options.store, "mirror", "throttle", limit))
+        asking.start()
+        query.run_until(lambda: not asking.is_alive())
+        query.finish()
+        query.assert_equal()
+        assert query.sink.history[TABLE].total() == 3
         query.close()
