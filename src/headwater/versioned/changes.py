@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from headwater.log_store.columns import OP, VNODE
 from headwater.stream.op import Op
 from headwater.versioned.merge import place_of
-from headwater.versioned.net_rows import GONE, KIND, PATCH, VNODE_FIELD, Piece, merge
+from headwater.versioned.net_rows import KIND, ROW, VNODE_FIELD, Piece, merge
 
 _OP_FIELD = pa.field(OP, pa.int8(), False)
 
@@ -44,20 +44,13 @@ def _changes(old: Piece | None, fresh: Piece, schema: pa.Schema) -> pa.RecordBat
         return _with_ops(there.select(names), np.full(there.num_rows, Op.INSERT, np.int8), schema)
     before = _numbers(old.positions, fresh.positions)
     full = _completed(old, fresh, before)
-    kinds = full.rows.column(KIND).to_numpy()
-    is_there = kinds == 0
-    hit = _numbers(fresh.positions, old.positions)
-    was = np.flatnonzero(hit >= 0)
-    fresh_of_old = before
-    # every key that was or is there, by position: first those that were, with what becomes of them
-    gone_or_new = np.ones(len(old), np.bool_)
-    known = fresh_of_old >= 0
-    gone_or_new[known] = True
-    updated = np.zeros(len(old), np.bool_)
-    updated[known] = is_there[fresh_of_old[known]]
-    old_ops = np.where(updated, np.int8(Op.UPDATE_DELETE), np.int8(Op.DELETE))
+    is_there = full.rows.column(KIND).to_numpy() == ROW
+    known = before >= 0
+    is_updated = np.zeros(len(old), np.bool_)
+    is_updated[known] = is_there[before[known]]
+    old_ops = np.where(is_updated, np.int8(Op.UPDATE_DELETE), np.int8(Op.DELETE))
     was_there = np.zeros(len(fresh), np.bool_)
-    was_there[was] = True
+    was_there[before[known]] = True
     new_ops = np.where(was_there, np.int8(Op.UPDATE_INSERT), np.int8(Op.INSERT))
     chosen = np.flatnonzero(is_there)
     rows = pa.concat_batches([old.rows.select(names), full.rows.take(pa.array(chosen)).select(names)])
@@ -75,9 +68,7 @@ def _completed(old: Piece, fresh: Piece, before: Any) -> Piece:
 
 
 def _inserts(fresh: Piece) -> pa.RecordBatch:
-    kinds = fresh.rows.column(KIND).to_numpy()
-    is_there = (kinds != GONE) & (kinds != PATCH)
-    return fresh.rows.filter(pa.array(is_there))
+    return fresh.rows.filter(pc.equal(fresh.rows.column(KIND), ROW))
 
 
 def _numbers(places: pa.BinaryArray, among: pa.BinaryArray) -> Any:

@@ -180,14 +180,6 @@ class TableFolder:
         return Manifest.from_json(path.read_text(encoding="utf-8"), path.name)
 
 
-def kept_folders(root: str | Path) -> list[Path]:
-    """The folders of tables in *root*."""
-    try:
-        return sorted(path.parent for path in Path(root).glob("*/manifests"))
-    except FileNotFoundError:
-        return []
-
-
 def _sync(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import pyarrow as pa
 
@@ -18,20 +17,8 @@ from headwater.versioned.net_rows import Piece, merge
 from headwater.versioned.run_file import RunReader
 
 
-class Head(Protocol):
-    """A block at the head of a source.
-
-    :ivar first: its first position; *last*: its last one.
-    """
-
-    first: bytes
-    last: bytes
-
-    def piece(self) -> Piece: ...
-
-
 class BlockHead:
-    """A block of a run, which is read when it is needed."""
+    """A block of a run at the head of a source, with its first and last position; read when it is needed."""
 
     def __init__(self, run: RunReader, block: int, wanted: pa.Schema, keys: Sequence[str]) -> None:
         self._run, self._block, self._wanted, self._keys = run, block, wanted, keys

@@ -26,7 +26,7 @@ from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.versioned.errors import RunCorrupt
 from headwater.versioned.fitting import cast, places
 from headwater.versioned.key_positions import positions
-from headwater.versioned.net_rows import KIND, ROW, Piece, piece_schema
+from headwater.versioned.net_rows import KIND, ROW, piece_schema
 
 BLOCK_ROWS: Final = 16 * 1024
 BLOCK_BYTES: Final = 8 << 20
@@ -273,11 +273,6 @@ class RunReader:
 
 def _zeros(rows: int) -> pa.Array:
     return pa.array(np.full(rows, ROW, np.int8))
-
-
-def piece_of(rows: pa.RecordBatch, key_columns: Sequence[str]) -> Piece:
-    """Rows of a run, which are in order, as a piece."""
-    return Piece(rows, positions(rows, key_columns))
 
 
 def is_plain(rows: pa.RecordBatch) -> bool:
