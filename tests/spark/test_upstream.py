@@ -32,7 +32,7 @@ def rows_of(lake: Lake) -> Rows:
     return dict(zip(found["id"], found["v"], strict=True))
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(is_so: Callable[[], bool], seconds: float = 120.0) -> None:
     end = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < end, f"not within {seconds} s"
