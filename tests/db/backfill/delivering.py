@@ -197,8 +197,7 @@ class Delivering:
             (table,) = source.tables([name])
             source.close()
             expected = {
-                tuple(row[column] for column in table.key_columns): row
-                for row in self.selected(table).to_pylist()
+                tuple(row[column] for column in table.key_columns): row for row in self.selected(table).to_pylist()
             }
             found = self.sink.mirror.get(name, {})
             assert found.keys() == expected.keys(), (
