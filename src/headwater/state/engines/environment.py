@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,7 @@ FORMAT = b"1"
 _FORMAT_KEY = b"format"
 _MAX_READERS = 2048
 _NEARLY_FULL = 64 << 20
+_SNAPSHOT_SECONDS = 1.0
 
 _opened: dict[tuple[int, int], Environment] = {}
 _inherited: list[Environment] = []
@@ -146,7 +148,10 @@ class Environment:
             raise
 
     def make_writable(self) -> None:
-        """:raises StoreUnavailable: a snapshot of this process is open. :raises InvalidLocation: no permission."""
+        """:raises StoreUnavailable: a snapshot of this process stays open. :raises InvalidLocation: no permission."""
+        end = time.monotonic() + _SNAPSHOT_SECONDS
+        while self._readonly and self._readers and time.monotonic() < end:
+            time.sleep(0.005)  # most of those of other threads end soon
         with self._readers_lock:
             if not self._readonly:
                 return
