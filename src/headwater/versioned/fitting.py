@@ -1,6 +1,7 @@
 """Fitting: rows that were written with the columns of then, with the columns of now. Pure.
 
-A column is known by its field id, also when its name has changed. One that the rows do not have is null.
+A column is known by its field id, also when its name has changed. One that the rows do not have is null. The names in
+``_unavailable`` are those of then, too.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.sources.table import FIELD_ID
+from headwater.sources.unavailable import names_column, unavailable_names, unavailable_texts
 
 
 def places(has: pa.Schema, wanted: pa.Schema) -> list[int | None]:
@@ -27,6 +29,19 @@ def fitted(rows: pa.RecordBatch, wanted: pa.Schema) -> list[pa.Array]:
         pa.nulls(rows.num_rows, field.type) if place is None else cast(rows.column(place), field.type)
         for place, field in zip(places(rows.schema, wanted), wanted, strict=True)
     ]
+
+
+def fitted_names(told: Any, has: pa.Schema, wanted: pa.Schema) -> Any:
+    """*told*, an ``_unavailable`` column of rows with the columns *has*, with the names that *wanted* has for them."""
+    if told.null_count == len(told):
+        return told
+    now = {place: field.name for place, field in zip(places(has, wanted), wanted, strict=True) if place is not None}
+    before = {place: has.field(place).name for place in now}
+    if now == before and not unavailable_names(told, [name for name in wanted.names if name not in before.values()]):
+        return told
+    known = unavailable_names(told, list(before.values()))
+    masks = {now[place]: names_column(told, name) for place, name in before.items() if name in known}
+    return unavailable_texts(masks, len(told))
 
 
 def cast(values: Any, kind: pa.DataType) -> Any:

@@ -25,6 +25,7 @@ from headwater.log_store.columns import OP, VNODE
 from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.sources.unavailable import Mask, names_column, unavailable_names, unavailable_texts
 from headwater.stream.op import Op
+from headwater.versioned.fitting import fitted_names
 from headwater.versioned.key_positions import positions
 
 KIND: Final = "_kind"
@@ -82,7 +83,7 @@ def of_rows(rows: pa.RecordBatch, vnodes: Any, kind: int, unavailable: str | Non
 def of_log(batch: pa.RecordBatch, own: Sequence[pa.Array], schema: pa.Schema, vnodes: Any) -> pa.RecordBatch:
     """Rows of a log with the columns of a piece, in their order; *own* are the table's columns of them."""
     kinds = _KINDS[batch.column(OP).to_numpy()]
-    marks = [vnodes, pa.array(kinds), batch.column(UNAVAILABLE_COLUMN)]
+    marks = [vnodes, pa.array(kinds), fitted_names(batch.column(UNAVAILABLE_COLUMN), batch.schema, schema)]
     return pa.RecordBatch.from_arrays([*own, *marks], schema=piece_schema(schema))
 
 

@@ -24,7 +24,7 @@ from headwater import failpoints
 from headwater.log_store.columns import VNODE
 from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.versioned.errors import RunCorrupt
-from headwater.versioned.fitting import cast, places
+from headwater.versioned.fitting import cast, fitted_names, places
 from headwater.versioned.key_positions import positions
 from headwater.versioned.net_rows import KIND, ROW, piece_schema
 
@@ -245,7 +245,9 @@ class RunReader:
             for place, field in zip(found, wanted, strict=True)
         ]
         columns += [rows.column(at[place]) for place in marks]
-        if not has_marks:
+        if has_marks:
+            columns[-1] = fitted_names(columns[-1], self.schema, wanted)
+        else:
             columns += [_zeros(rows.num_rows), pa.nulls(rows.num_rows, pa.string())]
         return pa.RecordBatch.from_arrays(columns, schema=piece_schema(wanted))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -96,6 +97,26 @@ def test_a_column_whose_values_do_not_fit_its_new_type_is_refused(tmp_path: Path
     with pytest.raises(SinkSchemaError):
         Feed(sink, other).changes(2, (INSERT, {"id": 2, "status": 1, "total": None}))
     assert shown(sink) == {1: ("new", "1.00")}
+
+
+def test_values_that_a_run_does_not_tell_are_kept_when_their_column_is_renamed(tmp_path: Path) -> None:
+    sink = KeptTables(str(tmp_path))
+    feed = Feed(sink)
+    feed.history(1, [order(1), order(2), order(3)])
+    feed.history(2, [order(1, "x", "9.00"), order(2, "x", "9.00")], columns=("total",))
+    feed.changes(3, (UPDATE, order(3, None, "5.00"), "status"))
+    columns = (ORDERS.columns[0], replace(ORDERS.columns[1], name="state"), replace(ORDERS.columns[2], name="status"))
+    feed.table = replace(ORDERS, columns=columns)
+    feed.changes(4, (INSERT, {"id": 4, "state": "new", "status": None}))
+    for _ in range(2):
+        rows = [row for batch in sink.shown(feed.table, ["id", "state", "status"]) for row in batch.to_pylist()]
+        assert {row["id"]: (row["state"], str(row["status"])) for row in rows} == {
+            1: ("new", "9.00"),
+            2: ("new", "9.00"),
+            3: ("new", "5.00"),
+            4: ("new", "None"),
+        }
+        compact(sink.folder(ORDERS), everything=True)
 
 
 def test_a_query_that_begins_anew_leaves_no_row_of_before(tmp_path: Path) -> None:
