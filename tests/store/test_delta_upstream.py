@@ -176,9 +176,14 @@ def test_the_time_of_a_version_and_the_version_of_a_time(lake: Lake) -> None:
     upstream = lake.upstream()
     made = datetime.fromtimestamp(upstream.commit_time_us(epoch_of(1)) / 1e6, UTC)
     assert abs(datetime.now(UTC) - made) < timedelta(minutes=5)
-    assert upstream.epoch_at(int(made.timestamp() * 1000)) in (epoch_of(0), epoch_of(1))
-    assert upstream.epoch_at(0) == epoch_of(0)
+    assert upstream.epoch_at(upstream.commit_time_us(epoch_of(1)) // 1000) == epoch_of(0)
     assert upstream.epoch_at(int(made.timestamp() * 1000) + 3_600_000) is None
+    with pytest.raises(ChangeLogGone, match="no version from before"):
+        upstream.epoch_at(0)
+    lake.delta.create_checkpoint()
+    (Path(lake.path) / "_delta_log" / f"{0:020}.json").unlink()
+    with pytest.raises(ChangeLogGone, match="the log of version 0"):
+        lake.upstream().epoch_at(upstream.commit_time_us(epoch_of(1)) // 1000)
 
 
 def test_s8_files_that_vacuum_took_are_a_retention_miss(lake: Lake) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,13 +11,14 @@ import pytest
 from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
 from tests.store.versioned.written import WrittenTable
 
-from headwater.backfill.snapshot.consume_upstream.errors import UpstreamDropped
+from headwater.backfill.snapshot.consume_upstream.errors import SinceOutOfRange, UpstreamDropped
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
 from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
 from headwater.log_store.columns import OP
 from headwater.stream import Op
+from headwater.stream.epoch import ORIGIN_UNIX_MS
 
 NUMBERS = table_of({"id": pa.int64(), "v": pa.int64()}, name="numbers")
 Rows = dict[int, int]
@@ -72,6 +74,31 @@ def test_m6_a_kept_table_is_consumed_and_holds_what_the_query_needs(kept: Writte
     drained(again, query, rows)
     assert rows[3] == 33
     again.close()
+
+
+def test_a_plan_that_a_crash_left_undelivered_stays_readable(kept: WrittenTable, tmp_path: Path) -> None:
+    query = query_of(kept, tmp_path)
+    rows: Rows = {}
+    planner = UpstreamPlanner(query)
+    drained(planner, query, rows)
+    kept.write((UPDATE, {"id": 1, "v": 100}))
+    planner.advance(planner.initial())
+    planner.close()
+    again = UpstreamPlanner(query)
+    kept.write((UPDATE, {"id": 2, "v": 200}))
+    kept.fold()
+    drained(again, query, rows)
+    assert again.stopped is None
+    assert (rows[1], rows[2]) == (100, 200)
+    again.close()
+
+
+def test_a_time_whose_changes_are_folded_is_refused_as_no_longer_kept(kept: WrittenTable, tmp_path: Path) -> None:
+    kept.write((UPDATE, {"id": 1, "v": 100}))
+    kept.fold()
+    query = replace(query_of(kept, tmp_path), since_ms=ORIGIN_UNIX_MS)
+    with pytest.raises(SinceOutOfRange, match=r"no longer kept.*Begin later"):
+        UpstreamPlanner(query)
 
 
 def test_a_table_that_is_not_kept_is_told(tmp_path: Path, kept: WrittenTable) -> None:

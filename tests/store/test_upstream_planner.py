@@ -257,6 +257,11 @@ def test_a_table_made_anew_in_its_place_stops(lake: Lake, tmp_path: Path) -> Non
         query.ask(RESNAPSHOT)
         query.drain()
         assert query.rows == {7: "seven", 8: "eight"}
+        shutil.rmtree(lake.path)
+        Lake(Path(lake.path), {7: "another"}).append({9: "nine"})
+        query.ask(RESNAPSHOT)
+        query.drain()
+        assert query.rows == {7: "another", 9: "nine"}, "nothing is remembered of the versions of the other table"
 
 
 def test_a_new_snapshot_of_an_empty_table_empties_what_was_delivered(lake: Lake, tmp_path: Path) -> None:
@@ -277,7 +282,9 @@ def test_s14_since_is_resolved_and_checked(lake: Lake, tmp_path: Path) -> None:
     time_ms = lake.upstream().commit_time_us(epoch_of(1)) // 1000
     with running(lake, tmp_path / "two", since_ms=time_ms) as query:
         query.drain()
-        assert query.rows == {1001: "b"}
+        assert query.rows == {1000: "a", 1001: "b"}, "what was committed at that very time is from that time on"
+    with pytest.raises(SinceOutOfRange, match="no version from before that time"):
+        Query(lake, tmp_path / "first", since_ms=1)
     with running(lake, tmp_path / "newest", since=epoch_of(2)) as query:
         query.drain()
         assert query.rows == {}

@@ -70,9 +70,17 @@ class DeltaUpstream:
 
     @property
     def identity(self) -> str:
-        """Asked anew each time: one that is followed does not notice that it was replaced."""
+        """Asked anew each time: one that is followed does not notice that it was replaced.
+
+        What is remembered of versions of another table is forgotten.
+        """
         self._held.pop("newest", None)
-        return str(self._newest().metadata().id)
+        found = str(self._newest().metadata().id)
+        if self._held.get("identity", found) != found:
+            self._held.pop("at", None)
+            self._held.pop("commits", None)
+        self._held["identity"] = found
+        return found
 
     # -- versions --------------------------------------------------------------------------------------------------
 
@@ -110,16 +118,15 @@ class DeltaUpstream:
         return self._commit(version_of(epoch)).time_ms * 1000
 
     def epoch_at(self, time_ms: int) -> int | None:
-        """Looks back from the newest version until one is before *time_ms*, or no longer kept."""
-        found = None
-        for version in range(self._newest().version(), -1, -1):
-            try:
-                if self._commit(version).time_ms < time_ms:
-                    break
-            except RetentionMiss:
-                break
-            found = version
-        return None if found is None else epoch_of(found)
+        """Looks back from the newest version until one is before *time_ms*.
+
+        :raises ChangeLogGone: whether one is can no longer be told, or it is the first of all.
+        """
+        newest = self._newest().version()
+        for version in range(newest, -1, -1):
+            if self._commit(version).time_ms < time_ms:
+                return None if version == newest else epoch_of(version)
+        raise ChangeLogGone(f"Table {self.name} has no version from before that time.", next_step=RESNAPSHOT)
 
     def table(self, epoch: int) -> SourceTable:
         """:raises InvalidUpstream: it has no such key."""

@@ -382,10 +382,16 @@ class UpstreamPlanner:
         self._records.put(self._state.batch, self._record)
 
     def _hold(self) -> None:
-        """What is needed from now on stays; one that is gone is noticed when it is planned."""
+        """What is needed from now on stays; one that is gone is noticed when it is planned.
+
+        The newest plan is read again until it is delivered: so it is needed, too.
+        """
+        needed, delivered = self._executor.needed_epoch, self._state.delivered
+        if delivered is None or delivered.plan < self._state.plan.number:
+            needed = min([needed, *(part.after for part in self._plan.parts)])
         failpoints.hit(BEFORE_HOLD)
         try:
-            self._table.hold(self._query.query, self._executor.needed_epoch)
+            self._table.hold(self._query.query, needed)
         except RetentionMiss:
             pass
         failpoints.hit(AFTER_HOLD)

@@ -7,7 +7,7 @@ from headwater.backfill.snapshot.consume_upstream.upstream_table import Upstream
 
 
 def resolve_since(table: UpstreamTable, epoch: int | None, time_ms: int | None) -> int | None:
-    """The epoch after which changes are read: *epoch*, or the first that was committed at *time_ms* or later.
+    """The epoch after which changes are read: *epoch*, or the last that was committed before *time_ms*.
 
     :raises SinceOutOfRange: it is not there yet, or the changes after it are no longer kept.
     """
@@ -17,7 +17,13 @@ def resolve_since(table: UpstreamTable, epoch: int | None, time_ms: int | None) 
     found = epoch
     if found is None:
         assert time_ms is not None
-        found = table.epoch_at(time_ms)
+        try:
+            found = table.epoch_at(time_ms)
+        except RetentionMiss as miss:
+            raise SinceOutOfRange(
+                f"What changed from that time on is not all there: {miss.message}",
+                next_step="Begin later, or leave 'since' out to read the table as it is.",
+            ) from None
         if found is None:
             raise SinceOutOfRange(
                 f"Table {table.name} has nothing from that time on; its newest version is"

@@ -139,7 +139,10 @@ class UpstreamTable(Protocol):
         ...
 
     def epoch_at(self, time_ms: int) -> int | None:
-        """The first epoch that was committed at or after *time_ms* since 1970; ``None``: there is none."""
+        """The epoch after which comes all that was committed at *time_ms* since 1970 or later; ``None``: nothing yet.
+
+        :raises RetentionMiss: that is no longer known.
+        """
         ...
 
     def check_snapshot(self, epoch: int) -> None:

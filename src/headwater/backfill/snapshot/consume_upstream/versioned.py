@@ -117,7 +117,11 @@ class VersionedUpstream:
     def epoch_at(self, time_ms: int) -> int | None:
         """Any epoch from the base on can be begun at."""
         wanted = max(0, time_ms - ORIGIN_UNIX_MS) << PHYSICAL_SHIFT
-        return None if wanted > self.newest_epoch() or wanted < self._kept.base_epoch else wanted
+        if wanted < self._kept.base_epoch:
+            raise ChangeLogGone(
+                f"What changed in table {self.full_name} from that time on is no longer kept.", next_step=RESNAPSHOT
+            )
+        return None if wanted > self.newest_epoch() else wanted
 
     # -- planning --------------------------------------------------------------------------------------------------
 
