@@ -112,9 +112,19 @@ class TableFrame:
             known = table.table(self.read.epoch)
             names = [name for name in self.read.places if name is not None] or list(known.key_columns)
             wanted = self.keys.rename_columns(list(self.by)).select(list(known.key_columns))
-            wanted = wanted.cast(pa.schema([known.schema.field(name) for name in known.key_columns]))
+            wanted = _fitting(wanted, pa.schema([known.schema.field(name) for name in known.key_columns]))
             found = table.lookup(wanted, self.read.epoch, columns=names)
         yield from found.combine_chunks().to_batches()
+
+
+def _fitting(keys: pa.Table, schema: pa.Schema) -> pa.Table:
+    """*keys*, which have the widest types of all tables, in those of one: no row has what does not fit there."""
+    cast = keys.cast(schema, safe=False)
+    for name in schema.names:
+        if keys.column(name).type != cast.column(name).type:
+            fits = pc.equal(cast.column(name).cast(keys.column(name).type, safe=False), keys.column(name))
+            keys, cast = keys.filter(fits), cast.filter(fits)
+    return cast
 
 
 @dataclass(frozen=True, slots=True)

@@ -189,8 +189,9 @@ class DerivedRunner:
         self._be(Phase.SNAPSHOT)
         epoch = self._pin_first()
         began = time.monotonic()
-        frames = self._frames(epoch, Rows.ALL, None, self._known(epoch))
-        result = self._function(*frames)
+        known = self._known(epoch)
+        self._derivation.check(known)
+        result = self._function(*self._frames(epoch, Rows.ALL, None, known))
         table = ResultColumns(*result_columns(result)).table(self._derivation, None)
         self._state.put(self._state.record.begun(table, epoch))
         self._sink.abort(table, self._place.query, self._state.generation)  # what a life before left
