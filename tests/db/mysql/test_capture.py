@@ -103,6 +103,19 @@ def test_m32_truncate_stands_between_the_rows_before_and_after(server: MariaDbSe
         assert capture.replayed(LOG).num_rows == 2
 
 
+def test_statements_with_settings_of_their_own_and_keys_that_remove_rows_are_noticed(
+    mariadb: MariaDbServer, tmp_path: Path
+) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 9)
+        mariadb.execute("SET STATEMENT lock_wait_timeout = 5 FOR TRUNCATE TABLE shop.orders")
+        fill(mariadb, 3, 4)
+        capture.assert_equal(LOG)
+        mariadb.execute("UPDATE shop.orders SET note = 'x'", "ALTER IGNORE TABLE shop.orders ADD UNIQUE (note(3))")
+        assert f"headwater resnapshot {LOG}" in capture.wait_until_stopped(LOG)
+
+
 def test_columns_that_come_go_grow_and_change_their_names_lose_no_row(server: MariaDbServer, tmp_path: Path) -> None:
     server.execute(ORDERS, "ALTER TABLE shop.orders ADD COLUMN size int")
     with running(server, tmp_path, LOG) as capture:

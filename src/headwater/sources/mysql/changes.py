@@ -35,7 +35,7 @@ MAX_BYTES: Final = 16 << 20
 MAX_PACKETS: Final = 65_536
 
 _XA: Final = re.compile(r"XA\s+(START|BEGIN|END|COMMIT|ROLLBACK)\s+(.*)", re.IGNORECASE | re.DOTALL)
-_INNER: Final = ("SAVEPOINT", "RELEASE SAVEPOINT", "SET ", "USE ")
+_INNER: Final = ("SAVEPOINT", "RELEASE SAVEPOINT", "USE ")
 
 
 @dataclass(slots=True)

@@ -103,6 +103,7 @@ class _Token:
 def effects(sql: str, database: str, *, ansi_quotes: bool = False) -> list[Effect]:
     """What *sql*, run in *database*, does to tables; nothing where it is no such statement."""
     read = _Reader(_tokens(sql, ansi_quotes), database)
+    read.skip_settings()
     first = read.word()
     if first == "ALTER":
         return _alter(read)
@@ -125,6 +126,9 @@ def effects(sql: str, database: str, *, ansi_quotes: bool = False) -> list[Effec
 def is_row_statement(sql: str) -> bool:
     """Whether *sql* changes rows: with row-based logging no such statement is in the log."""
     first = re.match(r"(?:\s|/\*.*?\*/|\()*([A-Za-z]+)", sql, re.DOTALL)
+    if first is not None and first[1].upper() == "SET":
+        read = _Reader(_tokens(sql, False), "")
+        return read.skip_settings() and read.word() in _DML
     return first is not None and first[1].upper() in _DML
 
 
@@ -172,6 +176,14 @@ class _Reader:
         self._place += len(words)
         return True
 
+    def skip_settings(self) -> bool:
+        """Pass what MariaDB logs before a statement that was run with settings of its own."""
+        if not self.skip("SET", "STATEMENT"):
+            return False
+        while not self.is_over and not self.skip("FOR"):
+            self.next()
+        return True
+
     def table(self) -> TableName:
         first = self.next().text
         if self.peek().text == "." and self.peek().kind == "sign":
@@ -182,6 +194,10 @@ class _Reader:
     @property
     def is_over(self) -> bool:
         return self._place >= len(self._tokens)
+
+    def has(self, *words: str) -> bool:
+        """Whether one of these is among what is left."""
+        return any(token.word in words for token in self._tokens[self._place :])
 
     def clause(self) -> list[_Token]:
         """The tokens up to the next comma that stands in no parentheses."""
@@ -198,8 +214,9 @@ class _Reader:
 
 
 def _alter(read: _Reader) -> list[Effect]:
+    ignores = False
     while read.peek().word in ("ONLINE", "OFFLINE", "IGNORE"):
-        read.next()
+        ignores |= read.word() == "IGNORE"
     if not read.skip("TABLE"):
         return []
     read.skip("IF", "EXISTS")
@@ -215,6 +232,8 @@ def _alter(read: _Reader) -> list[Effect]:
         first, second = clause.peek().word, clause.peek(1).word
         if (first, second) in _UNTOLD:
             other.append(Moved(table, _UNTOLD[first, second]))
+        elif ignores and first in ("ADD", "MODIFY", "CHANGE") and clause.has("UNIQUE", "PRIMARY"):
+            other.append(Moved(table, "rows that have the same key were removed"))
         elif first == "RENAME" and second == "COLUMN":
             clause.skip("RENAME", "COLUMN")
             clause.skip("IF", "EXISTS")
