@@ -66,7 +66,7 @@ def rows(**values: str) -> pa.RecordBatch:
 
 def rewound(read: pa.RecordBatch, *logs: pa.RecordBatch, part: KeyRange = EVERYWHERE) -> dict[int, str]:
     rewind = Rewind(TABLE, MARK, logs)
-    both = [*rewind.unchanged(read).to_pylist(), *rewind.old_rows(part, ById).to_pylist()]
+    both = [row for batch in (rewind.unchanged(read), *rewind.old_rows(part, ById)) for row in batch.to_pylist()]
     assert len({row["id"] for row in both}) == len(both)
     return {row["id"]: row["v"] for row in both}
 
@@ -97,6 +97,21 @@ def test_the_first_change_tells_what_a_row_was_whether_it_was_seen_or_not() -> N
 def test_the_order_of_batches_makes_no_difference() -> None:
     first, second = log((11, Op.DELETE, 1, "a")), log((12, Op.INSERT, 1, "b"))
     assert rewound(rows(k1="b"), second, first) == rewound(rows(k1="b"), first, second) == {1: "a"}
+
+
+def test_changes_with_more_text_than_one_column_holds_are_all_undone() -> None:
+    text = pa.py_buffer(bytes(1_200_000_000))  # of two, no column can hold one after the other
+
+    def with_text(batch: pa.RecordBatch, *ends: int) -> pa.RecordBatch:
+        values = pa.StringArray.from_buffers(len(ends) - 1, pa.py_buffer(np.array(ends, np.int32)), text)
+        return batch.set_column(1, "v", values)
+
+    size = text.size
+    first = with_text(log((11, Op.INSERT, 1, "")), 0, size)
+    second = with_text(log((12, Op.UPDATE_DELETE, 1, ""), (12, Op.DELETE, 2, "")), 0, size - 3, size)
+    rewind = Rewind(TABLE, MARK, [first, second])
+    assert rewind.unchanged(rows(k1="b", k2="again", k3="same")).to_pylist() == [{"id": 3, "v": "same"}]
+    assert [batch.to_pylist() for batch in rewind.old_rows(EVERYWHERE, ById)] == [[{"id": 2, "v": "\0\0\0"}]]
 
 
 def test_old_rows_of_other_ranges_are_left_to_others() -> None:

@@ -84,8 +84,7 @@ def read_rewound(
         finally:
             reading.close()
         if not broke or reached is not None:
-            old = rewind.old_rows(part if not broke else KeyRange(part.start, reached), order)
-            if old.num_rows:
+            for old in rewind.old_rows(part if not broke else KeyRange(part.start, reached), order):
                 yield old.select(names)
         if not broke:
             return
@@ -111,20 +110,32 @@ class Rewind:
                 since.append(batch if later.all() else batch.filter(pa.array(later)))
         self._hashes: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._keys: set[tuple[object, ...]] = set()
-        self._old: pa.RecordBatch | None = None
+        self._old: list[pa.RecordBatch] = []
         if since:
-            self._keep(pa.Table.from_batches(since).combine_chunks().to_batches()[0])
+            self._keep(since)
 
-    def _keep(self, changes: pa.RecordBatch) -> None:
+    def _keep(self, changes: Sequence[pa.RecordBatch]) -> None:
+        # never as one batch: the texts of many changes are too long for one column
+        hashes = np.concatenate([hash_keys(batch, self._table.key_columns) for batch in changes])
+        epochs, seqs = (np.concatenate([batch.column(name).to_numpy() for batch in changes]) for name in (EPOCH, SEQ))
+        order = np.lexsort((seqs, epochs))
+        self._hashes, firsts = np.unique(hashes[order], return_index=True)
+        is_first = np.zeros(len(hashes), np.bool_)
+        is_first[order[firsts]] = True
+        begin = 0
+        for batch in changes:
+            chosen = is_first[begin : begin + batch.num_rows]
+            begin += batch.num_rows
+            if chosen.any():
+                self._keep_first(batch if chosen.all() else batch.filter(pa.array(chosen)))
+
+    def _keep_first(self, first: pa.RecordBatch) -> None:
+        """Changes that are each the first of its key."""
         table = self._table
-        places = np.lexsort((changes.column(SEQ).to_numpy(), changes.column(EPOCH).to_numpy()))
-        hashes = hash_keys(changes, table.key_columns)[places]
-        self._hashes, firsts = np.unique(hashes, return_index=True)
-        first = changes.take(pa.array(places[firsts]))
         ops = first.column(OP_COLUMN).to_numpy()
         unknown = ops == Op.UPDATE_INSERT
         is_old = (ops == Op.DELETE) | (ops == Op.UPDATE_DELETE)
-        old = first.filter(pa.array(is_old))
+        old = first if is_old.all() else first.filter(pa.array(is_old))
         if unknown.any() or old.column(UNAVAILABLE_COLUMN).null_count < old.num_rows:
             raise OldRowsMissing(
                 f"The log of {table.full_name} does not have the whole old versions of rows that changed while its"
@@ -132,8 +143,9 @@ class Rewind:
                 next_step="Run at the source: SET GLOBAL binlog_row_image = FULL; then: headwater resnapshot "
                 f"{table.full_name}",
             )
-        self._keys = set(zip(*(first.column(name).to_pylist() for name in table.key_columns), strict=True))
-        self._old = old.select([column.name for column in table.columns])
+        self._keys.update(zip(*(first.column(name).to_pylist() for name in table.key_columns), strict=True))
+        if old.num_rows:
+            self._old.append(old.select([column.name for column in table.columns]))
 
     def unchanged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         """Those of *rows* that no change since the mark has touched."""
@@ -151,14 +163,12 @@ class Rewind:
         keep[touched] = False
         return rows.filter(pa.array(keep))
 
-    def old_rows(self, part: KeyRange, order: Callable[[], KeyOrder]) -> pa.RecordBatch:
+    def old_rows(self, part: KeyRange, order: Callable[[], KeyOrder]) -> Iterator[pa.RecordBatch]:
         """The rows of *part* that changes since the mark replaced or deleted, as they were at the mark."""
-        old = self._old
-        if old is None:
-            return pa.RecordBatch.from_pylist([], schema=self._table.schema)
         cuts: list[Cut] = [cut for cut in (part.start, part.end) if cut is not None]
-        if not cuts or not old.num_rows:
-            return old
-        places = order().places(old.select(list(self._table.key_columns)), cuts)
-        inside: pa.RecordBatch = old.filter(pc.equal(pa.array(places), int(part.start is not None)))
-        return inside
+        for old in self._old:
+            if cuts:
+                places = order().places(old.select(list(self._table.key_columns)), cuts)
+                old = old.filter(pc.equal(pa.array(places), int(part.start is not None)))
+            if old.num_rows:
+                yield old
