@@ -244,6 +244,7 @@ def test_rows_that_a_session_logged_in_part_stop_the_table_and_key_deletes_do_no
         fill(server, 1, 10)
         server.execute("SET SESSION binlog_row_image = MINIMAL", "DELETE FROM shop.orders WHERE id = 3")
         capture.assert_equal(LOG)
+        assert {row["_unavailable"] for row in capture.rows(LOG)} == {None, "amount,note,paid,at"}
         server.execute("SET SESSION binlog_row_image = MINIMAL", "UPDATE shop.orders SET note = 'x' WHERE id = 4")
         told = capture.wait_until_stopped(LOG)
     assert "binlog_row_image = FULL" in told

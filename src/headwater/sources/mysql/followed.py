@@ -36,6 +36,7 @@ from headwater.sources.mysql.definitions import Definition, Definitions
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
 from headwater.sources.table import SourceTable
+from headwater.sources.unavailable import unavailable_texts
 from headwater.stream import Op
 
 _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
@@ -287,16 +288,19 @@ def _lacking(rows: DecodedRows, followed: _Followed) -> str | None:
 
 def _changes(rows: DecodedRows, followed: _Followed, times: NDArray[np.int64]) -> Changes:
     columns = []
-    for place in followed.definition.places:
+    missing: dict[str, NDArray[np.bool_]] = {}
+    for place, column in zip(followed.definition.places, followed.definition.table.columns, strict=True):
         decoded = rows.columns[place]
         columns.append(pa.nulls(len(rows)) if decoded is None else decoded.values)
+        if decoded is not None and decoded.missing is not None:
+            missing[column.name] = decoded.missing
     table = followed.projection.table
     made = pa.RecordBatch.from_arrays(
         [
             *followed.projection.apply(columns, len(rows)),
             positions_of(rows.transaction, rows.seq),
             pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(rows), [None, pa.py_buffer(times)]),
-            pa.nulls(len(rows), pa.string()),
+            unavailable_texts(missing, len(rows)),
         ],
         schema=table.log_schema(POSITION_TYPE),
     )
