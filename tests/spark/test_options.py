@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pyspark.sql import types as st
+from pyspark.sql.datasource import CaseInsensitiveDict
 
 from headwater.spark.errors import InvalidOption
 from headwater.spark.options import NAMES, SourceOptions
+from headwater.spark.source import HeadwaterDataSource
 
 GIVEN = {"source": "postgresql://app:secret@db:5432/shop", "table": "orders"}
 
@@ -87,3 +90,16 @@ def test_every_option_is_described() -> None:
 
     assert options.__doc__ is not None
     assert [name for name in NAMES if f"``{name}``" not in options.__doc__] == []
+
+
+@pytest.mark.parametrize("given", [{"asOfEpoch": "newest"}, {"startEpoch": "1"}, {"startEpoch": "1", "net": "true"}])
+def test_what_is_of_a_batch_is_refused_for_a_stream(given: dict[str, str], tmp_path: Path) -> None:
+    source = HeadwaterDataSource(CaseInsensitiveDict(GIVEN | {"store": str(tmp_path / "store")} | given))
+    with pytest.raises(InvalidOption, match=r"of a batch.*since"):
+        source.streamReader(st.StructType())
+
+
+def test_what_is_of_a_stream_is_refused_for_a_batch(tmp_path: Path) -> None:
+    source = HeadwaterDataSource(CaseInsensitiveDict(GIVEN | {"store": str(tmp_path / "store"), "since": "65536"}))
+    with pytest.raises(InvalidOption, match=r"one of streams.*startEpoch"):
+        source.reader(st.StructType())

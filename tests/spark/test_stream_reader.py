@@ -265,6 +265,20 @@ def test_a_truncate_stops_the_stream_or_is_ignored(start: Start, newest_postgres
     assert [row["id"] for row in start(query="new").available_now()] == [9], "it has nothing from before the TRUNCATE"
 
 
+def test_a_truncate_stops_a_stream_that_begins_without_history_from_its_first_batch_on(
+    start: Start, newest_postgres: Database
+) -> None:
+    make_table(newest_postgres, rows=2)
+    first = start(query="first")
+    first.available_now()
+    assert first.offset is not None
+    newest_postgres.execute("TRUNCATE t", "INSERT INTO t VALUES (9, 'after')")
+    since = str(first.offset["e"])
+    with pytest.raises(TableChanged, match="truncated"):
+        start(query="stopping", since=since).until(1)
+    assert [row["id"] for row in start(query="going", since=since, onTruncate="ignore").until(1)] == [9]
+
+
 def test_a_checkpoint_from_before_what_was_delivered_is_refused(start: Start, newest_postgres: Database) -> None:
     make_table(newest_postgres, rows=30)
     options = {"backfill": "single", "splitRows": "10", "parallelism": "1"}

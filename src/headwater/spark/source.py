@@ -46,17 +46,23 @@ class HeadwaterDataSource(DataSource):
 
     def reader(self, schema: st.StructType) -> DataSourceReader:
         from headwater.spark.batch_reader import batch_reader
+        from headwater.spark.errors import InvalidOption
 
         if self._upstream() is not None:
-            from headwater.spark.errors import InvalidOption
-
             raise InvalidOption(
                 "An upstream table is read as a stream.",
                 next_step="Use spark.readStream; a Delta table as it is: spark.read.format('delta').",
             )
-        return batch_reader(self._settled(), schema)
+        options = self._settled()
+        if options.since is not None:
+            raise InvalidOption(
+                "Option 'since' is one of streams.",
+                next_step="Use spark.readStream; of a batch, startEpoch.",
+            )
+        return batch_reader(options, schema)
 
     def streamReader(self, schema: st.StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        from headwater.spark.errors import InvalidOption
         from headwater.spark.stream_reader import HeadwaterStreamReader
 
         upstream = self._upstream()
@@ -64,7 +70,14 @@ class HeadwaterDataSource(DataSource):
             from headwater.spark.upstream_reader import UpstreamStreamReader
 
             return UpstreamStreamReader(upstream, schema)
-        return HeadwaterStreamReader(self._settled(), schema)
+        options = self._settled()
+        if options.reads_kept or options.reads_changes:
+            raise InvalidOption(
+                "Epochs to read at, or between, are of a batch; a stream has its own.",
+                next_step="Use spark.read; or leave out asOfEpoch, asOfTimestamp, startEpoch, endEpoch and net, and set"
+                " 'since' for the changes from an epoch on.",
+            )
+        return HeadwaterStreamReader(options, schema)
 
     def streamWriter(self, schema: st.StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
         """*overwrite* is the output mode *complete*: every batch has all rows, and replaces those before."""

@@ -145,7 +145,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         begin = QueryOffset.from_json(start)
         units = opened.planner.units(begin, QueryOffset.from_json(end))
         stops = options.on_schema_change == STOP
-        is_new = options.history and begin.plan == 0  # nothing was given yet that a TRUNCATE could empty
+        is_new = opened.query.history and begin.plan == 0  # nothing was given yet that a TRUNCATE could empty
         ignores = is_new or options.on_truncate != STOP
         made = []
         for unit in units:
