@@ -3,7 +3,8 @@
 1. Before it plans: the tables whose history is there as a whole, up to what was delivered.
 2. It chooses up to where the batch goes with the sink, which knows what is pinned.
 3. The history of a table is read only while nobody has pinned it; until it is done nobody does.
-4. Before a batch is given away: the tables whose history is not, or no longer, there as a whole.
+4. Before a batch is given away: the tables whose history is not, or no longer, there as a whole. One that is to be
+   read once more, and that a pin holds back, is there as a whole: whoever has pinned it must be able to read it.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ class Keeping:
         self._due = now + self._sink.interval_seconds
         is_time = now - self._told >= _PROGRESS_SECONDS
         for table in tables:
-            if not table.is_complete and (is_time or self._whole.get(table.name, True)):
+            if table.is_complete or (table.replaces and table.held_back is not None):
+                continue
+            if is_time or self._whole.get(table.name, True):
                 self._sink.incomplete(table.table, self._query, backfill, table.status())
                 self._whole[table.name] = False
                 self._told = now
