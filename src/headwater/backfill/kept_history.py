@@ -50,7 +50,6 @@ class KeptHistory:
     """
 
     def __init__(self, options: QueryOptions, state: QueryState, table: str) -> None:
-        assert options.kept is not None
         self._options, self._name = options, table
         self._pin = pin_name(options.query)
         self._opened: VersionedTable | None = None
@@ -161,9 +160,13 @@ class KeptHistory:
         """What was sealed no longer needs the snapshot: its pin goes, if there is one."""
         if self._is_let_go or self.phase in _HELD:
             return
+        self.end()
+
+    def end(self) -> None:
+        """Nothing of the snapshot is needed any more."""
         failpoints.hit(BEFORE_LET_GO)
-        assert self._options.kept is not None
-        VersionedTable(self._options.store, self._name, self._options.kept).release(self._pin)
+        if self._options.kept is not None:
+            release_pins(self._options.store, self._options.kept, self._options.query, [self._name])
         failpoints.hit(AFTER_LET_GO)
         self._is_let_go = True
         self.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
 from headwater.backfill.cdc.open import open_backfill
-from headwater.backfill.kept_history import KeptHistory, is_complete
+from headwater.backfill.kept_history import KeptHistory, is_complete, release_pins
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.plans import QueryState, TableRecord
 from headwater.backfill.query import AUTO, SINGLE, SOURCE, TABLES, QueryOptions
@@ -46,7 +46,11 @@ class QueryTable:
         """Where its history comes from. It is chosen once; a table that comes back is read from the source."""
         known = self._state.tables.get(self.name)
         record = self.record
+        if record.origin == TABLES and self._is_unkept():
+            record.unread = True
         if known is not None and (known.left or known.unread):
+            if record.origin == TABLES and self._options.kept is not None:
+                release_pins(self._options.store, self._options.kept, self._options.query, [self.name])
             record.origin = SOURCE
             self._state.snapshots.forget(self._state.batch, self.name)
         elif record.origin is None:
@@ -58,7 +62,15 @@ class QueryTable:
                 wanted = SOURCE  # its history was begun by a release that had no choice
             record.origin = wanted
             self._state.put_table(self.name)
-        return record.origin if self._options.kept is not None else SOURCE
+        return record.origin
+
+    def _is_unkept(self) -> bool:
+        """Whether nobody keeps the table any more of whose snapshot something is left to be read."""
+        if self._options.kept is not None:
+            return False
+        with self._state.store.snapshot() as view:
+            found = self._state.snapshots.record(view, self.name)
+        return found is None or found.phase in (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT)
 
     def _come_back(self) -> None:
         """What the sink has of a table that was away, or whose history nobody read, is replaced."""
@@ -331,7 +343,9 @@ class QueryTable:
 
     def restart(self) -> None:
         """The sink has no row of the table: its history begins anew."""
-        if self.kept is not None:
+        if self.kept is not None and self._options.kept is None:
+            self._read_from_source()
+        elif self.kept is not None:
             self.kept.executor.restart()
         elif self.executor is not None:
             self.executor.restart()
@@ -365,7 +379,7 @@ class QueryTable:
     def _read_from_source(self) -> None:
         """From now on what is read of its history is read from the source."""
         assert self.kept is not None
-        self.kept.close()
+        self.kept.end()
         self._state.snapshots.forget(self._state.batch, self.name)
         self.kept = None
         self.record.origin, self.record.queued = SOURCE, []

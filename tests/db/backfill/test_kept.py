@@ -359,6 +359,7 @@ def test_truncate_a_new_column_and_a_resnapshot_while_the_kept_table_is_read(
         query.run_until(query.planner.is_history_done)
         query.finish()
         query.assert_equal()
+        assert not keeping.table(TABLE).pins()
         asking = threading.Thread(
             target=ask_query, args=(query.options.store, "later", RESNAPSHOT, {"table": TABLE}), daemon=True
         )
@@ -390,6 +391,25 @@ def test_where_history_comes_from_is_chosen_once(newest_postgres: Database, tmp_
             query.close()
     with pytest.raises(InvalidQuery, match="none are kept"):
         Later(keeping, TABLE, query="other", origin="tables", kept=None)
+
+
+@pytest.mark.parametrize("phase", [SNAPSHOT, LIVE])
+def test_a_query_goes_on_when_nobody_keeps_the_tables_any_more(
+    newest_postgres: Database, tmp_path: Path, phase: SnapshotPhase
+) -> None:
+    with _kept(newest_postgres, tmp_path, rows=500) as (capture, keeping):
+        query = Later(keeping, TABLE)
+        while query.phase() is not phase:
+            query.batch(timeout=0.2)
+        told = {name: getattr(query.options, name) for name in query.options.__slots__}
+        query.options = type(query.options)(**told | {"kept": None, "source": capture.database.dsn})
+        query.crash()
+        newest_postgres.execute("DELETE FROM orders WHERE id <= 30", "UPDATE orders SET state = 'late' WHERE id = 60")
+        query.finish()
+        query.assert_equal()
+        is_read_again = query.planner.status()["tables"][TABLE].get("origin") == "source"
+        assert is_read_again == (phase is SNAPSHOT)
+        query.close()
 
 
 def test_units_are_read_at_one_epoch_in_any_process(newest_postgres: Database, tmp_path: Path) -> None:
