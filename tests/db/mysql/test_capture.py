@@ -345,6 +345,22 @@ def test_rows_of_an_xa_transaction_come_with_its_commit_and_not_before(server: M
         capture.assert_equal(LOG)
 
 
+def test_a_capture_does_not_begin_before_prepared_transactions_are_decided(
+    server: MariaDbServer, tmp_path: Path
+) -> None:
+    server.execute(ORDERS)
+    server.execute("XA START 'x'", "INSERT INTO shop.orders (id) VALUES (1)", "XA END 'x'", "XA PREPARE 'x'")
+    capture = MySqlCapture(server, tmp_path, [LOG])
+    capture.start()
+    try:
+        time.sleep(0.7)
+        assert capture.offset() is None
+    finally:
+        server.execute("XA COMMIT 'x'")
+    capture.catch_up()
+    capture.stop()
+
+
 def test_partitioned_and_subpartitioned_tables_are_followed_and_a_dropped_partition_stops_them(
     server: MariaDbServer, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import pymysql
+
 from headwater.sources.errors import SourceBusy, SourceMisconfigured
 from headwater.sources.mysql.connection import Connection, Version, ask, version_of
 from headwater.sources.mysql.gtid import Gtids, MariaDbGtids, MySqlGtids
@@ -14,6 +16,8 @@ from headwater.sources.mysql.offset import MySqlOffset
 
 _NEW_WORDS: Final = (8, 4, 0)
 """From here on MySQL says BINARY LOG STATUS."""
+
+_MAY_NOT_RECOVER: Final = 1401
 
 SETTINGS: Final = (
     "binlog_alter_two_phase",
@@ -115,6 +119,17 @@ def log_position(session: Connection, server: Server) -> MySqlOffset:
     elif server.numbers_transactions:
         gtids = MySqlGtids.parse(str(rows[0]["executed_gtid_set"] or ""))
     return MySqlOffset(filename, position, gtids, server.server, moment=time.time_ns() // 1000)
+
+
+def prepared_transactions(session: Connection) -> set[tuple[str, ...]]:
+    """The XA transactions that are prepared and not decided; none where the user may not ask for them (MySQL)."""
+    try:
+        rows = ask(session, "XA RECOVER")
+    except pymysql.err.Error as error:
+        if error.args and error.args[0] == _MAY_NOT_RECOVER:
+            return set()
+        raise
+    return {tuple(str(value) for value in row.values()) for row in rows}
 
 
 def binlog_files(session: Connection) -> dict[str, int]:

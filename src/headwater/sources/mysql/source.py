@@ -26,13 +26,15 @@ from headwater.sources.mysql.connection import Connection, Dsn, connect, server_
 from headwater.sources.mysql.definitions import Definitions
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, base_of
-from headwater.sources.mysql.server import Server, binlog_files, log_position
+from headwater.sources.mysql.server import Server, binlog_files, log_position, prepared_transactions
 from headwater.sources.mysql.server_checks import setting_problems
 from headwater.sources.mysql.stream import SILENCE, BinlogStream
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
 _BEHIND_SECONDS: Final = 5.0
+_DECIDED_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.1
 _CHECK_SECONDS: Final = 60.0  # some servers open every table to answer
 
 
@@ -107,6 +109,7 @@ class MySqlSource:
             for problem in setting_problems(server):
                 raise SourceMisconfigured(f"{self._dsn}: {problem.text}", next_step=f"Run: {problem.fix}")
             position = log_position(session, server)
+            self._require_decided(session)
             self._require_unchanged(session, tables)
         return position, server.identity() | {"replica": random.randrange(1 << 31, 1 << 32)}
 
@@ -123,11 +126,31 @@ class MySqlSource:
         """See :class:`~headwater.sources.source.Source`: transactions are logged whole, when they commit."""
         with self._sql() as session:
             position = log_position(session, Server.ask(session))
+            self._require_decided(session)
             self._require_unchanged(session, tables)
         if self._stream is not None:
             for table in tables:
                 self._stream.begin_at(table, position)
         return position
+
+    def _require_decided(self, session: Connection) -> None:
+        """Wait for transactions whose rows may be in the log before the position that was just asked for.
+
+        Once they are decided every snapshot shows what became of them.
+
+        :raises SourceBusy: one is prepared, and nobody decides it.
+        """
+        left = prepared_transactions(session)
+        end = time.monotonic() + _DECIDED_SECONDS
+        while left:
+            if time.monotonic() > end:
+                raise SourceBusy(
+                    f"{self._dsn} has {len(left)} prepared XA transactions that nobody commits or rolls back; their"
+                    " rows would be missed.",
+                    next_step="Look for them with XA RECOVER; and XA COMMIT or XA ROLLBACK each.",
+                )
+            time.sleep(_LOOK_SECONDS)
+            left &= prepared_transactions(session)
 
     def _require_unchanged(self, session: Connection, tables: Sequence[SourceTable]) -> None:
         """:raises SourceBusy: a table is not as it was described before the position was asked for."""
