@@ -18,6 +18,7 @@ from headwater.sources.mysql.binlog.columns import ColumnPlan, TablePlan
 from headwater.sources.mysql.binlog.cursor import Cursor
 from headwater.sources.mysql.binlog.decoder import EventDecoder
 from headwater.sources.mysql.binlog.events import (
+    Event,
     EventHeader,
     EventType,
     FormatDescription,
@@ -132,6 +133,22 @@ def test_a_stream_cut_off_anywhere_is_refused_or_whole(name: str) -> None:
 def test_the_same_table_map_comes_as_the_same_object() -> None:
     events = rows_events_of(RECORDED / "mariadb-10.11.bin", "t")
     assert len({id(event.table) for event in events}) == 1
+
+
+def test_rows_of_all_tables_of_a_statement_are_read_however_many_tables_came_before() -> None:
+    decoder = EventDecoder()
+
+    def feed(kind: int, body: bytes) -> Event:
+        return decoder.feed_inner(struct.pack("<IBIIIH", 0, kind, 1, 19 + len(body), 0, 0) + body)
+
+    def describe(number: int) -> None:
+        feed(EventType.TABLE_MAP, number.to_bytes(6, "little") + b"\0\0\1a\0\1b\0\1\3\0\0")
+
+    for number in range(5000):
+        describe(number)
+        describe(number + 1)
+        event = feed(EventType.WRITE_ROWS_V1, number.to_bytes(6, "little") + b"\0\0\1\1\0\7\0\0\0")
+        assert isinstance(event, RowsEvent)
 
 
 def test_a_stream_begins_with_a_rotation_before_the_format_is_known() -> None:

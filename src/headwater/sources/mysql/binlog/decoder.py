@@ -53,6 +53,7 @@ _NO_TABLE: Final = 0xFF_FFFF
 """The table of an event without rows, which only ends a statement."""
 _MAX_TABLES: Final = 4096
 """Table maps that are kept for their bytes; a server holds about as many tables open."""
+_LATEST_TABLES: Final = 1024
 
 _ROWS: Final = {
     EventType.WRITE_ROWS_V1: (RowsKind.INSERT, 1),
@@ -176,8 +177,10 @@ class EventDecoder:
             table = parse_table_map(Cursor(body), self._id_size, is_mariadb=is_mariadb)
             if len(self._maps) >= _MAX_TABLES:
                 self._maps.clear()
-                self._tables.clear()
+                # rows of the tables that were told last may follow still: a statement tells all of its own first
+                self._tables = dict(list(self._tables.items())[-_LATEST_TABLES:])
             self._maps[body] = table
+        self._tables.pop(table.table_id, None)
         self._tables[table.table_id] = table
         return table
 
