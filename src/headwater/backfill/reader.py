@@ -133,7 +133,7 @@ def _wait_for(store: StateReader, table: SourceTable, until: CdcOffset | None) -
         with store.snapshot() as view:
             record, _ = SourceState.read(view)
             epoch = view.epoch
-        if until is None or (record is not None and record.offset >= until):
+        if until is None or (record is not None and record.offset.has_passed(until)):
             return
         if time.monotonic() > end:
             raise LogBehind(

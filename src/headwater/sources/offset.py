@@ -60,6 +60,13 @@ class CdcOffset(ABC):
     def position_after(self, last: bytes | None) -> bytes:
         """A ``_position`` after that of the change *last* and before every later one; ``None``: at this place."""
 
+    def has_passed(self, other: CdcOffset) -> bool:
+        """Whether all that lies before *other* lies before this place, too.
+
+        :raises ForeignOffset: *other* is a place in another kind of source's log.
+        """
+        return self >= other
+
     def to_json(self) -> str:
         """One line with sorted keys, so that equal places give equal text."""
         return json.dumps({self.kind: self.to_fields()}, sort_keys=True, separators=(",", ":"))

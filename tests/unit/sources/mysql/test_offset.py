@@ -61,6 +61,14 @@ def test_sets_that_do_not_contain_each_other_have_no_order() -> None:
         _ = of("0-1-5,1-2-3") < of("0-1-4,1-2-4")
 
 
+def test_a_place_has_passed_another_only_with_all_of_its_transactions() -> None:
+    one, two = UUID(int=1), UUID(int=2)
+    on_their_way = MySqlOffset("", 0, MySqlGtids.parse(f"{one}:1-5,{two}:1"))
+    assert not MySqlOffset("", 0, MySqlGtids.parse(f"{one}:1-9")).has_passed(on_their_way)
+    assert MySqlOffset("", 0, MySqlGtids.parse(f"{one}:1-9,{two}:1")).has_passed(on_their_way)
+    assert on_their_way.has_passed(on_their_way)
+
+
 def test_domains_of_mariadb_are_followed_side_by_side() -> None:
     assert of("0-1-100") < of("0-2-101") < of("0-2-101,7-1-1") < of("0-2-102,7-1-1")
 
