@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +23,7 @@ from headwater.sources.errors import (
     SourceMisconfigured,
     SourceWentBack,
 )
+from headwater.sources.mysql.connection import Dsn, connect
 from headwater.sources.open import open_source
 
 
@@ -234,6 +236,15 @@ def test_a_server_that_logs_too_little_is_refused_with_the_statement_that_mends_
         mariadb.execute(f"SET GLOBAL {setting} = {'ROW' if setting == 'binlog_format' else 'FULL'}")
     assert isinstance(failure, SourceMisconfigured)
     assert fix in str(failure.next_step)
+
+
+def test_a_connection_notices_a_server_that_is_gone_without_a_word(mariadb: MariaDbServer) -> None:
+    session = connect(Dsn(mariadb.dsn))
+    try:
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [session._sock.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [30, 10, 3]
+    finally:
+        session.close()
 
 
 def test_rows_that_a_session_logged_in_part_stop_the_table_and_key_deletes_do_not(

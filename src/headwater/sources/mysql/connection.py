@@ -7,6 +7,7 @@ server or the user are. Rows of SQL come as texts or bytes, as the server prints
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
@@ -38,6 +39,9 @@ SESSION: Final[Mapping[str, str]] = {
 }
 _MYSQL: Final[Mapping[str, str]] = {"max_execution_time": "0"}
 _MARIADB: Final[Mapping[str, str]] = {"max_statement_time": "0", "idle_transaction_timeout": "0"}
+
+_KEEPALIVES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A server that is gone without a word is noticed, also where a statement may take its time."""
 
 _OLDEST: Final = {"MySQL": (8, 0, 1), "MariaDB": (10, 5, 0)}
 """Older servers do not log the names of columns."""
@@ -153,6 +157,7 @@ def connect(dsn: Dsn, *, read_timeout: float | None = None) -> Connection:
             program_name="headwater",
         )
         try:
+            _keep_alive(session._sock)
             version = version_of(session)
             if version.number < _OLDEST[version.family]:
                 oldest = ".".join(str(part) for part in _OLDEST[version.family])
@@ -165,6 +170,14 @@ def connect(dsn: Dsn, *, read_timeout: float | None = None) -> Connection:
             session.close()
             raise
     return session
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    if connected.family != socket.AF_UNIX:
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEPALIVES.items():
+            if hasattr(socket, name):  # not on every system
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _set(session: Connection, settings: Mapping[str, str]) -> None:
