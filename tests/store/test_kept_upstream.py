@@ -17,8 +17,11 @@ from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
 from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
 from headwater.log_store.columns import OP
+from headwater.log_store.log_events import RENEWED, SCHEMA
 from headwater.stream import Op
 from headwater.stream.epoch import ORIGIN_UNIX_MS
+from headwater.versioned.folder import TableFolder
+from headwater.versioned.pins import may_read
 
 NUMBERS = table_of({"id": pa.int64(), "v": pa.int64()}, name="numbers")
 Rows = dict[int, int]
@@ -91,6 +94,29 @@ def test_a_plan_that_a_crash_left_undelivered_stays_readable(kept: WrittenTable,
     assert again.stopped is None
     assert (rows[1], rows[2]) == (100, 200)
     again.close()
+
+
+def test_a_table_that_must_be_read_once_more_is_held_no_longer_than_it_can_be_followed(
+    kept: WrittenTable, tmp_path: Path
+) -> None:
+    query = query_of(kept, tmp_path)
+    rows: Rows = {}
+    planner = UpstreamPlanner(query)
+    kept.write((UPDATE, {"id": 1, "v": 100}))
+    kept._writer.note(SCHEMA, {RENEWED: "0/1"})  # it is captured anew after a gap
+    kept.write((UPDATE, {"id": 1, "v": 101}))
+    place = (kept.root, TableFolder(kept.root, NUMBERS.full_name).path, NUMBERS.full_name)
+    assert may_read(*place, wanted=True) is not None
+    drained(planner, query, rows)
+    assert rows[1] == 100, "all that can be told by changes"
+    assert may_read(*place, wanted=True) is None
+    may_read(*place, wanted=False)  # it was read
+    kept.fold()
+    kept.write((UPDATE, {"id": 1, "v": 102}))
+    drained(planner, query, rows)
+    assert planner.stopped is not None
+    assert "resnapshot" in str(planner.status()["next_step"])
+    planner.close()
 
 
 def test_a_time_whose_changes_are_folded_is_refused_as_no_longer_kept(kept: WrittenTable, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Cut, VnodeRange
 from headwater.log_store.columns import EPOCH, VNODE
 from headwater.sources.table import SourceTable
+from headwater.state import open_reader
 from headwater.stream import Epoch, vnodes_of
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.versioned import BaseGone, TableNotKept, VersionedTable
@@ -86,7 +87,11 @@ class VersionedUpstream:
         return self._told(lambda: self._kept.newest_epoch, VersionExpired)
 
     def next_epoch(self, after: int, upto: int | None = None) -> int | None:
-        """The newest, or *upto* if that is before it."""
+        """The newest, or *upto* if that is before it.
+
+        A table that stands still until its history is read once more is let go: while it is held, that does not begin.
+        What follows cannot be told by a change log, so the consumer stops there, and says so.
+        """
         newest = self.newest_epoch()
         if newest < after:
             raise EpochMismatch(
@@ -98,7 +103,14 @@ class VersionedUpstream:
                 f"The changes of table {self.full_name} after epoch {after} are no longer kept.", next_step=RESNAPSHOT
             )
         found = newest if upto is None else min(newest, upto)
+        if found <= after and "pin" in self._held and self._stands_still():
+            self.release(self._held["pin"][0])
         return found if found > after else None
+
+    def _stands_still(self) -> bool:
+        with open_reader(self.store) as reader, reader.snapshot() as view:
+            sealed = int(view.epoch)
+        return self.newest_epoch() < sealed
 
     def wait_for_epoch(self, after: int, timeout: float) -> None:
         end = time.monotonic() + timeout
