@@ -274,3 +274,21 @@ def test_a_column_that_comes_is_null_before(lake: Lake) -> None:
     (batch,) = upstream.change_log(epoch_of(0), epoch_of(1), (0, 256))
     assert batch.select(["id", "w"]).to_pylist() == [{"id": 4, "w": 1}]
     assert snapshot(upstream, 1) == {1: "a", 2: "b", 3: "c", 4: "d"}
+
+
+def test_partitions_whose_change_data_feed_cannot_be_read_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    place = str(tmp_path / "by_time")
+    write_deltalake(place, _table({1: "10:30"}), partition_by=["v"], configuration=FEED)
+    upstream = DeltaUpstream(place, ("id",))
+    for refused in (
+        lambda: upstream.check_snapshot(epoch_of(0)),
+        lambda: upstream.change_cuts(epoch_of(-1), epoch_of(0), (0, 256)),
+    ):
+        with pytest.raises(InvalidUpstream, match=r"partitioned by values.*another column"):
+            refused()
+    plain = str(tmp_path / "by_day")
+    write_deltalake(plain, _table({1: "2026-05-31"}), partition_by=["v"], configuration=FEED)
+    assert snapshot(DeltaUpstream(plain, ("id",)), 0) == {1: "2026-05-31"}
+    DeltaUpstream(plain, ("id",)).check_snapshot(epoch_of(0))

@@ -154,7 +154,8 @@ class DeltaUpstream:
                 f"Table {self.name} writes no change data feed: what follows a snapshot could not be known.",
                 next_step=f"Run: ALTER TABLE … SET TBLPROPERTIES ({FEED} = true), and begin after that.",
             )
-        self._require(at.get_add_actions()["path"].to_pylist(), VersionExpired, f"version {version_of(epoch)}")
+        paths = [unquote(path) for path in at.get_add_actions()["path"].to_pylist()]
+        self._require(paths, VersionExpired, f"version {version_of(epoch)}")
 
     def snapshot_cuts(self, epoch: int, vnodes: VnodeRange) -> Sequence[Cut]:
         return self._even(int(self._at(version_of(epoch)).count()), vnodes)
@@ -178,10 +179,16 @@ class DeltaUpstream:
         return [Cut(vnode, None, rows * (vnode + 1) // count - rows * vnode // count) for vnode in range(*vnodes)]
 
     def _require(self, names: Sequence[str], error: type[RetentionMiss], what: str) -> None:
-        """:raises RetentionMiss: a file is not there."""
+        """:raises RetentionMiss: a file is not there. :raises InvalidUpstream: its changes could not be read."""
         import pyarrow.fs as pafs
 
-        found = self._files.files.get_file_info([unquote(name) for name in names]) if names else []
+        if any("%" in name for name in names):  # delta-rs looks for the files of its change data feed elsewhere
+            raise InvalidUpstream(
+                f"Table {self.name} is partitioned by values that are not plain letters and digits: its change data"
+                " feed cannot be read.",
+                next_step="Partition it by another column, for example by a date.",
+            )
+        found = self._files.files.get_file_info(list(names)) if names else []
         if any(one.type == pafs.FileType.NotFound for one in found):
             raise error(
                 f"Table {self.name} no longer keeps {what}: its files were removed by VACUUM.", next_step=RESNAPSHOT
