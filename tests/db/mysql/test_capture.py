@@ -361,6 +361,21 @@ def test_a_capture_does_not_begin_before_prepared_transactions_are_decided(
     capture.stop()
 
 
+@pytest.mark.parametrize("rows", [3, 40_000])
+def test_rows_that_are_logged_and_rolled_back_are_not_told(rows: int, mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS)
+    with running(mariadb, tmp_path, LOG) as capture:
+        fill(mariadb, 1, 5)
+        with mariadb.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute("CREATE TEMPORARY TABLE shop.passing (a int)")
+            cursor.execute(f"INSERT INTO shop.orders (id) SELECT 100 + seq FROM shop.seq_1_to_{rows}")
+            cursor.execute("DROP TEMPORARY TABLE shop.passing")
+            session.rollback()
+        fill(mariadb, 6, 9)
+        capture.assert_equal(LOG)
+        assert {row["id"] for row in capture.rows(LOG)} == set(range(1, 10))
+
+
 def test_partitioned_and_subpartitioned_tables_are_followed_and_a_dropped_partition_stops_them(
     server: MariaDbServer, tmp_path: Path
 ) -> None:

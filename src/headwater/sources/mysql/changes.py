@@ -1,7 +1,7 @@
 """MySqlChangeStream: the events of the binlog as what the capture is told (:mod:`headwater.sources.events`).
 
-Rows wait until a boundary is told or enough of them came. Statements in the log are looked at for what rows do not
-tell.
+Rows wait until a boundary is told or enough of them came: those of a transaction that ends in a rollback are not told.
+Statements in the log are looked at for what rows do not tell.
 
 The rows of a prepared XA transaction are in the log before it is decided. They wait for that in memory, and no boundary
 is told before: an epoch sealed in between would lose them with the process.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from headwater.sources.errors import LogPurged, SourceError, SourceMisconfigured
+from headwater.sources.errors import LogPurged, SourceError, SourceMisconfigured, SourceUnreachable
 from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mysql import ddl
@@ -49,6 +49,7 @@ class MySqlChangeStream:
     """The changes of *tables* after *start*.
 
     :param behind_bytes: asks how much of the server's log lies after a position.
+    :param rolled_back: places of transactions that are known to have been; it grows.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class MySqlChangeStream:
         policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         behind_bytes: Callable[[MySqlOffset], int | None] = lambda _: None,
         wall_clock: Callable[[], float] = time.time,
+        rolled_back: set[int] | None = None,
     ) -> None:
         self._stream = stream
+        self._rolled_back = set() if rolled_back is None else rolled_back
         folds_names = stream.server.settings.get("lower_case_table_names", "0") != "0"
         self._tables = FollowedTables(definitions, tables, policy, folds_names=folds_names)
         self._behind_bytes = behind_bytes
@@ -122,7 +125,8 @@ class MySqlChangeStream:
             ended = self._take(events)
             if (ended and stop_at_boundary) or self._is_full:
                 break
-        self._tables.tell_rows(events)
+        if not self._log.in_transaction or self._is_full:
+            self._tables.tell_rows(events)
         self._tell_boundary(events)
         return events
 
@@ -201,7 +205,7 @@ class MySqlChangeStream:
         return self._log.place >= self._start.place
 
     def _rows(self, event: binlog.RowsEvent, events: list[Event]) -> None:
-        if not self._is_new:
+        if not self._is_new or self._log.place in self._rolled_back:
             return
         if self._xa is not None:
             if self._tables.has(event.table.database, event.table.name):
@@ -217,6 +221,8 @@ class MySqlChangeStream:
             return False
         upper = sql[:16].upper()
         if upper.startswith(("COMMIT", "ROLLBACK")) and not upper.startswith("ROLLBACK TO"):
+            if upper.startswith("ROLLBACK"):
+                self._roll_back()
             return self._end()
         found = _XA.match(sql)
         if found is not None:
@@ -224,6 +230,17 @@ class MySqlChangeStream:
         if self._is_new and not upper.startswith(_INNER):
             self._effects(event, sql, events)
         return self._end() if self._standalone else False
+
+    def _roll_back(self) -> None:
+        """Servers log rows that were rolled back where a transaction also did what cannot be (temporary tables).
+
+        :raises SourceUnreachable: some were told already: what is read again is told without them.
+        """
+        if not self._tables.void(self._log.place):
+            self._rolled_back.add(self._log.place)
+            raise SourceUnreachable(
+                "A large transaction was rolled back at the end of its rows.", next_step="The capture reads it again."
+            )
 
     def _effects(self, event: binlog.Query, sql: str, events: list[Event]) -> None:
         quotes = bool((event.sql_mode or 0) & ddl.ANSI_QUOTES)

@@ -70,6 +70,8 @@ class FollowedTables:
         self._followed: dict[tuple[str, str], _Followed] = {}
         self._from: dict[tuple[str, str], int] = {}
         self._times: tuple[list[int], list[int]] = ([], [])
+        self._void: list[int] = []
+        self._told_place = -1
         self.held_rows = self.held_bytes = 0
 
     def add(self, table: SourceTable, place: int) -> None:
@@ -156,9 +158,20 @@ class FollowedTables:
                 )
                 self._stop(key, reason, events)
                 continue
-            events.append(_changes(rows, followed, times[np.searchsorted(places, rows.transaction)]))
-        self._times = ([], [])
+            made = _changes(rows, followed, times[np.searchsorted(places, rows.transaction)])
+            if self._void:
+                keep = pa.array(~np.isin(rows.transaction, self._void))
+                made = replace(made, rows=made.rows.filter(keep), ops=made.ops.filter(keep))
+            if made.rows.num_rows:
+                self._told_place = max(self._told_place, int(rows.transaction[-1]))
+                events.append(made)
+        self._times, self._void = ([], []), []
         self.held_rows = self.held_bytes = 0
+
+    def void(self, place: int) -> bool:
+        """The transaction at *place* was rolled back: its rows are not told; whether none was before."""
+        self._void.append(place)
+        return self._told_place < place
 
     # -- statements ------------------------------------------------------------------------------------------------
 

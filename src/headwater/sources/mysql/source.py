@@ -58,6 +58,7 @@ class MySqlSource:
         self._stream: MySqlChangeStream | None = None
         self._behind: tuple[float, int | None] = (0.0, None)
         self._seen: dict[Finding, MySqlOffset] = {}
+        self._rolled_back: set[int] = set()
         self._checked = -math.inf
 
     @property
@@ -111,6 +112,7 @@ class MySqlSource:
             position = log_position(session, server)
             self._require_decided(session)
             self._require_unchanged(session, tables)
+        self._rolled_back.clear()
         return position, server.identity() | {"replica": random.randrange(1 << 31, 1 << 32)}
 
     def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -177,7 +179,10 @@ class MySqlSource:
         self._seen = {}
         stream = BinlogStream.open(self._dsn, start, identity)
         definitions = Definitions(self._sql, self._special, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
-        self._stream = MySqlChangeStream(stream, definitions, tables, start, self._policy, self._behind_bytes)
+        self._rolled_back = {place for place in self._rolled_back if place >= start.place}
+        self._stream = MySqlChangeStream(
+            stream, definitions, tables, start, self._policy, self._behind_bytes, rolled_back=self._rolled_back
+        )
         return self._stream
 
     def _behind_bytes(self, position: MySqlOffset) -> int | None:
