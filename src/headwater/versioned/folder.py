@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -128,12 +128,15 @@ class TableFolder:
         failpoints.hit(BEFORE_FORGET)
         before = time.time() - kept_seconds
         numbers = sorted(self._numbers())
+        try:  # the newest first: all that later versions have of these runs, it has
+            kept = self._names(numbers[-1]) if numbers else set()
+        except FileNotFoundError:
+            return  # there is a newer one, and whoever put it there forgets
         gone: set[str] = set()
-        kept: set[str] = set()
-        for number, following in zip_longest(numbers, numbers[1:]):
+        for number, following in pairwise(numbers):
             with suppress(FileNotFoundError):
-                names = {run.name for run in self._read(number).runs}
-                if following is not None and self._path(following).stat().st_mtime <= before:
+                names = self._names(number)
+                if self._path(following).stat().st_mtime <= before:
                     gone |= names
                 else:
                     kept |= names
@@ -151,13 +154,18 @@ class TableFolder:
             for path in list(self._manifests.glob(".*.draft")):
                 if path.stat().st_mtime < time.time() - DRAFT_SECONDS:
                     path.unlink(missing_ok=True)
-            named: set[str] = set()
-            for number in self._numbers():
+            numbers = self._numbers()
+            named = self._names(max(numbers)) if numbers else set()  # if it is gone there is a newer one: not now
+            for number in numbers:
                 with suppress(FileNotFoundError):
-                    named |= {run.name for run in self._read(number).runs}
+                    named |= self._names(number)
             for path in list(self.runs.iterdir()):
                 if path.name not in named and chosen(path.name):
                     path.unlink(missing_ok=True)
+
+    def _names(self, number: int) -> set[str]:
+        """The runs of a version."""
+        return {run.name for run in self._read(number).runs}
 
     def _leads_on(self, manifest: Manifest) -> bool:
         try:

@@ -17,6 +17,7 @@ from headwater.versioned import TableNotKept, UnsupportedKey, VersionedTable, co
 from headwater.versioned.compaction import compact, to_merge
 from headwater.versioned.errors import RunCorrupt
 from headwater.versioned.folder import TableFolder
+from headwater.versioned.manifest import Manifest
 from headwater.versioned.run_file import RunInfo
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "versioned" / "v1"
@@ -143,6 +144,34 @@ def test_what_was_replaced_goes_after_a_while_and_not_before(tmp_path: Path) -> 
     assert {path.name for path in folder.runs.iterdir()} == {run.name for run in folder.newest().runs}
     assert len(list((folder.path / "manifests").iterdir())) == 1
     assert shown(sink)[19] == ("s5", "1.00")
+
+
+@pytest.mark.parametrize("what", ["forget", "remove_unnamed"])
+def test_who_was_slow_to_look_removes_no_run_that_a_later_version_has(tmp_path: Path, what: str) -> None:
+    sink = KeptTables(str(tmp_path))
+    feed = Feed(sink)
+    feed.changes(1, (INSERT, order(1)))
+    feed.changes(2, (INSERT, order(2)))
+    waiting = [True]
+
+    class Slow(TableFolder):
+        """Somebody else commits and forgets when it is about to read the newest version."""
+
+        def _read(self, number: int) -> Manifest:
+            if number == 2 and waiting:
+                waiting.clear()
+                feed.changes(3, (INSERT, order(3)))
+                sink.folder(ORDERS).forget(kept_seconds=0)
+            return super()._read(number)
+
+    slow = Slow(tmp_path, ORDERS.full_name)
+    if what == "forget":
+        slow.forget(kept_seconds=0)
+    else:
+        slow.remove_unnamed(lambda name: True)
+    assert not waiting
+    assert {run.name for run in slow.newest().runs} <= {path.name for path in slow.runs.iterdir()}
+    assert shown(sink).keys() == {1, 2, 3}
 
 
 def test_a_merge_that_takes_long_goes_on_beside_the_commits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
