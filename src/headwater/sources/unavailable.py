@@ -30,7 +30,7 @@ def unavailable_names(unavailable: Any, names: Sequence[str]) -> list[str]:
     if not len(told):
         return []
     occurring = set(pc.unique(pc.list_flatten(pc.split_pattern(told, ","))).to_pylist())
-    return [name for name in names if name in occurring]
+    return [name for name in names if name in occurring or ("," in name and names_column(told, name).any())]
 
 
 def unavailable_texts(masks: dict[str, Mask], rows: int) -> Any:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from headwater.sources.unavailable import unavailable_names
 from headwater.versioned.net_rows import GONE, PATCH, ROW, Piece, merge, net, piece_schema
 
 SCHEMA = pa.schema([("id", pa.int64()), ("a", pa.string()), ("b", pa.string())])
@@ -69,3 +70,8 @@ def test_rows_come_to_the_newest_of_their_key(name: str) -> None:
 def test_a_piece_has_one_row_for_each_key_in_order() -> None:
     found = piece(*((ROW, key, str(place), None) for place, key in enumerate([5, -1, 5, 3, -1])))
     assert [(row[1], row[2]) for row in told(found)] == [(-1, "4"), (3, "3"), (5, "2")]
+
+
+def test_a_column_may_have_a_comma_in_its_name() -> None:
+    told = pa.array(["a,b,c", None, "c"])
+    assert unavailable_names(told, ["a,b", "c", "b,c,d"]) == ["a,b", "c"]
