@@ -90,6 +90,11 @@ class Keeper:
         self._thread = threading.Thread(target=run, daemon=True)
         self._thread.start()
 
+    def fold_off(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(60)
+
     def epochs(self, name: str, after: int, upto: int) -> list[int]:
         """Those of the log of *name* in between."""
         with open_reader(self.store) as reader, reader.snapshot() as view:
@@ -111,9 +116,7 @@ class Keeper:
         return sorted(found.values())
 
     def close(self) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join(60)
+        self.fold_off()
         self._group.close()
         self._model.close()
         self.capture.stop()

@@ -112,6 +112,7 @@ def test_any_epoch_is_a_consistent_cut_while_a_writer_goes_on_and_runs_are_merge
     with pytest.raises(EpochGone, match=r"folded.*oldest|folded up to"):
         keeper.table(LEFT).table(first)
     left, right = keeper.table(LEFT), keeper.table(RIGHT)
+    keeper.fold_off()
     for epoch in sealed(keeper, max(left.base_epoch, right.base_epoch), last):
         assert money(left, epoch) + money(right, epoch) == 2 * ACCOUNTS * MONEY
 

@@ -253,7 +253,10 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
             target=ask_query, args=(query.options.store, "later", kind, {"table": TABLE} | detail), daemon=True
         )
         asking.start()
-        time.sleep(0.3)  # the next batch does what was asked
+        asked = query.planner._requests
+        while asking.is_alive() and not asked._requests.unanswered(asked._answers):
+            time.sleep(0.02)
+        asked._requests._looked = 0.0  # the next batch does what was asked
         while asking.is_alive():
             query.batch(timeout=0.05)
 

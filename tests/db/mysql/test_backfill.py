@@ -249,7 +249,7 @@ def test_m21_connections_that_are_killed_in_the_middle_go_on_after_the_last_row(
             query.run_until(query.planner.is_history_done)
         query.finish()
         query.assert_equal()
-        assert killed == 2
+        assert killed >= 1  # a part that was read anew may have no second batch
         assert max(query.sink.history[TABLE].values()) == 1
         query.close()
 

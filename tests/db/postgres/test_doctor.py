@@ -367,7 +367,7 @@ def test_the_command_prints_findings_statements_and_an_exit_code(newest_postgres
 
 
 @pytest.mark.parametrize(
-    "arguments", [["mysql://root:hidden-word@localhost/x"], ["postgresql://u:hidden-word@h/x", "--table", "a.b.c"]]
+    "arguments", [["oracle://root:hidden-word@localhost/x"], ["postgresql://u:hidden-word@h/x", "--table", "a.b.c"]]
 )
 def test_input_that_cannot_be_read_ends_the_command_with_one_line(arguments: list[str]) -> None:
     run = [sys.executable, "-c", "from headwater.cli.main import run; run()", "doctor", *arguments]

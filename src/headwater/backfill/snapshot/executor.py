@@ -105,6 +105,7 @@ class SnapshotBackfillExecutor:
         self._recent = RecentRate()
         rate = self._record.limit if self._record.throttled else self._options.rows_per_second
         self._rate = RateLimit(rate, self._options.burst_seconds)
+        self._check_phase()
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -196,6 +197,10 @@ class SnapshotBackfillExecutor:
             raise ValueError("deliver or roll back before vnodes change hands")
         self.state.own(self._moving, view)
         self._moving, self._layout = None, None
+        self._check_phase()
+
+    def _check_phase(self) -> None:
+        """Whoever has read its own vnodes and has unread ones of another now reads these."""
         record = self._record
         if record.phase not in (SnapshotPhase.CHANGE_LOG, SnapshotPhase.SNAPSHOT):
             return
@@ -205,7 +210,7 @@ class SnapshotBackfillExecutor:
                 f"Vnodes of {self.table} came from an owner that is elsewhere in the backfill.",
                 next_step="Move vnodes at a barrier that every owner has reached.",
             )
-        if not self.is_exhausted:  # its own were read, those of another are not
+        if record.phase is SnapshotPhase.CHANGE_LOG and not self.is_exhausted:
             record.phase = SnapshotPhase.SNAPSHOT
             self._dirty = True
 

@@ -136,13 +136,13 @@ class Downstream:
     def rescale(self, bitmaps: dict[str, VnodeBitmap]) -> None:
         """Between two batches. Owners that are new begin where the others are."""
         assert self.planned is None
-        known = min(self.executors.values(), key=lambda one: list(SnapshotPhase).index(one.phase))
         mutation = UpdateVnodeBitmap.of(bitmaps)
         for executor in self.executors.values():
             executor.roll_back(self.at[1])
             executor.deliver(self.at[1])
             executor.on_barrier(self._barrier(BarrierKind.CHECKPOINT, mutation))
         self.save()
+        known = min(self.executors.values(), key=lambda one: list(SnapshotPhase).index(one.phase))
         with self._store.snapshot() as view:
             tables = SnapshotTables(Catalog.load(view), WriteBatch())
             record = tables.record(view, NAME, known.owner)
