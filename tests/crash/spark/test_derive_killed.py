@@ -64,6 +64,7 @@ def drive(keeper: Keeper, lake: Path, failpoint: str | None) -> subprocess.Compl
     )
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(400 + 60 * len(KILLED))
 def test_a_driver_that_is_killed_goes_on_from_where_it_was(
     keeper: Keeper, newest_postgres: Database, tmp_path: Path

@@ -67,7 +67,8 @@ def test_killed_at_any_step(tmp_path: Path) -> None:
             assert staged(folder) == [], (name, at)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.soak
+@pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_at_each_step_goes_on(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for number in range(len(DRIVER_STEPS) + 1):

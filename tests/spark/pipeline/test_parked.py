@@ -44,6 +44,7 @@ def table(running: RunningPipeline, name: str) -> dict[str, Any]:
     return next((one for one in tables if one["name"] == name), {"phase": ""})
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_what_the_sink_refuses_is_parked_and_comes_back(
     running: RunningPipeline, shop: Database, monkeypatch: pytest.MonkeyPatch
