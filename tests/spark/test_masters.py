@@ -36,7 +36,9 @@ def run(*command: str, folder: Path, **variables: str) -> str:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "kind", ["local-cluster[2,1,1024]", pytest.param("connect:local[2]", marks=[needs_grpc, pytest.mark.soak])], ids=["cluster", "connect"]
+    "kind",
+    ["local-cluster[2,1,1024]", pytest.param("connect:local[2]", marks=[needs_grpc, pytest.mark.soak])],
+    ids=["cluster", "connect"],
 )
 def test_rows_arrive_once_wherever_tasks_run(kind: str, newest_postgres: Database, tmp_path: Path) -> None:
     newest_postgres.execute(
