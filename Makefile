@@ -25,7 +25,7 @@ demo: $(STAMP) ## run the main job on this machine, nothing to set up
 
 test: $(STAMP) ## run all tests (makes its own virtual environment)
 	@sh scripts/install_servers.sh
-	$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: lint and format
 	$(BIN)/ruff check .

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from headwater.pipeline.config import PipelineConfig
@@ -91,7 +92,7 @@ class SparkHost:
             self._made = made
         except BaseException as error:
             self._problem = error
-            if not _java_runs():  # it was killed while it started: the next try starts another one
+            if _java_ended():  # it was killed while it started: the next try starts another one
                 self.forget()
 
     @property
@@ -137,6 +138,16 @@ def _java_runs() -> bool:
     gateway: Any = SparkContext._gateway
     process = getattr(gateway, "proc", None)
     return process is None or process.poll() is None
+
+
+def _java_ended() -> bool:
+    """Whether it has ended, or does within a moment: who talks to a process that is killed may know it before."""
+    end = time.monotonic() + 1.0
+    while _java_runs():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _use_here(made: Any) -> None:

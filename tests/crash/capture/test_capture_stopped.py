@@ -24,7 +24,7 @@ def test_a_capture_that_was_taken_over_while_it_slept_ends_fenced(
     old, new = (CaptureProcess(database, tmp_path, TABLES, name) for name in ("old", "new"))
     writer = Writer(database, step)
     try:
-        old.start(armed=f"{step}=sleep:3@5")
+        old.start(armed=f"{step}=sleep:8@5")
         old.wait_until_it_reads()
         writer.start()
         wait_for(lambda: is_asleep(old), "the capture to sleep at the failpoint")
