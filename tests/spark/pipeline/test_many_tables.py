@@ -40,6 +40,7 @@ def held(pids: list[int]) -> int:
     return found
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(900)
 def test_one_query_mirrors_many_tables_under_a_live_writer(many: Database, tmp_path: Path) -> None:
     running = RunningPipeline(tmp_path, many, '["public.*"]')
