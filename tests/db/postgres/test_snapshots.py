@@ -45,7 +45,7 @@ def proxied(postgres: Database) -> Iterator[tuple[Database, TcpProxy, str]]:
 
 
 @pytest.mark.parametrize("kind", list(SplitKind))
-@pytest.mark.parametrize("how", ["cut", pytest.param("terminated", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("how", ["cut", "terminated"])
 def test_m21_a_read_whose_connection_breaks_goes_on_after_the_last_row(
     proxied: tuple[Database, TcpProxy, str], kind: SplitKind, how: str
 ) -> None:

@@ -85,7 +85,11 @@ class CopyReader:
         else:
             rest = yield from self._received(functools.partial(receive, *functions, address), size)
         results = []
-        while (result := self._connection.get_result()) is not None:
+        while True:
+            while self._connection.is_busy():  # get_result would wait itself, and let no other thread run meanwhile
+                self._wait()
+            if (result := self._connection.get_result()) is None:
+                break
             results.append(result)
         for result in results:
             if result.status != ExecStatus.COMMAND_OK:
