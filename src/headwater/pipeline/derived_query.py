@@ -16,7 +16,7 @@ from typing import Any, Final
 from headwater import failpoints
 from headwater.derive.state import FOLDER as DERIVATIONS
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig
-from headwater.pipeline.errors import CannotRewind
+from headwater.pipeline.errors import CannotRewind, SinkRequestFailed
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_query import SinkState, failure_of
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
@@ -64,7 +64,10 @@ class DerivedQuery:
             assert self._thread is not None
             if not self._thread.is_alive():
                 self._thread = None
-                self._failed(failure_of(self._problems[0]))
+                if self._problems:
+                    self._failed(failure_of(self._problems[0]))
+                else:  # it was to end, and that took longer than who asked for it has waited
+                    self.state = SinkState.STARTING
         elif self.state is SinkState.STARTING or (
             self.state is SinkState.WAITING and time.monotonic() >= self._retry_at
         ):
@@ -159,9 +162,13 @@ class DerivedQuery:
         return {"state": self.state.value}
 
     def _rest(self, state: SinkState, wish: SinkWish) -> None:
-        self._requests.put_wish(self.label, wish)
         self.ask_to_stop()
-        self.stop()
+        if not self._has_ended():  # it would commit, and pin, what is forgotten meanwhile
+            raise SinkRequestFailed(
+                f"{self.label} is in a batch that has not ended within {_STOP_SECONDS:g} s.",
+                next_step="Ask again: it ends with that batch.",
+            )
+        self._requests.put_wish(self.label, wish)
         self.state, self.failure = state, None
         self._note("notice", {"derive": self.label, "event": f"derive_{state.value}"})
 
@@ -178,13 +185,21 @@ class DerivedQuery:
 
     def stop(self) -> None:
         """Wait until its batch is over."""
-        if self._thread is not None:
-            self._thread.join(_STOP_SECONDS)
-            if self._problems and self.failure is None:
-                self.failure = failure_of(self._problems[0])
-        self._thread = None
+        self._has_ended()
         if self.state not in (SinkState.FAILED, SinkState.PAUSED, SinkState.DROPPED):
             self.state = SinkState.STOPPED
+
+    def _has_ended(self) -> bool:
+        """Wait for its thread; whether that has ended."""
+        if self._thread is None:
+            return True
+        self._thread.join(_STOP_SECONDS)
+        if self._thread.is_alive():
+            return False
+        self._thread = None
+        if self._problems and self.failure is None:
+            self.failure = failure_of(self._problems[0])
+        return True
 
 
 def tables_folder(config: PipelineConfig) -> Path:

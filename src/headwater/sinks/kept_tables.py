@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -32,6 +33,7 @@ from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceTable
 from headwater.stream import vnodes_of
 from headwater.versioned.compaction import MERGE_RUNS, compact_soon, merged_rows
+from headwater.versioned.errors import TableBusy
 from headwater.versioned.fitting import fitted
 from headwater.versioned.folder import KEPT_SECONDS, TableFolder
 from headwater.versioned.key_positions import check_key
@@ -40,6 +42,7 @@ from headwater.versioned.manifest import Manifest
 from headwater.versioned.net_rows import GONE, PATCH, ROW, net, of_log, of_rows
 from headwater.versioned.pins import choose_folding, may_read
 from headwater.versioned.run_file import RunInfo, RunWriter, is_plain
+from headwater.versioned.version import READ_ATTEMPTS
 
 HISTORY_BYTES: Final = 64 << 20
 """So much of history is sorted in memory at a time."""
@@ -208,12 +211,15 @@ class KeptTables:
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the base."""
         folder = self.folder(table)
-        while True:
-            try:
+        for _ in range(READ_ATTEMPTS):
+            with suppress(FileNotFoundError):  # merged into others meanwhile
                 runs = [folder.open(run) for run in folder.newest().runs]
                 break
-            except FileNotFoundError:
-                continue
+        else:
+            raise TableBusy(
+                f"A file of {table.full_name} is not there, or its files change all the time.",
+                next_step=f"Try again; if it stays so: headwater resnapshot {table.full_name}",
+            )
         schema = sink_schema(table)
         wanted = pa.schema([schema.field(name) for name in columns])
         for rows in merged_rows(runs, table, is_whole=True):

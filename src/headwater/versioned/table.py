@@ -11,6 +11,7 @@ vnode of the range, *end*, exclusive, in the last one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -33,6 +34,7 @@ from headwater.versioned.net_rows import Piece
 from headwater.versioned.pins import Pin, PinInfo
 from headwater.versioned.version import Version, Versions, finished_pieces, found_pieces
 
+_PIN_SECONDS: Final = 2.0
 OVERLAY_ROWS: Final = 1_000_000
 """About so many changes of the log are in memory at a time."""
 
@@ -203,6 +205,7 @@ class VersionedTable:
             (:meth:`release`). Without one it goes with its process.
         :raises BaseGone: the epoch is folded, or about to be. :raises NotComplete: the history is being read.
         """
+        end = time.monotonic() + _PIN_SECONDS
         while True:
             with self._versions.at(epoch) as version:
                 chosen = version.newest if epoch is None else epoch
@@ -210,8 +213,9 @@ class VersionedTable:
             try:
                 return pin_files.put_pin(self._root, self._folder.path, self._name, owner, whole, name)
             except BaseGone:
-                if epoch is not None:
-                    raise  # otherwise a newer epoch was sealed and chosen meanwhile
+                if epoch is not None or time.monotonic() > end:
+                    raise
+                time.sleep(0.01)  # a newer epoch was sealed and chosen meanwhile
 
     def release(self, name: str) -> None:
         """Release the pin that was called so; one that is gone is no error."""

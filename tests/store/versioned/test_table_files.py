@@ -15,7 +15,7 @@ from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.kept_tables import KeptTables
 from headwater.versioned import TableNotKept, UnsupportedKey, VersionedTable, compaction
 from headwater.versioned.compaction import compact, to_merge
-from headwater.versioned.errors import RunCorrupt
+from headwater.versioned.errors import RunCorrupt, TableBusy
 from headwater.versioned.folder import TableFolder
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.run_file import RunInfo
@@ -64,6 +64,14 @@ def test_a_byte_that_changed_is_found(tmp_path: Path, place: int) -> None:
     data[place] ^= 0x40
     path.write_bytes(data)
     with pytest.raises(RunCorrupt, match="headwater resnapshot"):
+        shown(sink)
+
+
+def test_a_run_that_is_gone_is_found(tmp_path: Path) -> None:
+    sink = KeptTables(str(tmp_path))
+    Feed(sink).changes(1, (INSERT, order(1)))
+    _only_run(sink).unlink()
+    with pytest.raises(TableBusy, match="headwater resnapshot"):
         shown(sink)
 
 
