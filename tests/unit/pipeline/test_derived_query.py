@@ -35,7 +35,7 @@ def test_nothing_is_forgotten_while_a_batch_goes_on(tmp_path: Path, monkeypatch:
             query.serve(SinkRequest(query.label, kind))
         assert query.state is SinkState.RUNNING
         wish = SinkRequests(config.work).wish(query.label)
-        assert not (wish.dropped or wish.paused)
+        assert (wish.dropped, wish.paused) == (False, False)
     ended.set()
     query._thread.join()
     query.step()
