@@ -236,7 +236,6 @@ class EmbeddedStore(EmbeddedReader):
         self._readers_checked = 0.0
 
     def seal(self, epoch: int, batch: WriteBatch) -> None:
-        self._check_open()
         checked = check_epoch(epoch)
         environment = self._environment
         with self._writing() as txn:
@@ -248,23 +247,23 @@ class EmbeddedStore(EmbeddedReader):
             txn.put(_COMMITTED, checked.to_bytes(8, "big"), db=environment.meta)
             failpoints.hit(SEAL_BEFORE_COMMIT)
         failpoints.hit(SEAL_AFTER_COMMIT)
-        environment.cover_pages()
 
     def stage(self, batch: WriteBatch) -> None:
-        self._check_open()
         with self._writing() as txn:
             self._apply(txn, batch)
             failpoints.hit(STAGE_BEFORE_COMMIT)
-        self._environment.cover_pages()
 
     @contextmanager
     def _writing(self) -> Iterator[Txn]:
         """A write transaction of the writer that still owns the store."""
+        self._check_open()  # a forked child must not wait for a lock that nobody gives back there
         with self._seal_lock:
+            self._check_open()
             self._forget_dead_readers()
             with map_errors(self._environment.path), self._environment.write() as txn:
                 self._check_generation(txn)
                 yield txn
+            self._environment.cover_pages()
 
     def _apply(self, txn: Txn, batch: WriteBatch) -> None:
         main, undo = LmdbCells(txn, self._environment.main), LmdbCells(txn, self._environment.undo)
