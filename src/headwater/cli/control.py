@@ -90,7 +90,7 @@ def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
         err.print("The source is captured anew at the next start, and every table read once more. Run: headwater run")
         return True
     stopped = [name for name, one in known.items() if one.state is TableState.STOPPED]
-    wanted = matching([table], stopped)
+    wanted = matching([table], stopped, config.home)
     if not wanted:
         return False
     done = renew(config.store, wanted, _ANSWER_SECONDS)
@@ -127,7 +127,7 @@ def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail:
         if one.state == "failed":
             err.print(f"{one.name}: not asked, it has failed. Look: headwater status")
     chosen = [one for one in chosen if one.tables and one.state != "failed"]
-    wanted = [(one, name) for one in chosen for name in _named(one, table)]
+    wanted = [(one, name) for one in chosen for name in _named(one, table, config.home)]
     if not wanted:
         known = dict.fromkeys(one.name for each in chosen for one in each.tables)
         raise InputError(
@@ -140,11 +140,11 @@ def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail:
         yield f"{one.name}, {name or 'all tables'}"
 
 
-def _named(sink: SinkStatus, table: str | None) -> list[str | None]:
+def _named(sink: SinkStatus, table: str | None, home: str) -> list[str | None]:
     """The full name of *table* as *sink* has it; nothing when it has none of it."""
     if table is None:
         return [None]
-    return list(matching([table], [one.name for one in sink.tables])[:1])
+    return list(matching([table], [one.name for one in sink.tables], home)[:1])
 
 
 def _query(config: PipelineConfig, sink: SinkStatus) -> str:

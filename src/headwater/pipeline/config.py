@@ -45,6 +45,7 @@ from headwater.sinks.errors import SinkInputError
 from headwater.sinks.open import KINDS, SinkOptionError, default_mode, open_sink, option_names
 from headwater.sinks.sink import Mode, Sink
 from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.open import home_of
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
 
@@ -233,6 +234,11 @@ class PipelineConfig(_Section):
         return self.source.dsn
 
     @property
+    def home(self) -> str:
+        """The schema or database of tables that are named alone."""
+        return home_of(self.dsn)
+
+    @property
     def store(self) -> str:
         """The location of the capture's store, and of all that is beside it."""
         assert self.pipeline.store is not None
@@ -289,7 +295,7 @@ class PipelineConfig(_Section):
             store=self.store,
             source=self.dsn,
             query=self.query(sink),
-            tables=tuple(matching(sink.tables, tables)),
+            tables=tuple(matching(sink.tables, tables, self.home)),
             history=backfill.snapshot and sink.since is None,
             kept=self.kept_tables(sink),
             origin="source" if sink.kind == KEPT_KIND else sink.origin or backfill.origin,
@@ -312,12 +318,12 @@ def is_pattern(name: str) -> bool:
     return not name.startswith('"') and any(letter in name for letter in "*?[")
 
 
-def matching(patterns: Sequence[str], tables: Sequence[str]) -> list[str]:
-    """Those of *tables* that a pattern, or a name without its ``public.``, stands for; in their order."""
+def matching(patterns: Sequence[str], tables: Sequence[str], home: str) -> list[str]:
+    """Those of *tables* that a pattern, or a name of one in the schema or database *home*, stands for; in order."""
     return [
         table
         for table in tables
-        if any(fnmatchcase(table, pattern) or table == f"public.{pattern}" for pattern in patterns)
+        if any(fnmatchcase(table, pattern) or table == f"{home}.{pattern}" for pattern in patterns)
     ]
 
 
@@ -374,7 +380,7 @@ def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineC
     for place, label in enumerate(labels):
         if label in labels[:place]:
             raise told.error(("sink", place, "name"), f"{label!r} names two sinks", "Give each [[sink]] its own name.")
-    derived = [_completed_derivation(config, place, folder, told) for place in range(len(config.derive))]
+    derived = [_completed_derivation(config, place, dsn or "", folder, told) for place in range(len(config.derive))]
     store = _placed(pipeline.store or f"headwater/{pipeline.name}", folder)
     work = pipeline.work or (store if "://" not in store else f"headwater/{pipeline.name}")
     work = _placed(work, folder)
@@ -394,7 +400,7 @@ def _completed(config: PipelineConfig, folder: Path, told: _Teller) -> PipelineC
     )
 
 
-def _completed_derivation(config: PipelineConfig, place: int, folder: Path, told: _Teller) -> DeriveSection:
+def _completed_derivation(config: PipelineConfig, place: int, dsn: str, folder: Path, told: _Teller) -> DeriveSection:
     """It, with its sink, the full names of its tables, and where its function is."""
     path: tuple[str | int, ...] = ("derive", place)
     section = config.derive[place]
@@ -412,7 +418,7 @@ def _completed_derivation(config: PipelineConfig, place: int, folder: Path, told
         )
     if section.sink is not None and section.sink not in places:
         raise told.unknown((*path, "sink"), section.sink, places)
-    names = {table: f"public.{table}" if "." not in table else table for table in section.tables}
+    names = {table: f"{home_of(dsn)}.{table}" if "." not in table else table for table in section.tables}
     by = section.by if isinstance(section.by, list) else {names.get(name, name): by for name, by in section.by.items()}
     made = section.model_copy(
         update={

@@ -248,7 +248,7 @@ class Supervisor:
         self._journal.note("notice", {"event": "sink_added", "sink": label})
 
     def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
-        found = matching(section.tables, names)
+        found = matching(section.tables, names, self._config.home)
         if not found:
             raise ConfigError(
                 f"The sink {section.label!r} takes none of the tables: {', '.join(section.tables)}.",
@@ -259,7 +259,9 @@ class Supervisor:
         return SinkQuery(self._config, section, options, self._host, self._journal.note)
 
     def _derived_of(self, section: DeriveSection, names: tuple[str, ...]) -> DerivedQuery:
-        kept = [name for sink in self._config.sink if sink.kind == KEPT_KIND for name in matching(sink.tables, names)]
+        home = self._config.home
+        takers = [sink for sink in self._config.sink if sink.kind == KEPT_KIND]
+        kept = [name for sink in takers for name in matching(sink.tables, names, home)]
         missing = next((name for name in section.tables if name not in kept), None)
         if missing is not None:
             raise ConfigError(

@@ -47,7 +47,7 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
         try:
             found, left_out, there = _at_the_source(config, patterns, plain)
         except TransientError:
-            found = matching(patterns, list(captured_tables(config.store)))
+            found = matching(patterns, list(captured_tables(config.store)), config.home)
             if not found:
                 raise
     names = tuple(dict.fromkeys([*plain, *found]))
@@ -90,7 +90,7 @@ def _at_the_source(
     left_out: dict[str, tuple[str, str | None]] = {}
     source = open_source(config.dsn, spill=config.work / "spill", special_values=config.special_values)
     try:
-        for name in matching(patterns, names):
+        for name in matching(patterns, names, config.home):
             try:
                 if name not in plain:
                     source.tables([name])

@@ -92,6 +92,18 @@ def full_name(dsn: str, table: str) -> str:
     return str(in_postgres.TableName.parse(table))
 
 
+def home_of(dsn: str) -> str:
+    """Where tables are that are named alone: a schema or database as full names have it; empty where there is none."""
+    if family_of(dsn) is not Family.MYSQL:
+        return "public"
+    with mysql_driver():
+        from headwater.sources.mysql import connection as to_mysql
+        from headwater.sources.mysql import names as in_mysql
+
+    database = to_mysql.Dsn(dsn).database
+    return in_mysql.shown(database) if database else ""
+
+
 def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) -> Diagnosis:
     """What the doctor of the database at *dsn* finds."""
     if family_of(dsn) is Family.MYSQL:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headwater.capture import CaptureOptions
-from headwater.pipeline.config import PipelineConfig, configure, is_pattern, load, matching
+from headwater.pipeline.config import PipelineConfig, SinkSection, configure, is_pattern, load, matching
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
 from headwater.pipeline.toml_lines import line_of
 from headwater.sinks.sink import Mode
@@ -216,11 +216,22 @@ def test_a_store_on_an_object_store_keeps_the_rest_in_a_local_directory(tmp_path
 
 def test_patterns_choose_tables() -> None:
     tables = ["public.orders", "public.lines", "sales.lines"]
-    assert matching(["public.*"], tables) == tables[:2]
-    assert matching(["lines", "sales.*"], tables) == tables[1:]
-    assert matching(["*"], tables) == tables
+    assert matching(["public.*"], tables, "public") == tables[:2]
+    assert matching(["lines", "sales.*"], tables, "public") == tables[1:]
+    assert matching(["*"], tables, "public") == tables
     assert is_pattern("public.*")
     assert not is_pattern('"odd*name"')
+
+
+def test_a_name_alone_stands_for_a_table_in_the_database_of_the_address(tmp_path: Path) -> None:
+    text = SMALLEST.replace("postgresql://app@db/shop", "mysql://app@db/My%20shop")
+    config = load(written(tmp_path, text))
+    tables = ['"My shop".orders', "public.orders", "other.orders"]
+    assert matching(["orders"], tables, config.home) == tables[:1]
+    assert config.query_options(SinkSection(kind="delta", tables=["orders"]), tables, 2).tables == tuple(tables[:1])
+    nowhere = load(written(tmp_path, text.replace("My%20shop", "")))
+    assert matching(["orders"], tables, nowhere.home) == []
+    assert matching(["*.orders"], tables, nowhere.home) == tables
 
 
 def test_the_line_of_a_key_is_found_in_headers_dotted_keys_and_arrays() -> None:

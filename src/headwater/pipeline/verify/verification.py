@@ -80,13 +80,13 @@ def _targets(config: PipelineConfig, tables: Sequence[str], sinks: Sequence[str]
     except StoreNotFound:
         raise NotStarted("The pipeline has never run: nothing to compare.", next_step="Run: headwater run") from None
     for pattern in tables:
-        if not matching([pattern], captured):
+        if not matching([pattern], captured, config.home):
             raise InputError(f"The pipeline has no table {pattern}.", next_step=f"Valid are {', '.join(captured)}.")
     for section in config.sink:
         if sinks and section.label not in sinks:
             continue
         opened = section.open()
-        for name in matching(tables or ["*"], matching(section.tables, captured)):
+        for name in matching(tables or ["*"], matching(section.tables, captured, config.home), config.home):
             _check_history(config, section, name)
             query = config.query(section)
             delivery = QueryDelivery(config.store, query, opened, described[name])
