@@ -3,74 +3,38 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich import box
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from headwater.capture import CapturedTable, SourceState
-from headwater.capture.requests import COMPACT, MIGRATE, ask
-from headwater.cli.terminal import amount, err, out
+from headwater.cli import log_upkeep
+from headwater.cli.log_access import Json, Location, Name, next_step, span
+from headwater.cli.terminal import amount, out
 from headwater.errors import InputError
 from headwater.log_store import (
-    Compression,
     EpochEnd,
-    EpochGone,
-    InvalidOffset,
-    KvLogStoreFactory,
-    LogConsumer,
     LogNotFound,
     LogView,
-    RetentionRefused,
 )
 from headwater.log_store.columns import RESERVED
-from headwater.log_store.compaction import RUN_ROWS, Compaction, Saved
 from headwater.log_store.log_events import LogEvent, events_of
-from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration, MigrationProgress
-from headwater.log_store.retention import Retention, apply_retention, plan_retention, retention_of
 from headwater.log_store.status import ConsumerStatus, LogStatus, log_status
-from headwater.sources.written import WrittenOffset
-from headwater.state import StateReader, open_reader, open_writer
-from headwater.state.errors import StoreOwned
-from headwater.stream import Epoch, EpochClock, Op, VnodeBitmap
+from headwater.state import StateReader, open_reader
+from headwater.stream import Epoch, Op, VnodeBitmap
 
 app = typer.Typer(
     help="Look inside the logs of a store: epochs, rows, consumers; rewind, drop, limit, migrate, compact.",
     no_args_is_help=True,
 )
 
-Location = Annotated[str, typer.Argument(help="Directory or URL of the store (slatedb+s3://bucket/prefix).")]
-Name = Annotated[str, typer.Argument(metavar="LOG", help="Name of the log, such as public.orders.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
-Packing = Literal["none", "lz4", "zstd"]
 Values = Annotated[bool, typer.Option("--values", help="Show the values of the rows, which may be private.")]
-
-_COMMAND = "headwater log"
-_CHORE_SECONDS = 24 * 3600.0
-
-
-@contextmanager
-def _next_step(location: str, log: str) -> Iterator[None]:
-    """Errors end with the next command."""
-    try:
-        yield
-    except (EpochGone, InvalidOffset) as error:
-        error.next_step = (
-            error.next_step if _COMMAND in (error.next_step or "") else f"{_COMMAND} show {location} {log}"
-        )
-        raise
-    except LogNotFound as error:
-        error.next_step = f"headwater log status {location}"
-        raise
 
 
 # -- status --------------------------------------------------------------------------------------------------------
@@ -131,7 +95,7 @@ def _print_status(log: LogStatus) -> None:
     )
     table.add_row("rows", f"{log.rows:,}")
     table.add_row("bytes", amount(log.bytes))
-    table.add_row("oldest epoch", f"{_span(log.oldest_age_seconds)} old" if log.epochs else "none")
+    table.add_row("oldest epoch", f"{span(log.oldest_age_seconds)} old" if log.epochs else "none")
     if log.dropped:
         table.add_row("dropped by retention", f"up to epoch {int(log.dropped)}")
     out.print(table)
@@ -157,14 +121,6 @@ def _when(epoch: Epoch | None) -> str:
     return "" if epoch is None else f"{epoch.to_datetime():%Y-%m-%d %H:%M:%S}"
 
 
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    parts = [f"{count} {unit}" for count, unit in ((days, "d"), (hours, "h"), (minutes, "min")) if count]
-    return " ".join(parts[:2]) or f"{rest} s"
-
-
 # -- show and tail ---------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +135,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """The newest epochs of a log; with --epoch, --vnode or --values the rows, oldest first."""
-    with _next_step(location, log), open_reader(location) as store, store.snapshot() as view:
+    with next_step(location, log), open_reader(location) as store, store.snapshot() as view:
         shown = LogView.open(view, log)
         if epoch is None and vnode is None and not values:
             ends = list(shown.epochs())[-limit:]
@@ -286,7 +242,7 @@ def tail(
     as_json: Json = False,
 ) -> None:
     """Follow a log: a line for each epoch as it is sealed, until Ctrl-C."""
-    with _next_step(location, log), open_reader(location) as store:
+    with next_step(location, log), open_reader(location) as store:
         for end, rows in islice(_follow(store, log, after, values), limit):
             if as_json:
                 typer.echo(json.dumps({**_end_fields(end), **({"values": rows} if values else {})}, default=_plain))
@@ -315,292 +271,14 @@ def _follow(
         yield from ends
 
 
-# -- consumers -----------------------------------------------------------------------------------------------------
+# -- upkeep --------------------------------------------------------------------------------------------------------
 
-
-@contextmanager
-def _free(command: str) -> Iterator[None]:
-    """Who is refused because a process has the store is told what to do."""
-    try:
-        yield
-    except StoreOwned as error:
-        error.next_step = f"Stop that process, then: {command}"
-        raise
-
-
-def _known(location: str, log: str, consumer: str) -> ConsumerStatus:
-    with open_reader(location) as store:
-        (found,) = log_status(store, log)
-    for one in found.consumers:
-        if one.name == consumer:
-            return one
-    names = ", ".join(one.name for one in found.consumers) or "none"
-    raise LogNotFound(f"Log {log!r} has no consumer {consumer!r}; there are: {names}.")
-
-
-@app.command()
-def rewind(
-    location: Location,
-    log: Name,
-    consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    to_epoch: Annotated[int, typer.Option("--to-epoch", help="Deliver again what came after this epoch.")],
-    as_json: Json = False,
-) -> None:
-    """Send a consumer back: it gets again what came after an epoch. It must not be running."""
-    target = Epoch(to_epoch)
-    command = f"headwater log rewind {location} {log} {consumer} --to-epoch"
-    with _next_step(location, log), _free(f"{command} {to_epoch}"):
-        try:
-            if _known(location, log, consumer).is_remote:
-                with LogConsumer.open(location, log, consumer) as remote:
-                    remote.rewind(target)
-            else:
-                with _owned(location) as factory:
-                    factory.consumers.rewind(factory.existing(log), consumer, target)
-                    _seal(factory)
-        except EpochGone as error:
-            error.next_step = f"{command} {error.oldest}"
-            raise
-    if as_json:
-        typer.echo(json.dumps({"log": log, "consumer": consumer, "epoch": to_epoch}))
-        return
-    out.print(f"Consumer [bold]{escape(consumer)}[/] of {escape(log)} gets again what came after epoch {to_epoch}.")
-
-
-@app.command()
-def drop(
-    location: Location,
-    log: Name,
-    consumer: Annotated[str, typer.Argument(help="Name of the consumer.")],
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Forget a consumer: the log waits for it no longer. It must not be running."""
-    with _next_step(location, log), _free(f"headwater log drop {location} {log} {consumer}"):
-        known = _known(location, log, consumer)
-        if not yes:
-            typer.confirm(f"{known.lag_rows:,} rows are not delivered to {consumer}. Forget it?", abort=True, err=True)
-        if known.is_remote:
-            with LogConsumer.open(location, log, consumer) as remote:
-                remote.drop()
-        else:
-            with _owned(location) as factory:
-                factory.consumers.drop(factory.sealer.batch, log, consumer)
-                _seal(factory)
-    if as_json:
-        typer.echo(json.dumps({"log": log, "consumer": consumer, "rows_not_delivered": known.lag_rows}))
-        return
-    out.print(f"Log {escape(log)} has no consumer [bold]{escape(consumer)}[/] any more.")
-
-
-# -- retention -----------------------------------------------------------------------------------------------------
-
-_BYTES = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_SECONDS = {"": 1, "S": 1, "MIN": 60, "H": 3600, "D": 86_400}
-
-
-def _measure(text: str | None, units: dict[str, int], option: str) -> float | None:
-    """A number with a unit. :raises InputError: something else."""
-    if text is None:
-        return None
-    number = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    unit = units.get(text.removeprefix(number).upper())
-    try:
-        value = float(number) * unit if unit is not None else -1.0
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        names = ", ".join(f"{name.lower()}" for name in units if name)
-        raise InputError(f"Received {option} {text!r}; valid is a number and a unit: {names}.")
-    return value
-
-
-def _retention(max_bytes: str | None, max_age: str | None, force: bool) -> Retention:
-    size = _measure(max_bytes, _BYTES, "--max-bytes")
-    return Retention(None if size is None else int(size), _measure(max_age, _SECONDS, "--max-age"), force)
-
-
-MaxBytes = Annotated[str | None, typer.Option("--max-bytes", help="The most that the log may hold, such as 50GiB.")]
-MaxAge = Annotated[str | None, typer.Option("--max-age", help="How old its epochs may be, such as 90s, 12h or 7d.")]
-Force = Annotated[bool, typer.Option("--force", help="Also what a consumer has not read: it stops and says so.")]
-
-
-@app.command()
-def retain(
-    location: Location,
-    log: Name,
-    max_bytes: MaxBytes = None,
-    max_age: MaxAge = None,
-    force: Force = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would go; the writer may run.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Drop the oldest epochs of a log, once. Its writer must not be running; see also: retention."""
-    wanted = _retention(max_bytes, max_age, force)
-    if wanted.max_bytes is None and wanted.max_age_seconds is None:
-        raise InputError("Received no bound.", next_step="Give --max-bytes, --max-age or both.")
-    with _next_step(location, log), _free(f"headwater log retain {location} {log}"):
-        if dry_run:
-            with open_reader(location) as store:
-                plan = plan_retention(store, log, wanted)
-        else:
-            with _owned(location) as factory:
-                try:
-                    plan = apply_retention(factory, log, wanted)
-                except RetentionRefused as error:
-                    error.next_step = f"Let it catch up, or drop it: headwater log drop {location} {log} CONSUMER"
-                    raise
-                for _ in range(2):  # what nobody needs is announced, then deleted
-                    _seal(factory)
-    if as_json:
-        fields = {"upto": int(plan.upto), "epochs": plan.epochs, "rows": plan.rows, "bytes": plan.bytes}
-        typer.echo(json.dumps({"log": log, **fields, "needed_by": list(plan.needed_by), "dry_run": dry_run}))
-        return
-    verb = "Would drop" if dry_run else "Dropped"
-    out.print(f"{verb} {plan.epochs:,} epochs of {escape(log)}: {plan.rows:,} rows, {amount(plan.bytes)}.")
-    if plan.needed_by:
-        names = ", ".join(plan.needed_by)
-        out.print(f"[bold yellow]{escape(names)}[/] {'needs' if dry_run else 'missed'} some of them.")
-
-
-@app.command()
-def retention(
-    location: Location,
-    log: Name,
-    max_bytes: MaxBytes = None,
-    max_age: MaxAge = None,
-    force: Force = False,
-    clear: Annotated[bool, typer.Option("--clear", help="Take the policy away.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Show the policy by which a log is limited; with bounds, set it (the writer must not be running then)."""
-    wanted = _retention(max_bytes, max_age, force)
-    is_set = wanted != Retention()
-    if clear and is_set:
-        raise InputError("Received bounds and --clear.", next_step="Give one of both.")
-    if force and wanted == Retention(force=True):
-        raise InputError("Received --force without a bound.", next_step="Give --max-bytes, --max-age or both.")
-    with _next_step(location, log), _free(f"headwater log retention {location} {log}"):
-        if clear or is_set:
-            with _owned(location) as factory:
-                factory.retention.put(factory.sealer.batch, log, None if clear else wanted)
-                _seal(factory)
-        with open_reader(location) as store, store.snapshot() as view:
-            LogView.open(view, log)
-            found = retention_of(view, log)
-    if as_json:
-        typer.echo(json.dumps({"log": log, "policy": None if found is None else asdict(found)}))
-    elif found is None:
-        out.print(f"Log {escape(log)} has no policy: it forgets what all its consumers have delivered, nothing else.")
-    else:
-        bounds = [amount(found.max_bytes)] if found.max_bytes is not None else []
-        bounds += [_span(found.max_age_seconds)] if found.max_age_seconds is not None else []
-        unread = "also what a consumer has not read" if found.force else "but nothing that a consumer needs"
-        out.print(f"Log {escape(log)} holds at most {' and '.join(bounds)}; the rest is dropped, {unread}.")
-
-
-# -- migrate and compact ---------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _owned(location: str) -> Iterator[KvLogStoreFactory]:
-    open_reader(location).close()  # a store that does not exist is not made
-    with open_writer(location) as store:
-        factory = KvLogStoreFactory(store)
-        try:
-            yield factory
-        finally:
-            factory.close()
-
-
-def _seal(factory: KvLogStoreFactory) -> None:
-    clock = EpochClock(lambda: time.time_ns() // 1_000_000, factory.store.committed_epoch())
-    factory.sealer.seal(clock.next())
-
-
-@app.command()
-def migrate(
-    location: Location,
-    log: Name,
-    at_once: Annotated[int, typer.Option(min=1, help="Epochs that are rewritten in one seal.")] = EPOCHS_AT_ONCE,
-    compression: Annotated[Packing, typer.Option(help="Of the rewritten chunks.")] = "none",
-    as_json: Json = False,
-) -> None:
-    """Rewrite a log of format 1 in format 2, also while its capture runs and it is read."""
-    try:
-        made = asdict(_migrate(location, log, at_once, Compression[compression.upper()], quiet=as_json))
-    except StoreOwned as owned:
-        made = _asked_of_capture(location, MIGRATE, log, owned)
-    if as_json:
-        typer.echo(json.dumps(made))
-    elif not made["epochs"]:
-        out.print(f"Log {escape(log)} is in format 2; nothing had to be rewritten.")
-    else:
-        out.print(
-            f"Migrated {escape(log)} to format 2: {made['epochs']:,} epochs, {made['rows']:,} rows, "
-            f"{amount(made['bytes_before'])} → {amount(made['bytes'])}."
-        )
-
-
-def _migrate(location: str, log: str, at_once: int, compression: Compression, *, quiet: bool) -> MigrationProgress:
-    with _next_step(location, log), _free(f"headwater log migrate {location} {log}"), _owned(location) as factory:
-        migration = Migration(factory, log, compression=compression)
-        bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), console=err, disable=quiet)
-        with bar:
-            task = bar.add_task("epochs", total=None)
-            done = False
-            while not done:
-                done = migration.step(at_once)
-                _seal(factory)
-                made = migration.progress
-                bar.update(task, completed=made.epochs, total=made.epochs + made.epochs_left)
-    return migration.progress
-
-
-@app.command()
-def compact(
-    location: Location,
-    log: Name,
-    rows: Annotated[int, typer.Option(min=1, help="Rows of one run, whose keys are held in memory.")] = RUN_ROWS,
-    as_json: Json = False,
-) -> None:
-    """Keep only the newest row of each key in the backlog, also while its capture runs and it is read."""
-    try:
-        saved = _compact(location, log, rows)
-    except StoreOwned as owned:
-        saved = Saved(**_asked_of_capture(location, COMPACT, log, owned))
-    if as_json:
-        typer.echo(json.dumps(asdict(saved)))
-        return
-    out.print(
-        f"Compacted {escape(log)}: {saved.rows_before:,} → {saved.rows:,} rows, "
-        f"{amount(saved.bytes_before)} → {amount(saved.bytes)} in {saved.epochs:,} epochs."
-    )
-    if saved.epochs_left_alone:
-        out.print(
-            f"{saved.epochs_left_alone:,} epochs were left alone: a pin shows them, or a consumer is inside of them."
-        )
-
-
-def _compact(location: str, log: str, rows: int) -> Saved:
-    with _next_step(location, log), _free(f"headwater log compact {location} {log}"), _owned(location) as factory:
-        compaction = Compaction(factory, log)
-        done = False
-        while not done:
-            done = compaction.step(rows)
-            _seal(factory)
-    return compaction.saved
-
-
-def _asked_of_capture(location: str, chore: str, log: str, owned: StoreOwned) -> dict[str, Any]:
-    """What the capture that has the store made of it, little by little with its seals.
-
-    :raises StoreOwned: what has the store is no capture.
-    """
-    with _next_step(location, log), open_reader(location) as store, store.snapshot() as view:
-        LogView.open(view, log)
-        record, _ = SourceState.read(view)
-    if record is None or isinstance(record.offset, WrittenOffset):
-        raise owned
-    with err.status(f"the capture that runs does it beside its work ({chore}) …"):
-        return ask(location, chore, {"log": log}, seconds=_CHORE_SECONDS)
+for _command in (
+    log_upkeep.rewind,
+    log_upkeep.drop,
+    log_upkeep.retain,
+    log_upkeep.retention,
+    log_upkeep.migrate,
+    log_upkeep.compact,
+):
+    app.command()(_command)
