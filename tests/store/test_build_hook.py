@@ -38,7 +38,8 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     assert spec.loader is not None
     loaded = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(loaded)
-    for source in loaded.SOURCES:
+    headers = [str(header.relative_to(ROOT)) for header in ROOT.glob("src/**/*.h")]
+    for source in [*loaded.SOURCES, *headers]:
         place = tmp_path / source
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes((ROOT / source).read_bytes())

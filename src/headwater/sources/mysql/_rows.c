@@ -5,11 +5,8 @@
  * the values are written into buffers of just that size; both without the interpreter's lock. No Python object per
  * value.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
+#include "../_arrow_builders.h"
+#include "_calendar.h"
 
 /* How a value is sent. */
 enum { INT1, INT2, INT4, INT8, REAL4, REAL8, DATETIME, TIME, COUNTED, WIRES };
@@ -24,7 +21,6 @@ static const uint8_t SENT[WIRES] = {1, 2, 4, 8, 4, 8, 0, 0, 0};
 #define SEEN_ODD 8   /* another number than 0 and 1 in a boolean */
 
 #define MOST_PACKET 0xFFFFFF
-#define DAY_US INT64_C(86400000000)
 
 /* Why decoding stopped. */
 enum { MORE, LAST, LONG };
@@ -32,14 +28,8 @@ enum { MORE, LAST, LONG };
 typedef unsigned __int128 uint128;
 
 typedef struct {
-    uint8_t wire, kind, width, scale, seen; /* width: bytes of a value in the column; 0: offsets and data, or bits */
-    Py_ssize_t nulls;
-    int64_t size; /* of data */
-    PyObject *validity, *values, *data;
-    Py_buffer into_validity, into_values, into_data;
-    uint8_t *valid, *to;
-    char *text;
-    int32_t used;
+    uint8_t wire, kind, width, scale; /* width: bytes of a value in the column; 0: offsets and data, or bits */
+    Built out;
 } Column;
 
 typedef struct {
@@ -86,26 +76,12 @@ static const char *measure_row(const uint8_t *row, const uint8_t *end, Column *c
         if (is_null(row, place)) continue;
         Value value;
         if (!take(columns[place].wire, &at, end, &value)) return "a row is cut";
-        if (columns[place].kind == BYTES) columns[place].size += (int64_t)value.length;
+        if (columns[place].kind == BYTES) columns[place].out.size += (int64_t)value.length;
     }
     return at == end ? NULL : "a row is longer than its columns";
 }
 
 /* ------------------------------------------------------------------------------------------------ values */
-
-/* Days since 1970 of a date of the Gregorian calendar. */
-static int64_t days_of(int64_t year, int month, int day) {
-    year -= month <= 2;
-    int64_t era = (year >= 0 ? year : year - 399) / 400, of_era = year - era * 400;
-    int64_t of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-    return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
-}
-
-static int days_in(int year, int month) {
-    static const uint8_t DAYS[12] = {31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-    return month == 2 && leap ? 29 : DAYS[month - 1];
-}
 
 /* 0, or why it is none; *us: since 1970. */
 static uint8_t read_datetime(const Value *value, int64_t *us) {
@@ -178,7 +154,7 @@ static uint8_t read_decimal(const Column *column, const Value *value, uint64_t *
 }
 
 static uint8_t write_value(Column *column, Py_ssize_t row, const Value *value) {
-    uint8_t *to = column->to + row * column->width;
+    uint8_t *to = column->out.to + row * column->width;
     int64_t us = 0;
     uint8_t seen;
     switch (column->kind) {
@@ -225,12 +201,12 @@ static uint8_t write_value(Column *column, Py_ssize_t row, const Value *value) {
         uint8_t set = 0;
         for (uint64_t place = 0; place < value->length; place++) set |= value->data[place];
         if (set > 1) return SEEN_ODD;
-        if (set) column->to[row >> 3] |= (uint8_t)(1u << (row & 7));
+        if (set) column->out.to[row >> 3] |= (uint8_t)(1u << (row & 7));
         return 0;
     }
     default:
-        memcpy(column->text + column->used, value->data, value->length);
-        column->used += (int32_t)value->length;
+        memcpy(column->out.text + column->out.used, value->data, value->length);
+        column->out.used += (int32_t)value->length;
         return 0;
     }
 }
@@ -247,12 +223,12 @@ static void write_row(const uint8_t *row, const uint8_t *end, Column *columns, P
             seen = write_value(column, number, &value);
         }
         if (null || seen) {
-            column->seen |= seen;
-            column->nulls++;
-            column->valid[number >> 3] &= (uint8_t)~(1u << (number & 7));
-            memset(column->to + number * column->width, 0, column->width);
+            column->out.seen |= seen;
+            column->out.nulls++;
+            column->out.valid[number >> 3] &= (uint8_t)~(1u << (number & 7));
+            memset(column->out.to + number * column->width, 0, column->width);
         }
-        if (column->text != NULL) memcpy(column->to + (number + 1) * 4, &column->used, 4);
+        if (column->out.text != NULL) memcpy(column->out.to + (number + 1) * 4, &column->out.used, 4);
     }
 }
 
@@ -284,51 +260,8 @@ static const char *measure(const uint8_t **from, const uint8_t *end, Column *col
     return NULL;
 }
 
-static PyObject *room(PyObject *allocate, int64_t size, Py_buffer *into) {
-    PyObject *made = PyObject_CallFunction(allocate, "n", (Py_ssize_t)size);
-    if (made == NULL) return NULL;
-    if (PyObject_GetBuffer(made, into, PyBUF_WRITABLE) < 0) {
-        Py_DECREF(made);
-        return NULL;
-    }
-    if (into->len < size) {
-        PyErr_SetString(PyExc_MemoryError, "a buffer is smaller than was asked for");
-        Py_DECREF(made);
-        return NULL;
-    }
-    return made;
-}
-
-static bool column_room(Column *column, Py_ssize_t rows, PyObject *allocate) {
-    Py_ssize_t bits = (rows + 7) / 8;
-    bool has_data = column->kind == BYTES;
-    Py_ssize_t size = has_data ? (rows + 1) * 4 : column->kind == BOOL ? bits : rows * column->width;
-    if ((column->validity = room(allocate, bits, &column->into_validity)) == NULL) return false;
-    if ((column->values = room(allocate, size, &column->into_values)) == NULL) return false;
-    column->valid = column->into_validity.buf;
-    column->to = column->into_values.buf;
-    memset(column->valid, 0xFF, (size_t)bits);
-    if (column->kind == BOOL) memset(column->to, 0, (size_t)bits);
-    if (!has_data) return true;
-    memset(column->to, 0, 4);
-    /* one byte more: the room of nothing has no address */
-    if ((column->data = room(allocate, column->size + 1, &column->into_data)) == NULL) return false;
-    column->text = column->into_data.buf;
-    return true;
-}
-
-static void column_clear(Column *column) {
-    if (column->into_validity.obj != NULL) PyBuffer_Release(&column->into_validity);
-    if (column->into_values.obj != NULL) PyBuffer_Release(&column->into_values);
-    if (column->into_data.obj != NULL) PyBuffer_Release(&column->into_data);
-    Py_XDECREF(column->validity);
-    Py_XDECREF(column->values);
-    Py_XDECREF(column->data);
-}
-
-static PyObject *column_made(const Column *column) {
-    return Py_BuildValue("OOOni", column->nulls ? column->validity : Py_None, column->values,
-                         column->data == NULL ? Py_None : column->data, column->nulls, (int)column->seen);
+static int width_of(const Column *column) {
+    return column->kind == BYTES ? TEXT_WIDTH : column->kind == BOOL ? BIT_WIDTH : column->width;
 }
 
 static bool describe(Column *columns, const uint8_t *description, Py_ssize_t count) {
@@ -385,13 +318,13 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args) {
     }
     Py_END_ALLOW_THREADS;
     for (Py_ssize_t place = 0; place < count && wrong == NULL; place++)
-        if (columns[place].size >= INT32_MAX) wrong = "a column has more than 2 GiB";
+        if (columns[place].out.size >= INT32_MAX) wrong = "a column has more than 2 GiB";
     if (wrong != NULL) {
         PyErr_SetString(PyExc_ValueError, wrong);
         goto end;
     }
     for (Py_ssize_t place = 0; place < count; place++)
-        if (!column_room(&columns[place], rows, allocate)) goto end;
+        if (!built_room(&columns[place].out, rows, width_of(&columns[place]), allocate)) goto end;
     Py_BEGIN_ALLOW_THREADS;
     if (framed) {
         const uint8_t *at = start;
@@ -406,13 +339,13 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args) {
     Py_END_ALLOW_THREADS;
     PyObject *list = PyList_New(count);
     for (Py_ssize_t place = 0; list != NULL && place < count; place++) {
-        PyObject *column = column_made(&columns[place]);
+        PyObject *column = built_made(&columns[place].out);
         if (column == NULL) Py_CLEAR(list);
         else PyList_SET_ITEM(list, place, column);
     }
     if (list != NULL) made = Py_BuildValue("nniN", from - start, rows, stopped, list);
 end:
-    for (Py_ssize_t place = 0; place < count; place++) column_clear(&columns[place]);
+    for (Py_ssize_t place = 0; place < count; place++) built_clear(&columns[place].out);
     PyMem_Free(columns);
     PyBuffer_Release(&block);
     return made;

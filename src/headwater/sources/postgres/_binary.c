@@ -3,12 +3,8 @@
  * A block is read twice: first every length is checked and the room that each column needs is counted, then, without
  * the interpreter's lock, the values are written into buffers of just that size. No Python object per value.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "../_arrow_builders.h"
 #include <endian.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
 
 enum {
     BYTES, JSONB, UUID, NUMERIC, /* text and bytes */
@@ -46,14 +42,8 @@ static const uint8_t SIGNATURE[11] = {'P', 'G', 'C', 'O', 'P', 'Y', '\n', 0xFF, 
 typedef unsigned __int128 uint128;
 
 typedef struct {
-    uint8_t kind, digits, scale, seen;
-    Py_ssize_t nulls;
-    int64_t size; /* of data */
-    PyObject *validity, *values, *data;
-    Py_buffer into_validity, into_values, into_data;
-    uint8_t *valid, *to;
-    char *text;
-    int32_t used;
+    uint8_t kind, digits, scale;
+    Built out;
 } Column;
 
 static inline uint16_t read16(const uint8_t *at) {
@@ -101,14 +91,14 @@ static inline const char *measure_value(Column *column, const uint8_t *at, int32
     if (SENT[kind] >= 0 && length != SENT[kind]) return "a value has another length than its type";
     switch (kind) {
     case BYTES:
-        column->size += length;
+        column->out.size += length;
         break;
     case JSONB:
         if (length < 1 || *at != 1) return "a jsonb value has an unknown version";
-        column->size += length - 1;
+        column->out.size += length - 1;
         break;
     case UUID:
-        column->size += UUID_TEXT;
+        column->out.size += UUID_TEXT;
         break;
     case NUMERIC:
     case DECIMAL:
@@ -117,7 +107,7 @@ static inline const char *measure_value(Column *column, const uint8_t *at, int32
         if (kind == NUMERIC) {
             int32_t text = number_length(at);
             if (text < 0) return "a numeric value is none";
-            column->size += text;
+            column->out.size += text;
         }
         break;
     }
@@ -253,29 +243,29 @@ static uint8_t read_decimal(const Column *column, const uint8_t *at, uint128 *nu
 /* Writes the value of a row; what it is when Arrow has no such value, else 0. */
 static inline uint8_t write_value(Column *column, Py_ssize_t row, const uint8_t *at, int32_t length,
                                   const uint8_t *end) {
-    uint8_t *to = column->to + row * WIDTH[column->kind];
+    uint8_t *to = column->out.to + row * WIDTH[column->kind];
     switch (column->kind) {
     case JSONB:
         at++;
         length--;
         /* fall through */
     case BYTES:
-        copy(column->text + column->used, at, length, column->text + column->size, end);
-        column->used += length;
+        copy(column->out.text + column->out.used, at, length, column->out.text + column->out.size, end);
+        column->out.used += length;
         return 0;
     case UUID:
-        write_uuid(column->text + column->used, at);
-        column->used += UUID_TEXT;
+        write_uuid(column->out.text + column->out.used, at);
+        column->out.used += UUID_TEXT;
         return 0;
     case NUMERIC: {
         int32_t text = number_length(at);
-        write_number(column->text + column->used, at, text);
-        column->used += text;
+        write_number(column->out.text + column->out.used, at, text);
+        column->out.used += text;
         return 0;
     }
     case BOOL:
         if (*at > 1) return SEEN_UNFIT;
-        column->to[row >> 3] |= (uint8_t)(*at << (row & 7));
+        column->out.to[row >> 3] |= (uint8_t)(*at << (row & 7));
         return 0;
     case INT16: {
         uint16_t value = read16(at);
@@ -354,63 +344,20 @@ static void write_rows(const uint8_t *at, const uint8_t *end, Column *columns, P
                 at += length;
             }
             if (length < 0 || seen) {
-                column->seen |= seen;
-                column->nulls++;
-                column->valid[row >> 3] &= (uint8_t)~(1u << (row & 7));
-                memset(column->to + row * WIDTH[column->kind], 0, (size_t)WIDTH[column->kind]);
+                column->out.seen |= seen;
+                column->out.nulls++;
+                column->out.valid[row >> 3] &= (uint8_t)~(1u << (row & 7));
+                memset(column->out.to + row * WIDTH[column->kind], 0, (size_t)WIDTH[column->kind]);
             }
-            if (column->text != NULL) memcpy(column->to + (row + 1) * 4, &column->used, 4);
+            if (column->out.text != NULL) memcpy(column->out.to + (row + 1) * 4, &column->out.used, 4);
         }
     }
 }
 
 /* ------------------------------------------------------------------------------------------------ the function */
 
-static PyObject *room(PyObject *allocate, int64_t size, Py_buffer *into) {
-    PyObject *made = PyObject_CallFunction(allocate, "n", (Py_ssize_t)size);
-    if (made == NULL) return NULL;
-    if (PyObject_GetBuffer(made, into, PyBUF_WRITABLE) < 0) {
-        Py_DECREF(made);
-        return NULL;
-    }
-    if (into->len < size) {
-        PyErr_SetString(PyExc_MemoryError, "a buffer is smaller than was asked for");
-        Py_DECREF(made);
-        return NULL;
-    }
-    return made;
-}
-
-static bool column_room(Column *column, Py_ssize_t rows, PyObject *allocate) {
-    Py_ssize_t bits = (rows + 7) / 8;
-    bool has_data = column->kind <= NUMERIC;
-    Py_ssize_t size = has_data ? (rows + 1) * 4 : column->kind == BOOL ? bits : rows * WIDTH[column->kind];
-    if ((column->validity = room(allocate, bits, &column->into_validity)) == NULL) return false;
-    if ((column->values = room(allocate, size, &column->into_values)) == NULL) return false;
-    column->valid = column->into_validity.buf;
-    column->to = column->into_values.buf;
-    memset(column->valid, 0xFF, (size_t)bits);
-    if (column->kind == BOOL) memset(column->to, 0, (size_t)bits);
-    if (!has_data) return true;
-    memset(column->to, 0, 4);
-    /* one byte more: the room of nothing has no address */
-    if ((column->data = room(allocate, column->size + 1, &column->into_data)) == NULL) return false;
-    column->text = column->into_data.buf;
-    return true;
-}
-
-static void column_clear(Column *column) {
-    if (column->into_validity.obj != NULL) PyBuffer_Release(&column->into_validity);
-    if (column->into_values.obj != NULL) PyBuffer_Release(&column->into_values);
-    if (column->into_data.obj != NULL) PyBuffer_Release(&column->into_data);
-    Py_XDECREF(column->validity);
-    Py_XDECREF(column->values);
-    Py_XDECREF(column->data);
-}
-
-static PyObject *column_made(const Column *column) {
-    return Py_BuildValue("OOOni", column->nulls ? column->validity : Py_None, column->values,
-                         column->data == NULL ? Py_None : column->data, column->nulls, (int)column->seen);
+static int width_of(const Column *column) {
+    return column->kind <= NUMERIC ? TEXT_WIDTH : column->kind == BOOL ? BIT_WIDTH : WIDTH[column->kind];
 }
 
 /* decode(block, columns, allocate) -> (rows, [(validity or None, values or offsets, data or None, nulls, seen)])
@@ -439,25 +386,25 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args) {
     wrong = measure(&from, end, columns, count, &rows);
     Py_END_ALLOW_THREADS;
     for (Py_ssize_t place = 0; place < count && wrong == NULL; place++)
-        if (columns[place].size >= INT32_MAX) wrong = "a column has more than 2 GiB";
+        if (columns[place].out.size >= INT32_MAX) wrong = "a column has more than 2 GiB";
     if (wrong != NULL) {
         PyErr_SetString(PyExc_ValueError, wrong);
         goto end;
     }
     for (Py_ssize_t place = 0; place < count; place++)
-        if (!column_room(&columns[place], rows, allocate)) goto end;
+        if (!built_room(&columns[place].out, rows, width_of(&columns[place]), allocate)) goto end;
     Py_BEGIN_ALLOW_THREADS;
     write_rows(from, end, columns, count, rows);
     Py_END_ALLOW_THREADS;
     PyObject *list = PyList_New(count);
     for (Py_ssize_t place = 0; list != NULL && place < count; place++) {
-        PyObject *column = column_made(&columns[place]);
+        PyObject *column = built_made(&columns[place].out);
         if (column == NULL) Py_CLEAR(list);
         else PyList_SET_ITEM(list, place, column);
     }
     if (list != NULL) made = Py_BuildValue("nN", rows, list);
 end:
-    for (Py_ssize_t place = 0; place < count; place++) column_clear(&columns[place]);
+    for (Py_ssize_t place = 0; place < count; place++) built_clear(&columns[place].out);
     PyMem_Free(columns);
     return made;
 }

@@ -5,11 +5,7 @@
  * - a message is taken whole or not at all: rows are counted only after the last byte of the message was right;
  * - no Python object per value: columns grow in bytes objects, which Arrow then takes without a copy.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
+#include "../_arrow_builders.h"
 
 #define HEADER 25
 #define POSTGRES_EPOCH_US UINT64_C(946684800000000)
@@ -21,77 +17,7 @@
 
 static PyObject *protocol_error;
 
-static void fail(const char *reason) {
-    if (PyErr_Occurred()) return;
-    PyObject *error = PyObject_CallFunction(protocol_error, "s", reason);
-    if (error == NULL) return;
-    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_DECREF(error);
-}
-
-/* ------------------------------------------------------------------------------------------------ growing bytes */
-
-typedef struct {
-    PyObject *bytes;
-    char *at;
-    Py_ssize_t capacity;
-} Buffer;
-
-static int buffer_room_slow(Buffer *buffer, Py_ssize_t wanted) {
-    Py_ssize_t capacity = buffer->capacity < 64 ? 64 : buffer->capacity;
-    while (capacity < wanted) {
-        if (capacity > PY_SSIZE_T_MAX / 2) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        capacity *= 2;
-    }
-    if (buffer->bytes == NULL) {
-        buffer->bytes = PyBytes_FromStringAndSize(NULL, capacity);
-        if (buffer->bytes == NULL) return -1;
-    } else if (_PyBytes_Resize(&buffer->bytes, capacity) < 0) {
-        buffer->at = NULL;
-        buffer->capacity = 0;
-        return -1;
-    }
-    buffer->at = PyBytes_AS_STRING(buffer->bytes);
-    buffer->capacity = capacity;
-    return 0;
-}
-
-static inline int buffer_room(Buffer *buffer, Py_ssize_t wanted) {
-    return wanted <= buffer->capacity ? 0 : buffer_room_slow(buffer, wanted);
-}
-
-static void buffer_clear(Buffer *buffer) {
-    Py_CLEAR(buffer->bytes);
-    buffer->at = NULL;
-    buffer->capacity = 0;
-}
-
-/* Hands the first *used* bytes over and starts anew. */
-static PyObject *buffer_take(Buffer *buffer, Py_ssize_t used) {
-    if (buffer->bytes == NULL) return PyBytes_FromStringAndSize(NULL, 0);
-    PyObject *taken = buffer->bytes;
-    buffer->bytes = NULL;
-    buffer->at = NULL;
-    buffer->capacity = 0;
-    if (_PyBytes_Resize(&taken, used) < 0) return NULL;
-    return taken;
-}
-
-/* Validity as Arrow wants it, from one byte per row; None where nothing is null. */
-static PyObject *packed(const char *valid, Py_ssize_t rows, Py_ssize_t *nulls) {
-    *nulls = 0;
-    for (Py_ssize_t row = 0; row < rows; row++) *nulls += !(valid[row] & 1);
-    if (*nulls == 0) Py_RETURN_NONE;
-    PyObject *bitmap = PyBytes_FromStringAndSize(NULL, (rows + 7) / 8);
-    if (bitmap == NULL) return NULL;
-    char *bits = PyBytes_AS_STRING(bitmap);
-    memset(bits, 0, (size_t)((rows + 7) / 8));
-    for (Py_ssize_t row = 0; row < rows; row++) bits[row >> 3] |= (char)((valid[row] & 1) << (row & 7));
-    return bitmap;
-}
+static void fail(const char *reason) { raise_made(protocol_error, reason); }
 
 /* ------------------------------------------------------------------------------------------------ relations */
 

@@ -5,11 +5,8 @@
  * - an event is taken whole or not at all: rows are counted only after the last byte of the event was right;
  * - no Python object per value: columns grow in bytes objects, which Arrow then takes without a copy.
  */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdbool.h>
-#include <stdint.h>
-#include <string.h>
+#include "../../_arrow_builders.h"
+#include "../_calendar.h"
 
 #define OP_INSERT 1
 #define OP_DELETE 2
@@ -28,7 +25,6 @@ enum { SKIP, NUMBER, YEAR, DECIMAL128, DECIMAL256, DECIMAL_TEXT, DAYS, DAYTIME, 
 /* What is known of a value; bit 0 is what Arrow wants. */
 enum { IS_NULL = 0, IS_VALUE = 1, IS_MISSING = 2, IS_SPECIAL = 4 };
 
-#define DAY_US INT64_C(86400000000)
 #define BILLION 1000000000u
 #define MAX_DEPTH 100
 
@@ -36,65 +32,7 @@ typedef unsigned __int128 uint128;
 
 static PyObject *protocol_error;
 
-static int fail(const char *reason) {
-    if (PyErr_Occurred()) return -1;
-    PyObject *error = PyObject_CallFunction(protocol_error, "s", reason);
-    if (error == NULL) return -1;
-    PyErr_SetObject((PyObject *)Py_TYPE(error), error);
-    Py_DECREF(error);
-    return -1;
-}
-
-/* ------------------------------------------------------------------------------------------------ growing bytes */
-
-typedef struct {
-    PyObject *bytes;
-    char *at;
-    Py_ssize_t capacity;
-} Buffer;
-
-static int buffer_room_slow(Buffer *buffer, Py_ssize_t wanted) {
-    Py_ssize_t capacity = buffer->capacity < 64 ? 64 : buffer->capacity;
-    while (capacity < wanted) {
-        if (capacity > PY_SSIZE_T_MAX / 2) {
-            PyErr_NoMemory();
-            return -1;
-        }
-        capacity *= 2;
-    }
-    if (buffer->bytes == NULL) {
-        buffer->bytes = PyBytes_FromStringAndSize(NULL, capacity);
-        if (buffer->bytes == NULL) return -1;
-    } else if (_PyBytes_Resize(&buffer->bytes, capacity) < 0) {
-        buffer->at = NULL;
-        buffer->capacity = 0;
-        return -1;
-    }
-    buffer->at = PyBytes_AS_STRING(buffer->bytes);
-    buffer->capacity = capacity;
-    return 0;
-}
-
-static inline int buffer_room(Buffer *buffer, Py_ssize_t wanted) {
-    return wanted <= buffer->capacity ? 0 : buffer_room_slow(buffer, wanted);
-}
-
-static void buffer_clear(Buffer *buffer) {
-    Py_CLEAR(buffer->bytes);
-    buffer->at = NULL;
-    buffer->capacity = 0;
-}
-
-/* Hands the first *used* bytes over and starts anew. */
-static PyObject *buffer_take(Buffer *buffer, Py_ssize_t used) {
-    if (buffer->bytes == NULL) return PyBytes_FromStringAndSize(NULL, 0);
-    PyObject *taken = buffer->bytes;
-    buffer->bytes = NULL;
-    buffer->at = NULL;
-    buffer->capacity = 0;
-    if (_PyBytes_Resize(&taken, used) < 0) return NULL;
-    return taken;
-}
+static int fail(const char *reason) { return raise_made(protocol_error, reason); }
 
 /* ------------------------------------------------------------------------------------------------ columns */
 
@@ -244,13 +182,6 @@ typedef struct {
     bool negative;
 } Parts;
 
-static int64_t days_of(int64_t year, int month, int day) {
-    year -= month <= 2;
-    int64_t era = (year >= 0 ? year : year - 399) / 400, of_era = year - era * 400;
-    int64_t of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
-    return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
-}
-
 static void date_of(int64_t days, Parts *into) {
     days += 719468;
     int64_t era = (days >= 0 ? days : days - 146096) / 146097, of_era = days - era * 146097;
@@ -259,12 +190,6 @@ static void date_of(int64_t days, Parts *into) {
     into->day = (int)(of_year - (153 * month + 2) / 5 + 1);
     into->month = (int)(month + (month < 10 ? 3 : -9));
     into->year = (int)(year + era * 400 + (into->month <= 2));
-}
-
-static int days_in(int year, int month) {
-    static const uint8_t DAYS_IN[13] = {0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31};
-    bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
-    return DAYS_IN[month] + (month == 2 && leap);
 }
 
 static inline int fraction_size(int digits) { return (digits + 1) / 2; }
@@ -916,19 +841,6 @@ static PyObject *decoder_add(Decoder *self, PyObject *args) {
     PyBuffer_Release(&present);
     PyBuffer_Release(&after);
     return answer;
-}
-
-/* Validity as Arrow wants it, from one byte per row; None where nothing is null. */
-static PyObject *packed(const char *valid, Py_ssize_t rows, Py_ssize_t *nulls) {
-    *nulls = 0;
-    for (Py_ssize_t row = 0; row < rows; row++) *nulls += !(valid[row] & 1);
-    if (*nulls == 0) Py_RETURN_NONE;
-    PyObject *bitmap = PyBytes_FromStringAndSize(NULL, (rows + 7) / 8);
-    if (bitmap == NULL) return NULL;
-    char *bits = PyBytes_AS_STRING(bitmap);
-    memset(bits, 0, (size_t)((rows + 7) / 8));
-    for (Py_ssize_t row = 0; row < rows; row++) bits[row >> 3] |= (char)((valid[row] & 1) << (row & 7));
-    return bitmap;
 }
 
 /* (data, offsets or None, validity or None, nulls, missing or None, has special values) */
