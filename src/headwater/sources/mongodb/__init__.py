@@ -1,0 +1,1 @@
+"""MongoDB: its change streams, its collections, its documents."""
