@@ -10,8 +10,8 @@ column of :class:`~.events.EventDecoder`). Rows come in the order of the documen
 
 The columns, their types and what happens to values that they do not take are those of the
 :class:`~headwater.sources.table.SourceTable` (:mod:`.types`, :mod:`.columns`). With the special-value policy ``null``
-such a value is null and counted in :attr:`Decoded.conflicts`; a key column has no such policy. A row of a document has a
-key always; otherwise :class:`~headwater.sources.errors.InvalidKey`.
+such a value is null and counted in :attr:`Decoded.conflicts`; a key column has no such policy. A row of a document has
+a key always; otherwise :class:`~headwater.sources.errors.InvalidKey`.
 
 A batch is decoded whole or not at all. Nothing of a document is ever part of an error. A decoder is used by one thread
 at a time.

@@ -1,9 +1,10 @@
 """Relaxed extended JSON (version 2) of BSON values, as bytes of UTF-8, without the compiled code. Pure.
 
 Relaxed, because it can be asked: a number is a number, so that ``get_json_object(document, '$.price')`` or a variant of
-Spark finds it. It is exact: a double always has a point or an exponent and as many digits as it needs, a whole number has
-all of its digits, Decimal128, dates, bytes and the rest stand in objects of their own (``{"$numberDecimal":"1.10"}``).
-What is not told apart is an int from a long of the same number. Fields come in their order, nothing stands between signs.
+Spark finds it. It is exact: a double always has a point or an exponent and as many digits as it needs, a whole number
+has all of its digits, Decimal128, dates, bytes and the rest stand in objects of their own
+(``{"$numberDecimal":"1.10"}``). What is not told apart is an int from a long of the same number. Fields come in their
+order, nothing stands between signs.
 
 A text that is not UTF-8 has no JSON: :class:`NoText`.
 """

@@ -1,8 +1,8 @@
 """Keys of any type as bytes that sort as MongoDB sorts them. Pure.
 
 Two values have the same bytes just when MongoDB takes them as equal, and the bytes are ordered as it orders the values,
-with the simple collation: numbers by value whatever their type (``1``, ``1.0`` and ``NumberDecimal("1.00")`` are one key),
-texts by their bytes, objects field by field. They cannot be turned back into the value.
+with the simple collation: numbers by value whatever their type (``1``, ``1.0`` and ``NumberDecimal("1.00")`` are one
+key), texts by their bytes, objects field by field. They cannot be turned back into the value.
 
 ==================  ====================================================================================================
 first byte          what follows

@@ -1,8 +1,8 @@
 """What the compiled code and its stand-in in Python are given, and what they give. Pure.
 
 A column is described by a tuple: name of the field, kind, digits, scale (of bytes: the subtype), whether a document
-must have it, and the columns inside of it. What is made of it is a tuple: length, nulls, conflicts (values that it did not
-take, and which are null), what these were, one bit each, then the buffers of an Arrow array and what is inside of it.
+must have it, and the columns inside of it. What is made of it is a tuple: length, nulls, conflicts (values that it did
+not take, and which are null), what these were, one bit each, then the buffers of an Arrow array and what is inside.
 """
 
 from __future__ import annotations

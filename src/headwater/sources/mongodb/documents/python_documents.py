@@ -1,4 +1,4 @@
-"""Documents into columns without the compiled code: the same functions as ``_documents.c`` has, the same values, slower."""
+"""Documents into columns without the compiled code: the functions of ``_documents.c``, the same values, slower."""
 
 from __future__ import annotations
 

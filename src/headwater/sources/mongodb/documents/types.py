@@ -10,7 +10,7 @@ string                   string
 objectId                 string: 24 hexadecimal digits, whose order is that of the ids
 date                     timestamp[ms, UTC], as far as microseconds reach (290,000 years from now)
 timestamp                uint64: seconds in the high 32 bits, the ordinal in the low
-decimal                  string: all digits and the exponent, as MongoDB prints it; ``NaN``, ``Infinity`` and ``-0``, too
+decimal                  string: all digits and the exponent, as MongoDB prints it; also NaN, Infinity and -0
 decimal(p,s)             decimal128 up to 38 digits, else decimal256: decimals, ints and longs with no more than s
                          digits after the point; not NaN, the infinities and -0
 binData, binData(n)      binary: bytes of subtype 0, or of subtype n
