@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -61,3 +62,33 @@ def started(pid: int | None = None) -> datetime:
     except (OSError, ValueError, StopIteration):
         pass
     return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessName:
+    """What tells one process from every other; what the kernel does not tell is empty or 0."""
+
+    pid: int
+    boot: str = ""
+    namespace: int = 0
+    ticks: int = 0
+
+    @classmethod
+    def own(cls) -> ProcessName:
+        return cls(os.getpid(), boot_id(), pid_namespace(), start_ticks(os.getpid()))
+
+    def is_running(self) -> bool | None:
+        """What the kernel knows; ``None`` when it is not the one to ask."""
+        known = self.boot and self.namespace and self.ticks
+        if not known or (self.boot, self.namespace) != (boot_id(), pid_namespace()):
+            return None
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            pass  # it lives, under another user
+        stat = status_fields(self.pid)
+        if not stat:
+            return None
+        return stat[0] not in "ZX" and start_ticks(self.pid) == self.ticks

@@ -11,7 +11,7 @@ import pytest
 from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
 from tests.store.versioned.written import WrittenTable
 
-from headwater.backfill.snapshot.consume_upstream.errors import SinceOutOfRange, UpstreamDropped
+from headwater.backfill.snapshot.consume_upstream.errors import SinceOutOfRange, UpstreamDropped, UpstreamWaits
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
@@ -116,6 +116,28 @@ def test_a_table_that_must_be_read_once_more_is_held_no_longer_than_it_can_be_fo
     drained(planner, query, rows)
     assert planner.stopped is not None
     assert "resnapshot" in str(planner.status()["next_step"])
+    planner.close()
+
+
+def test_a_table_that_is_being_read_is_waited_for_and_that_is_told(kept: WrittenTable, tmp_path: Path) -> None:
+    query = query_of(kept, tmp_path)
+    rows: Rows = {}
+    planner = UpstreamPlanner(query)
+    drained(planner, query, rows)
+    query.upstream.release(query.query)
+    kept.sink.incomplete(NUMBERS, "keep", "b1", {"rows": 3, "total": 100})
+    kept.write((UPDATE, {"id": 1, "v": 100}))
+    start = planner.initial()
+    assert planner.advance(start, timeout=0.05) == start
+    told = planner.status()
+    assert "not kept as a whole yet (3 of about 100 rows)" in told["problem"]
+    assert "headwater status" in told["next_step"]
+    assert told["phase"] != "stopped"
+    with pytest.raises(UpstreamWaits, match="not kept as a whole yet"):
+        UpstreamPlanner(replace(query, query="another", store=str(tmp_path / "other")))
+    kept.complete()
+    assert planner.advance(start, timeout=0.05) == start, "what lies between cannot be told by changes"
+    assert planner.stopped is not None
     planner.close()
 
 

@@ -15,7 +15,7 @@ from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, stat
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream, epoch_of
-from headwater.backfill.snapshot.consume_upstream.errors import SinceOutOfRange
+from headwater.backfill.snapshot.consume_upstream.errors import InvalidUpstream, SinceOutOfRange
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
@@ -302,6 +302,21 @@ def test_s14_since_is_resolved_and_checked(lake: Lake, tmp_path: Path) -> None:
         Query(lake, tmp_path / "late", since=epoch_of(3))
     with pytest.raises(InvalidQuery):
         Query(lake, tmp_path / "both", since=1, since_ms=1)
+
+
+def test_s14_since_on_a_table_without_a_change_feed_is_refused_with_the_statement(tmp_path: Path) -> None:
+    lake = Lake(tmp_path / "plain", {1: "a"}, {})
+    lake.append({2: "b"})
+    for number, since in enumerate((epoch_of(0), epoch_of(1))):
+        with pytest.raises(InvalidUpstream, match=r"writes no change data feed\. Run: ALTER TABLE"):
+            Query(lake, tmp_path / f"state{number}", since=since)
+    lake.delta.alter.set_table_properties({"delta.enableChangeDataFeed": "true"})
+    with pytest.raises(InvalidUpstream, match=r"at version 1: it was turned on later\. Begin at a later version"):
+        Query(lake, tmp_path / "early", since=epoch_of(0))
+    lake.append({3: "c"})
+    with running(lake, tmp_path / "after", since=epoch_of(2)) as query:
+        query.drain()
+        assert query.rows == {3: "c"}
 
 
 def test_a_checkpoint_and_a_state_that_do_not_fit_are_told_apart(lake: Lake, tmp_path: Path) -> None:

@@ -51,9 +51,15 @@ class HistoryPlans:
         self._held.let_go()
 
     def plan(self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges]) -> bool:
-        """Hand out history; whether there is a new plan."""
-        kept = self._hand_out_kept()
-        snapshot, handed = self._plan_source(ranges, end, found)
+        """Hand out history; whether there is a new plan. Where the source fails, nothing is handed out."""
+        plan = self._state.plan.following
+        try:
+            kept = self._hand_out_kept()
+            snapshot, handed = self._plan_source(ranges, end, found)
+        except BaseException:  # the next attempt hands it out again, under the same number
+            for table in self._tables.values():
+                table.roll_back(plan - 1, None)
+            raise
         if not handed and not kept:
             return False
         self._keep(snapshot, ranges, end, handed, kept)

@@ -319,7 +319,7 @@ class QueryTable:
         if self.kept is not None:
             self.kept.executor.deliver(plan)
 
-    def roll_back(self, plan: int, epoch: int) -> None:
+    def roll_back(self, plan: int, epoch: int | None) -> None:
         if self.kept is not None:
             self.kept.executor.roll_back(plan)
         if self.executor is not None:

@@ -32,6 +32,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "add-sink": ("sink", "add_sink", "Run"),
     "derive": ("derive", "derive", "Run"),
     "sink": ("sink", "app", "Run"),
+    "pins": ("pins", "app", "Run"),
     "upstream": ("upstream", "app", "Run"),
     "state": ("state", "app", "Look inside"),
     "log": ("log", "app", "Look inside"),

@@ -26,6 +26,7 @@ _RATE_SECONDS = 5.0
 _BAR_WIDTH = 20
 _NAME_WIDTH = 16
 _UNLIMITED = 1000
+_ABANDONED_SECONDS = 60.0
 _HISTORY = ("waiting", "reading")
 _KEPT_PHASES = {"reading": "snapshot", "settling": "change log"}
 """What the phases are of a table whose history comes from our own."""
@@ -243,8 +244,25 @@ def problems(found: PipelineStatus) -> Iterator[Text]:
     for one in found.derived:
         if one.error is not None and one.error != found.error:
             yield from _problem(_about(one), one.error, one.next_step, failed=one.state == "failed")
+        if one.state == "failed" and one.epoch:
+            held = f"{', '.join(one.tables)} are held at epoch {one.epoch} for it, and their logs grow."
+            yield from _problem(f"{one.name}: ", held, f"To let go of them: headwater sink drop {one.name}")
+    if found.running:
+        yield from _abandoned(found)
     for name, reason in found.left_out.items():
         yield from _problem(f"{name} is left out: ", reason, None)
+
+
+def _abandoned(found: PipelineStatus) -> Iterator[Text]:
+    """Pins that outlived their process: who made them may never come back."""
+    tables: dict[str, list[str]] = {}
+    for table in (one for sink in found.sinks for one in sink.tables):
+        for pin in () if table.kept is None else table.kept.pins:
+            if pin.lasting and pin.is_lost and pin.age_seconds >= _ABANDONED_SECONDS:
+                tables.setdefault(pin.owner, []).append(table.name)
+    for owner, names in tables.items():
+        held = f"it holds {', '.join(names)}, and its process is gone."
+        yield from _problem(f"{owner}: ", held, f"If it does not come back: headwater pins release '{owner}'")
 
 
 def _about(sink: SinkStatus | DerivedStatus) -> str:

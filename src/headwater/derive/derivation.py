@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from headwater.derive.affected import key_types
@@ -158,7 +159,7 @@ def load_function(name: str, text: str, folder: Path | None = None) -> Callable[
     if place is not None and place not in sys.path:
         sys.path.insert(0, place)
     try:
-        found = importlib.import_module(module)
+        found = _module(module)
         function = getattr(found, attribute)
     except (ImportError, AttributeError) as error:
         raise InvalidDerivation(
@@ -169,6 +170,32 @@ def load_function(name: str, text: str, folder: Path | None = None) -> Callable[
         raise InvalidDerivation(f"{text!r} of derivation {name!r} is no function.", next_step="Name a function.")
     _send_along(found)
     return function  # type: ignore[no-any-return]
+
+
+_loaded: dict[str, tuple[str, int]] = {}
+"""By module: its file, and when that was written, as it was loaded."""
+
+
+def _module(name: str) -> ModuleType:
+    """The module as its file is now: an edit counts from the next start of its derivations on."""
+    known = sys.modules.get(name)
+    if known is None:
+        importlib.invalidate_caches()  # it may have been written since somebody looked
+        found = importlib.import_module(name)
+    elif name in _loaded and _loaded[name] != _written(known):
+        found = importlib.reload(known)
+    else:
+        found = known
+    _loaded[name] = _written(found)
+    return found
+
+
+def _written(module: ModuleType) -> tuple[str, int]:
+    place = getattr(module, "__file__", None) or ""
+    try:
+        return place, Path(place).stat().st_mtime_ns
+    except OSError:
+        return place, 0
 
 
 def _send_along(module: Any) -> None:

@@ -21,5 +21,9 @@ class ResultChanged(DeriveError, ConflictError):
     """The function gives other columns than it did, and a person decides about that."""
 
 
+class FunctionChanged(DeriveError, ConflictError):
+    """The function is not the one that made what was delivered, and a person decides about that."""
+
+
 class EpochLost(DeriveError, ConflictError):
     """The tables no longer have the epoch that the derived table was brought to."""

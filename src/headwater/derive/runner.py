@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 from headwater import failpoints
 from headwater.derive.affected import AffectedKeys
 from headwater.derive.derivation import NAMESPACE, Derivation, ResultColumns
-from headwater.derive.errors import DeriveError, EpochLost
+from headwater.derive.errors import DeriveError, EpochLost, FunctionChanged
+from headwater.derive.fingerprint import comparable, fingerprint
 from headwater.derive.frames import Rows, Staging, TableFrame, result_columns
 from headwater.derive.state import DerivedRecord, DerivedState
 from headwater.errors import TransientError
@@ -102,6 +103,7 @@ class DerivedRunner:
         self._place, self._derivation, self._function = place, derivation, function
         self._sink, self._spark, self._note = sink, spark, note
         self._state = DerivedState(place.store, place.query)
+        self._made_by = fingerprint(function, derivation.tables)
         self._tables: list[VersionedTable] = []
         self._recovered = False
         self.phase = Phase.WAITING
@@ -130,6 +132,8 @@ class DerivedRunner:
                 ]
                 if not self._recovered:
                     self._recover()
+                    self._check_function()
+                    self._recovered = True
                 is_held = self._is_held()
                 if self.epoch and self._following():
                     return True
@@ -181,7 +185,23 @@ class DerivedRunner:
                 known = max(record.delivered, has.epoch, record.start if has.plan >= _PLAN else 0)
                 if known > record.delivered:
                     self._state.put(replace(record, delivered=known))
-        self._recovered = True
+
+    def _check_function(self) -> None:
+        """What was delivered must be of the function as it is: only what changes later is made by it.
+
+        :raises FunctionChanged: it is not.
+        """
+        record, name = self._state.record, self._derivation.name
+        if not record.delivered or record.function == self._made_by:
+            return
+        if record.function and comparable(record.function, self._made_by):
+            raise FunctionChanged(
+                f"The function of {self._derivation.full_name}, something that it uses, or its tables are not those "
+                "that made what was delivered.",
+                next_step=f"To make the table anew: headwater sink drop {name} && headwater sink resume {name}; or put "
+                f"back what was changed, and: headwater sink retry {name}",
+            )
+        self._state.put(replace(record, function=self._made_by))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -193,7 +213,7 @@ class DerivedRunner:
         self._derivation.check(known)
         result = self._function(*self._frames(epoch, Rows.ALL, None, known))
         table = ResultColumns(*result_columns(result)).table(self._derivation, None)
-        self._state.put(self._state.record.begun(table, epoch))
+        self._state.put(self._state.record.begun(table, epoch, self._made_by))
         self._sink.abort(table, self._place.query, self._state.generation)  # what a life before left
         staging = Staging(self._sink, table, self._token(0, epoch))
         failpoints.hit(BEFORE_STAGE)

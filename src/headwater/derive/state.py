@@ -37,6 +37,7 @@ class DerivedRecord:
     :ivar delivered: up to which epoch it is in the sink; 0 before the first result is.
     :ivar columns: of the table and its key, as text; empty before they are known.
     :ivar rows: that were delivered, of results and changes. :ivar seconds: that the last batch took.
+    :ivar function: the fingerprint of what makes it; empty: written by a version that took none.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex[:12])
@@ -47,6 +48,7 @@ class DerivedRecord:
     rows: int = 0
     seconds: float = 0.0
     updated_ms: int = 0
+    function: str = ""
 
     def table(self, namespace: str, name: str) -> SourceTable | None:
         """The derived table, if it is known."""
@@ -55,10 +57,10 @@ class DerivedRecord:
         schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self.columns)))
         return SourceTable.of_log(namespace, name, schema, tuple(self.key), None)
 
-    def begun(self, table: SourceTable, epoch: int) -> Self:
+    def begun(self, table: SourceTable, epoch: int, function: str) -> Self:
         """With its first result at *epoch*."""
         schema = base64.b64encode(table.schema.serialize().to_pybytes()).decode()
-        return replace(self, start=epoch, delivered=0, columns=schema, key=table.key_columns)
+        return replace(self, start=epoch, delivered=0, columns=schema, key=table.key_columns, function=function)
 
 
 class DerivedState:

@@ -15,6 +15,12 @@ metric                               meaning
 ``sink_pending_batches``             that are staged and not committed; ``sink_pending_seconds``: the oldest
 ``sink_backfill_rows``               of history that are read; ``sink_backfill_total_rows``: an estimate
 ``sink_backfill_lag_epochs``         of the log that are left after a snapshot of a table of ours
+``kept_base_epoch``                  of a kept table: the oldest that can be read; ``kept_pins``: how many hold it
+``kept_oldest_pin_seconds``          how long the oldest of them has been there; ``kept_bytes``: its size
+``derived_up``                       1 while a derived table is maintained; ``derived_state``: 1 for its state, a label
+``derived_batches_total``            since the start; ``derived_restarts_total``; ``derived_rows_total``: delivered
+``derived_delivered_epoch``          the newest; ``derived_batch_seconds``: how long the last batch took
+``derived_lag_rows``                 changes of its tables since; ``derived_lag_seconds``: how old the oldest is
 ===================================  ====================================================================
 
 The metrics of the logs follow (:mod:`headwater.log_store.metrics`).
@@ -29,9 +35,10 @@ from headwater.backfill.planner import PARKED
 from headwater.capture.metrics import MetricsServer, of_logs
 from headwater.log_store.metrics import Metric
 from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.status import PipelineStatus, SinkStatus, read_status
+from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, read_status
 from headwater.sinks.coordinator import DeliveryState, read_deliveries
 from headwater.sinks.dead_letters import DeadLetters
+from headwater.versioned.status import KeptStatus
 
 
 def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
@@ -41,6 +48,8 @@ def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
     yield Metric("pipeline_up", labels, float(found.running))
     for sink in found.sinks:
         yield from _of_sink(sink)
+    for one in found.derived:
+        yield from _of_derived(one)
     for section in config.sink:
         yield from _of_deliveries(config.store, config.query(section), section.label)
         letters = DeadLetters(str(config.dead_letters(section)))
@@ -66,6 +75,28 @@ def _of_sink(sink: SinkStatus) -> Iterator[Metric]:
             yield Metric("sink_backfill_total_rows", of_table, float(table.total))
         if table.lag_epochs is not None:
             yield Metric("sink_backfill_lag_epochs", of_table, float(table.lag_epochs))
+        if table.kept is not None:
+            yield from _of_kept(table.kept, of_table)
+
+
+def _of_kept(kept: KeptStatus, labels: tuple[tuple[str, str], ...]) -> Iterator[Metric]:
+    yield Metric("kept_base_epoch", labels, float(kept.base_epoch))
+    yield Metric("kept_bytes", labels, float(kept.size))
+    yield Metric("kept_pins", labels, float(len(kept.pins)))
+    yield Metric("kept_oldest_pin_seconds", labels, max((pin.age_seconds for pin in kept.pins), default=0.0))
+
+
+def _of_derived(derived: DerivedStatus) -> Iterator[Metric]:
+    labels = (("derived", derived.name),)
+    yield Metric("derived_up", labels, float(derived.state == "running"))
+    yield Metric("derived_state", (*labels, ("state", derived.state)), 1.0)
+    yield Metric("derived_batches_total", labels, float(derived.batches))
+    yield Metric("derived_restarts_total", labels, float(derived.restarts))
+    yield Metric("derived_rows_total", labels, float(derived.rows))
+    yield Metric("derived_delivered_epoch", labels, float(derived.epoch))
+    yield Metric("derived_batch_seconds", labels, derived.seconds)
+    yield Metric("derived_lag_rows", labels, float(derived.lag_rows))
+    yield Metric("derived_lag_seconds", labels, derived.lag_seconds)
 
 
 def _of_deliveries(location: str, query: str, sink: str) -> Iterator[Metric]:

@@ -10,17 +10,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import socket
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
 from headwater import failpoints
+from headwater.process import ProcessName, boot_id, host_name
 from headwater.versioned.errors import BaseGone, NotComplete
 
 LOCK: Final = ".lock"
@@ -40,6 +40,8 @@ class PinInfo:
     """A pin, as everybody sees it.
 
     :ivar id: names its file. :ivar lasting: it outlives its process. :ivar is_lost: that is gone, of this machine.
+    :ivar boot: … :ivar ticks: with the pid they name that process (:class:`headwater.process.ProcessName`); a pin of an
+        earlier release has none of them.
     """
 
     id: str
@@ -50,6 +52,9 @@ class PinInfo:
     pid: int
     host: str
     lasting: bool = False
+    boot: str = ""
+    namespace: int = 0
+    ticks: int = 0
 
     @property
     def age_seconds(self) -> float:
@@ -57,8 +62,11 @@ class PinInfo:
 
     @property
     def is_lost(self) -> bool:
-        if self.host != socket.gethostname():
+        if self.host != host_name():
             return False
+        if self.boot:
+            running = ProcessName(self.pid, self.boot, self.namespace, self.ticks).is_running()
+            return self.boot != boot_id() if running is None else not running
         try:
             os.kill(self.pid, 0)
         except ProcessLookupError:
@@ -178,13 +186,12 @@ def put_pin(root: Path, folder: Path, table: str, owner: str, epoch: int, name: 
             )
         path = folder / FOLDER / f"{name or uuid.uuid4().hex}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        told = {
+        told = asdict(ProcessName.own()) | {
             "table": table,
             "owner": owner,
             "epoch": epoch,
             "created_ms": time.time_ns() // 1_000_000,
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
+            "host": host_name(),
             "lasting": name is not None,
         }
         _put(path, told)
@@ -201,6 +208,23 @@ def pins_in(folder: Path) -> list[PinInfo]:
         except FileNotFoundError:
             continue
     return sorted(found, key=lambda pin: (pin.epoch, pin.created_ms))
+
+
+def all_pins(root: Path) -> list[PinInfo]:
+    """The pins of all tables in *root*, by table and epoch."""
+    found = [pin for folder in root.glob(f"*/{FOLDER}") for pin in pins_in(folder.parent)]
+    return sorted(found, key=lambda pin: (pin.table, pin.epoch, pin.created_ms))
+
+
+def release_pins(root: Path, wanted: Callable[[PinInfo], bool]) -> list[PinInfo]:
+    """Release the *wanted* pins of all tables in *root*; whoever needs one may find its epoch gone."""
+    released = []
+    for folder in sorted(root.glob(f"*/{FOLDER}")):
+        for pin in pins_in(folder.parent):
+            if wanted(pin):
+                Pin(folder / f"{pin.id}.json", pin.epoch).release()
+                released.append(pin)
+    return released
 
 
 def _put(path: Path, told: dict[str, Any]) -> None:

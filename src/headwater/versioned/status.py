@@ -6,18 +6,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater.versioned.folder import TableFolder
-from headwater.versioned.pins import pins_in
+from headwater.versioned.pins import PinInfo, pins_in
 
 
 @dataclass(frozen=True, slots=True)
 class PinStatus:
-    """Somebody who needs an epoch. :ivar is_lost: the process is gone."""
+    """Somebody who needs an epoch. :ivar is_lost: the process is gone. :ivar lasting: the pin stays nevertheless."""
 
     owner: str
     epoch: int
     age_seconds: float
     process: str
     is_lost: bool
+    id: str
+    lasting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +44,11 @@ def kept_status(root: str | Path, table: str) -> KeptStatus | None:
     newest = folder.newest()
     if newest.table is None:
         return None
-    pins = tuple(
-        PinStatus(pin.owner, pin.epoch, round(pin.age_seconds, 1), f"process {pin.pid} on {pin.host}", pin.is_lost)
-        for pin in pins_in(folder.path)
-    )
+    pins = tuple(pin_status(pin) for pin in pins_in(folder.path))
     return KeptStatus(newest.exact is not None, newest.epoch, len(newest.runs), newest.rows, newest.size, pins)
+
+
+def pin_status(pin: PinInfo) -> PinStatus:
+    """A pin, for people."""
+    process = f"process {pin.pid} on {pin.host}"
+    return PinStatus(pin.owner, pin.epoch, round(pin.age_seconds, 1), process, pin.is_lost, pin.id, pin.lasting)

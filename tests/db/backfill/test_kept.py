@@ -24,6 +24,7 @@ from headwater.backfill.errors import InvalidQuery, SinceGone
 from headwater.backfill.query_table import QueryTable
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.units import SnapshotUnit
+from headwater.errors import InputError
 from headwater.stream import Barrier, BarrierKind, Mutation, Pause, Throttle
 from headwater.versioned import VersionedTable
 
@@ -188,6 +189,37 @@ def test_a_query_that_is_resumed_reads_again_only_what_it_was_reading(
         query.finish()
         query.assert_equal()
         assert 3000 <= query.read_rows < 3300  # under a tenth comes twice
+        query.close()
+
+
+class _Refused(InputError):
+    pass
+
+
+def test_what_was_handed_out_of_a_kept_table_comes_again_after_the_source_of_another_one_failed(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newest_postgres.execute("CREATE TABLE others (id bigint PRIMARY KEY)", "INSERT INTO others VALUES (1)")
+    _create(newest_postgres)
+    tables = (TABLE, "public.others")
+    with running(newest_postgres, tmp_path, *tables) as capture, kept(capture, TABLE) as keeping:
+        keeping.finish()
+        query = Later(keeping, *tables, source=newest_postgres.dsn)
+
+        def refused() -> Any:
+            raise _Refused("The source refuses.")
+
+        history = query.planner._tables[TABLE].kept
+        assert history is not None
+        with monkeypatch.context() as patched:
+            patched.setattr(query.planner._history._source, "export", refused)
+            for _ in range(2):  # the second is not refused because of the first
+                with pytest.raises(_Refused):
+                    query.batch()
+                assert not history.executor.handed_out(query.planner._state.plan.following)
+        query.finish()
+        query.assert_equal()
+        assert max(query.sink.history[TABLE].values()) == 1
         query.close()
 
 

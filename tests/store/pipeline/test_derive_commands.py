@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,8 +16,9 @@ from headwater.derive.state import DerivedState, read_record
 from headwater.pipeline.config import configure, load
 from headwater.pipeline.derived_query import tables_folder
 from headwater.pipeline.errors import ConfigError
+from headwater.pipeline.metrics import pipeline_metrics
 from headwater.sources.table import SourceColumn, SourceTable
-from headwater.versioned.pins import put_pin
+from headwater.versioned.pins import all_pins, put_pin
 
 runner = CliRunner()
 EXAMPLE = Path(__file__).parents[3] / "examples" / "derived_tables"
@@ -82,7 +84,7 @@ def test_a_derived_table_is_looked_after_like_a_sink(folder: Path) -> None:
     query = config.query(config.derive[0])
     state = DerivedState(config.store, query)
     table = SourceTable("derived", "sales", (SourceColumn("day", pa.date32(), "date", 1),), ("day",))
-    state.put(state.record.begun(table, 5 << 16))
+    state.put(state.record.begun(table, 5 << 16, "cpython-311:00ff"))
     assert state.record.table("derived", "sales") == table
     state.close()
     pins = tables_folder(config) / "public.orders"
@@ -100,6 +102,47 @@ def test_a_derived_table_is_looked_after_like_a_sink(folder: Path) -> None:
     assert read_record(config.store, query) is None
     assert not list(pins.rglob("*.json")), "nothing is held for it any more"
     runner.invoke(app, ["sink", "resume", "sales"])
+
+
+def test_pins_are_listed_with_their_owners_and_released_by_them(folder: Path) -> None:
+    config = load(folder / "pipeline.toml")
+    root = tables_folder(config)
+    for table in ("public.orders", "public.customers"):
+        put_pin(root, root / table, table, "derive shop-sales", 5 << 16, "derive-shop-sales")
+    reader = put_pin(root, root / "public.orders", "public.orders", "a report", 7 << 16)
+    shown = runner.invoke(app, ["pins", "list"], env={"COLUMNS": "200"}).stdout
+    assert "derive shop-sales" in shown
+    assert "a report" in shown
+    told = json.loads(runner.invoke(app, ["pins", "list", "--json"]).stdout)
+    assert [(one["table"], one["owner"], one["epoch"], one["lasting"], one["is_lost"]) for one in told] == [
+        ("public.customers", "derive shop-sales", 5 << 16, True, False),
+        ("public.orders", "derive shop-sales", 5 << 16, True, False),
+        ("public.orders", "a report", 7 << 16, False, False),
+    ]
+    refused = runner.invoke(app, ["pins", "release", "derive shop-sales"], input="n\n")
+    assert refused.exit_code == 1
+    assert "may still read it" in refused.stderr
+    assert len(all_pins(root)) == 3
+    done = runner.invoke(app, ["pins", "release", "derive shop-sales", "--yes"])
+    assert "public.orders: no longer held at epoch 327680" in done.stderr.replace("\n", " ")
+    assert [pin.id for pin in all_pins(root)] == [reader.id]
+    by_folder = ["pins", "release", reader.id, "--yes", "--json", "--tables", str(root)]
+    assert [one["owner"] for one in json.loads(runner.invoke(app, by_folder).stdout)] == ["a report"]
+    nothing = runner.invoke(app, ["pins", "release", "nobody"])
+    assert "Nothing is pinned by 'nobody'" in str(nothing.exception)
+
+
+def test_figures_of_a_derived_table_are_served(folder: Path) -> None:
+    runner.invoke(app, SALES)
+    config = load(folder / "pipeline.toml")
+    state = DerivedState(config.store, config.query(config.derive[0]))
+    table = SourceTable("derived", "sales", (SourceColumn("day", pa.date32(), "date", 1),), ("day",))
+    state.put(replace(state.record.begun(table, 5 << 16, ""), rows=12, seconds=1.5))
+    state.close()
+    found = {one.name: one.value for one in pipeline_metrics(config) if ("derived", "sales") in one.labels}
+    assert found["derived_up"] == 0.0
+    assert (found["derived_rows_total"], found["derived_batch_seconds"]) == (12.0, 1.5)
+    assert {"derived_lag_rows", "derived_lag_seconds", "derived_restarts_total", "derived_state"} <= found.keys()
 
 
 def test_the_example_is_a_pipeline_whose_functions_are_there(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,38 @@ def test_a_pin_goes_with_its_process_unless_it_has_a_name(kept: WrittenTable) ->
     assert table.pin("a query", epoch, name="a query").epoch == epoch
     table.release("a query")
     assert kept.fold() == kept.newest
+    kept.close()
+
+
+def test_a_pin_is_lost_with_its_process_also_where_another_one_has_the_pid_now(kept: WrittenTable) -> None:
+    table = kept.open()
+    pin = table.pin("a reader")
+    (info,) = table.pins()
+    assert not info.is_lost
+    assert replace(info, ticks=info.ticks - 1).is_lost, "the pid is another process's now"
+    assert replace(info, boot="of-another-boot").is_lost
+    assert not replace(info, host="elsewhere", ticks=1).is_lost, "nobody here can tell"
+    assert not replace(info, namespace=info.namespace + 1, ticks=1).is_lost, "pids mean others there"
+    earlier = replace(info, boot="", namespace=0, ticks=0)
+    assert not earlier.is_lost
+    assert replace(earlier, pid=2**22 + 1).is_lost
+    path = kept.sink.folder(ORDERS).path / "pins" / f"{pin.id}.json"
+    told = json.loads(path.read_text())
+    path.write_text(json.dumps(told | {"ticks": told["ticks"] - 1}))
+    kept.write((INSERT, order(99)))
+    assert kept.fold() == kept.newest, "it holds nothing"
+    assert not table.pins()
+    kept.close()
+
+
+def test_a_pin_of_an_earlier_release_is_read(kept: WrittenTable) -> None:
+    folder = kept.sink.folder(ORDERS).path / "pins"
+    folder.mkdir(exist_ok=True)
+    (folder / "old.json").write_text(
+        '{"created_ms": 1, "epoch": 65536, "host": "h", "lasting": true, "owner": "o", "pid": 1, "table": "t"}'
+    )
+    (found,) = kept.open().pins()
+    assert (found.owner, found.epoch, found.lasting, found.boot) == ("o", 65536, True, "")
     kept.close()
 
 

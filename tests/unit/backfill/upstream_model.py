@@ -114,6 +114,9 @@ class MemoryUpstream:
     def epoch_at(self, time_ms: int) -> int | None:
         return min((known for known in self.versions if Epoch(known).unix_ms >= time_ms), default=None)
 
+    def check_changes(self, after: int) -> None:
+        """They are always written."""
+
     def check_snapshot(self, epoch: int) -> None:
         if epoch < self.oldest or epoch not in self.versions:
             raise VersionExpired("The version is gone.", next_step="Read the table once more.")

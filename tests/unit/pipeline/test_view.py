@@ -9,7 +9,7 @@ from rich.console import Console
 
 from headwater.cli.run import _news
 from headwater.cli.status import Rates, duration, view
-from headwater.pipeline.status import PipelineStatus, SinkStatus, TableStatus
+from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, TableStatus
 from headwater.versioned.status import KeptStatus, PinStatus
 
 READING = TableStatus(
@@ -49,11 +49,25 @@ def test_a_table_that_comes_from_our_own_shows_its_phase_and_the_epochs_that_are
 
 
 def test_a_kept_table_shows_its_base_and_who_pins_it_for_how_long() -> None:
-    pin = PinStatus("shop-lake", 11_639_512_937_332_736, 124.0, "process 7 on vm", False)
+    pin = PinStatus("shop-lake", 11_639_512_937_332_736, 124.0, "process 7 on vm", False, "query-shop-lake", True)
     kept = KeptStatus(True, 11_639_512_937_332_736, 3, 10, 5 << 20, (pin,))
     text = shown(status(replace(LIVE, kept=kept), replace(READING, kept=KeptStatus(False, 0, 1, 1, 100))))
     for words in ("base epoch", "5.0 MiB", "shop-lake at 11639512937332736, 2 min 4 s ago", "not complete"):
         assert words in text, text
+
+
+def test_a_pin_whose_process_is_gone_and_a_derived_table_that_failed_say_how_to_let_go() -> None:
+    pin = PinStatus("shop-lake", 5, 124.0, "process 7 on vm", True, "query-shop-lake", True)
+    table = replace(LIVE, kept=KeptStatus(True, 5, 3, 10, 100, (pin,)))
+    derived = DerivedStatus("sales", "derived.sales", ("public.lines",), ("day",), "delta", "failed", "live", epoch=7)
+    text = shown(status(table, derived=(derived,)))
+    for words in ("shop-lake: it holds public.lines, and its process is gone.", "headwater pins release 'shop-lake'"):
+        assert words in text, text
+    for words in ("public.lines are held at epoch 7 for it", "To let go of them: headwater sink drop sales"):
+        assert words in text, text
+    young = replace(table, kept=KeptStatus(True, 5, 3, 10, 100, (replace(pin, age_seconds=3.0),)))
+    assert "is gone" not in shown(status(young))
+    assert "is gone" not in shown(replace(status(table), running=False)), "it comes back with the pipeline"
 
 
 def test_a_narrow_terminal_shows_names_and_numbers_and_leaves_the_bars_out() -> None:

@@ -9,12 +9,11 @@ made only once.
 from __future__ import annotations
 
 import json
-import os
 import time
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
-from headwater.process import boot_id, host_name, pid_namespace, start_ticks, started, status_fields
+from headwater.process import ProcessName, host_name, started
 from headwater.state.engines.slate import Place
 from headwater.state.errors import StoreOwned
 from headwater.state.store import Owner
@@ -60,19 +59,7 @@ class Claim:
 
     def _running(self) -> bool | None:
         """What the kernel knows about the process; ``None`` when it is not the one to ask."""
-        known = self.boot and self.namespace and self.ticks
-        if not known or (self.boot, self.namespace) != (boot_id(), pid_namespace()):
-            return None
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except OSError:
-            pass  # it lives, under another user
-        stat = status_fields(self.pid)
-        if not stat:
-            return None
-        return stat[0] not in "ZX" and start_ticks(self.pid) == self.ticks
+        return ProcessName(self.pid, self.boot, self.namespace, self.ticks).is_running()
 
     def to_bytes(self) -> bytes:
         stored = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -112,15 +99,16 @@ def claim(place: Place, *, takeover: bool) -> Claim:
         if old is not None and old.alive(now) and not takeover:
             raise StoreOwned(place.location, old.host, old.pid, old.started)
         generation = old.generation + 1 if old else 1
+        own = ProcessName.own()
         mine = Claim(
             generation=generation,
             host=host_name(),
-            pid=os.getpid(),
+            pid=own.pid,
             started=started(),
-            boot=boot_id(),
+            boot=own.boot,
             beat=now,
-            namespace=pid_namespace(),
-            ticks=start_ticks(os.getpid()),
+            namespace=own.namespace,
+            ticks=own.ticks,
         )
         if place.create(mine.name, mine.to_bytes()):
             for name in place.names(_PREFIX):

@@ -149,13 +149,28 @@ class DeltaUpstream:
     def check_snapshot(self, epoch: int) -> None:
         """:raises VersionExpired: the version, or a file of it, is gone. :raises InvalidUpstream: no change feed."""
         at = self._at(version_of(epoch))
-        if str(at.metadata().configuration.get(FEED, "false")).lower() != "true":
+        if not _has_feed(at):
             raise InvalidUpstream(
                 f"Table {self.name} writes no change data feed: what follows a snapshot could not be known.",
                 next_step=f"Run: ALTER TABLE … SET TBLPROPERTIES ({FEED} = true), and begin after that.",
             )
         paths = [unquote(path) for path in at.get_add_actions()["path"].to_pylist()]
         self._require(paths, VersionExpired, f"version {version_of(epoch)}")
+
+    def check_changes(self, after: int) -> None:
+        """:raises InvalidUpstream: the version after *after* was, or will be, written without a change data feed."""
+        newest, version = self._newest(), version_of(after) + 1
+        following = newest if version > newest.version() else self._at(version)
+        if not _has_feed(following):
+            since = next_step = ""
+            if _has_feed(newest):
+                since = f" at version {version}: it was turned on later"
+                next_step = "Begin at a later version, or leave 'since' out to read the table as it is."
+            raise InvalidUpstream(
+                f"Table {self.name} writes no change data feed{since}.",
+                next_step=next_step
+                or f"Run: ALTER TABLE … SET TBLPROPERTIES ({FEED} = true), and begin at a version after that.",
+            )
 
     def snapshot_cuts(self, epoch: int, vnodes: VnodeRange) -> Sequence[Cut]:
         return self._even(int(self._at(version_of(epoch)).count()), vnodes)
@@ -350,6 +365,10 @@ def _told(call: Callable[[], _T], gone: Callable[[], RetentionMiss]) -> _T:
                 f"A Delta table cannot be read: {type(error).__name__}.", next_step="Look at its storage, then retry."
             ) from error
         raise
+
+
+def _has_feed(table: Any) -> bool:
+    return str(table.metadata().configuration.get(FEED, "false")).lower() == "true"
 
 
 def _directory(uri: str) -> str:

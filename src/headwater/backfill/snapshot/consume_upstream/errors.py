@@ -34,6 +34,10 @@ class UpstreamUnreadable(BackfillError, TransientError):
     """The table cannot be read at the moment."""
 
 
+class UpstreamWaits(UpstreamUnreadable):
+    """The table is not there as a whole now; it will be, and whoever waits for it need not ask."""
+
+
 class InvalidUpstream(BackfillError, InputError):
     """A table that cannot be consumed as it is, or an option that makes no sense."""
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator
 
 from headwater.backfill.control import QueryStatus, status
 from headwater.backfill.plans import FOLDER
+from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.log_store.metrics import Metric
 from headwater.state.beside import stores_beside
 
@@ -37,7 +38,7 @@ def upstream_metrics(location: str) -> Iterator[Metric]:
     for found in upstream_queries(location):
         value, labels = found.value, (("query", found.query), ("upstream", found.value["upstream"]))
         consumed, newest = value["consumed_version"], value["newest_version"]
-        yield Metric("upstream_stopped", labels, float(value["problem"] is not None))
+        yield Metric("upstream_stopped", labels, float(value["phase"] == StreamPhase.STOPPED.value))
         yield Metric("upstream_consumed_version", labels, float(consumed or 0))
         if newest is not None:
             yield Metric("upstream_newest_version", labels, float(newest))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from headwater import failpoints
@@ -24,7 +24,12 @@ from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, QueryState
-from headwater.backfill.snapshot.consume_upstream.errors import ChangeLogGone, EpochMismatch, RetentionMiss
+from headwater.backfill.snapshot.consume_upstream.errors import (
+    ChangeLogGone,
+    EpochMismatch,
+    RetentionMiss,
+    UpstreamWaits,
+)
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableExecutor
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery, UpstreamUnit, cut_parts
 from headwater.backfill.snapshot.consume_upstream.record import UpstreamPlan, UpstreamRecord, UpstreamRecords
@@ -71,6 +76,7 @@ class UpstreamPlanner:
         self._told = 0.0
         self._moved = True
         self._noted: str | None = None
+        self._waits: UpstreamWaits | None = None
         with ExitStack() as stack:
             self._state = QueryState(
                 stack.enter_context(open_beside_writer(query.store, FOLDER, query.query, takeover=takeover))
@@ -194,10 +200,11 @@ class UpstreamPlanner:
             left = deadline - time.monotonic()
             if made or left <= 0:
                 return _offset(self._state.plan.number)
-            if self._is_held:
+            if self._is_held or self._waits is not None:
                 time.sleep(min(left, _LOOK_SECONDS))
             else:
-                self._table.wait_for_epoch(self._executor.consumed_epoch, min(left, _WAIT_SECONDS))
+                with suppress(UpstreamWaits):
+                    self._table.wait_for_epoch(self._executor.consumed_epoch, min(left, _WAIT_SECONDS))
 
     def latest(self, start: QueryOffset, patience: float, upto: int | None) -> QueryOffset:
         """As :meth:`advance` for a stream: waits for *patience* seconds, and where it ends at *upto* until that.
@@ -242,6 +249,8 @@ class UpstreamPlanner:
 
     def _next(self, upto: int | None) -> bool:
         """Make a plan, if there is something to read."""
+        if self._must_wait():
+            return False
         if self._executor.stopped is None and self._has_news() and self._is_another():
             return False
         parts = self._barrier(None, upto=upto)
@@ -256,6 +265,17 @@ class UpstreamPlanner:
         self._put_record()
         self._save()
         return True
+
+    def _must_wait(self) -> bool:
+        """Whether the table is being read once more itself: there is nothing to be had of it until it is done."""
+        before, self._waits = self._waits, None
+        try:
+            if self._executor.stopped is None:
+                self._table.newest_epoch()
+        except UpstreamWaits as waits:
+            self._waits = waits
+        self._moved |= (before is None) != (self._waits is None)
+        return self._waits is not None
 
     def _has_news(self) -> bool:
         executor = self._executor
@@ -392,7 +412,7 @@ class UpstreamPlanner:
         failpoints.hit(BEFORE_HOLD)
         try:
             self._table.hold(self._query.query, needed)
-        except RetentionMiss:
+        except (RetentionMiss, UpstreamWaits):
             pass
         failpoints.hit(AFTER_HOLD)
 
@@ -403,7 +423,7 @@ class UpstreamPlanner:
 
     def status(self) -> dict[str, Any]:
         """What a person wants to know."""
-        return status_of(self._query, self._executor, self._state.plan.number, self._record.rows)
+        return status_of(self._query, self._executor, self._state.plan.number, self._record.rows, self._waits)
 
     def _tell(self) -> None:
         """Write the status down, now and then; a stop at once, and into the journal."""

@@ -10,6 +10,7 @@ def resolve_since(table: UpstreamTable, epoch: int | None, time_ms: int | None) 
     """The epoch after which changes are read: *epoch*, or the last that was committed before *time_ms*.
 
     :raises SinceOutOfRange: it is not there yet, or the changes after it are no longer kept.
+    :raises InvalidUpstream: the changes after it are not written.
     """
     if epoch is None and time_ms is None:
         return None
@@ -37,6 +38,7 @@ def resolve_since(table: UpstreamTable, epoch: int | None, time_ms: int | None) 
             next_step="Begin at one that is there, or leave 'since' out to read the table as it is.",
         )
     try:
+        table.check_changes(found)
         following = table.next_epoch(found)
         if following is not None:
             table.change_cuts(found, following, (0, table.vnode_count))

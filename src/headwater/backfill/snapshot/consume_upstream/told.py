@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from headwater.backfill.snapshot.consume_upstream.errors import RetentionMiss
+from headwater.backfill.snapshot.consume_upstream.errors import RetentionMiss, UpstreamWaits
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableExecutor
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
@@ -18,10 +18,15 @@ from headwater.state.location import split_location
 _log = logging.getLogger(__name__)
 
 
-def status_of(query: UpstreamQuery, executor: UpstreamTableExecutor, plan: int, rows: int) -> dict[str, Any]:
-    """What a person wants to know; what has stopped says why, and the command that mends it."""
+def status_of(
+    query: UpstreamQuery, executor: UpstreamTableExecutor, plan: int, rows: int, waits: UpstreamWaits | None
+) -> dict[str, Any]:
+    """What a person wants to know; what has stopped says why, and the command that mends it.
+
+    :param waits: why the table cannot be read now.
+    """
     table, stopped = query.upstream, executor.stopped
-    newest = table.newest_epoch() if stopped is None else None
+    newest = table.newest_epoch() if stopped is None and waits is None else None
     consumed = executor.consumed_epoch
     return {
         "query": query.query,
@@ -37,8 +42,8 @@ def status_of(query: UpstreamQuery, executor: UpstreamTableExecutor, plan: int, 
         "newest_version": None if newest is None else table.commit_version(newest),
         "paused": executor.is_paused,
         "limit": executor.rows_per_second,
-        "problem": None if stopped is None else stopped.message,
-        "next_step": None if stopped is None else query.advice,
+        "problem": stopped.message if stopped is not None else None if waits is None else waits.message,
+        "next_step": query.advice if stopped is not None else None if waits is None else waits.next_step,
         "updated_ms": time.time_ns() // 1_000_000,
     }
 

@@ -145,6 +145,10 @@ class UpstreamTable(Protocol):
         """
         ...
 
+    def check_changes(self, after: int) -> None:
+        """:raises InvalidUpstream: it writes no changes from *after* on. :raises RetentionMiss: nobody can tell."""
+        ...
+
     def check_snapshot(self, epoch: int) -> None:
         """:raises RetentionMiss: the rows of *epoch* are no longer kept."""
         ...

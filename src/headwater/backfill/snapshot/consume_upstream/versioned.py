@@ -18,6 +18,7 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
     EpochMismatch,
     RetentionMiss,
     UpstreamDropped,
+    UpstreamWaits,
     VersionExpired,
 )
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Cut, VnodeRange
@@ -26,7 +27,7 @@ from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.stream import Epoch, vnodes_of
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
-from headwater.versioned import BaseGone, TableNotKept, VersionedTable
+from headwater.versioned import BaseGone, NotComplete, NotYet, TableNotKept, VersionedTable
 
 RESNAPSHOT: Final = "Read the table once more: headwater upstream resnapshot"
 _LOOK_SECONDS: Final = 0.1
@@ -55,7 +56,7 @@ class VersionedUpstream:
 
     @property
     def identity(self) -> str:
-        return str(self._kept.table(self._kept.newest_epoch).source_id)
+        return str(self.table(self.newest_epoch()).source_id)
 
     @property
     def vnode_count(self) -> int:
@@ -77,6 +78,8 @@ class VersionedUpstream:
             raise gone(error.message, next_step=RESNAPSHOT) from None
         except TableNotKept as error:
             raise UpstreamDropped(error.message, next_step=error.next_step) from None
+        except (NotComplete, NotYet) as error:
+            raise UpstreamWaits(error.message, next_step=error.next_step) from None
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
@@ -85,6 +88,9 @@ class VersionedUpstream:
 
     def newest_epoch(self) -> int:
         return self._told(lambda: self._kept.newest_epoch, VersionExpired)
+
+    def _base_epoch(self) -> int:
+        return self._told(lambda: self._kept.base_epoch, VersionExpired)
 
     def next_epoch(self, after: int, upto: int | None = None) -> int | None:
         """The newest, or *upto* if that is before it.
@@ -98,7 +104,7 @@ class VersionedUpstream:
                 f"Table {self.full_name} is at epoch {newest}, and {after} was consumed: its store was made anew.",
                 next_step=RESNAPSHOT,
             )
-        if after < self._kept.base_epoch:
+        if after < self._base_epoch():
             raise ChangeLogGone(
                 f"The changes of table {self.full_name} after epoch {after} are no longer kept.", next_step=RESNAPSHOT
             )
@@ -129,13 +135,16 @@ class VersionedUpstream:
     def epoch_at(self, time_ms: int) -> int | None:
         """Any epoch from the base on can be begun at."""
         wanted = max(0, time_ms - ORIGIN_UNIX_MS) << PHYSICAL_SHIFT
-        if wanted < self._kept.base_epoch:
+        if wanted < self._base_epoch():
             raise ChangeLogGone(
                 f"What changed in table {self.full_name} from that time on is no longer kept.", next_step=RESNAPSHOT
             )
         return None if wanted > self.newest_epoch() else wanted
 
     # -- planning --------------------------------------------------------------------------------------------------
+
+    def check_changes(self, after: int) -> None:
+        """Nothing: changes are always kept, or the next epoch is refused."""
 
     def check_snapshot(self, epoch: int) -> None:
         self.table(epoch)

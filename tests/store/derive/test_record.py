@@ -1,0 +1,99 @@
+"""The record of a derived table: what every release wrote is read, and what made the table is compared."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.fixtures.derive.make import FOLDER, TABLE, record
+from tests.store.sinks.file_sinks import UPDATE, table_of
+from tests.store.versioned.written import WrittenTable
+
+from headwater.derive.derivation import Derivation
+from headwater.derive.errors import FunctionChanged
+from headwater.derive.fingerprint import fingerprint
+from headwater.derive.runner import DerivedRunner, Place
+from headwater.derive.state import DerivedRecord, DerivedState, read_record
+from headwater.sinks.open import open_sink
+from headwater.state import WriteBatch
+
+NUMBERS = table_of({"id": pa.int64(), "v": pa.int64()}, name="numbers")
+
+
+@pytest.mark.parametrize(("version", "function"), [(1, ""), (2, "cpython-311:00ff")])
+def test_a_record_of_every_release_is_read(tmp_path: Path, version: int, function: str) -> None:
+    written = json.loads((FOLDER / f"record_v{version}.json").read_text())
+    with closing(DerivedState(str(tmp_path / "store"), "shop-totals")) as state:
+        batch = WriteBatch()
+        state._table.put(batch, 0, ("record",), (written,))
+        state._store.seal(state._clock.next(), batch)
+    found = read_record(str(tmp_path / "store"), "shop-totals")
+    assert found == replace(record(), function=function)
+    assert found.table("derived", "totals") == TABLE
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[WrittenTable]:
+    made = WrittenTable(tmp_path / "kept", NUMBERS)
+    made.history([{"id": key, "v": key} for key in range(10)])
+    yield made
+    made.close()
+
+
+def same(numbers: Any) -> Any:
+    return numbers
+
+
+def other(numbers: Any) -> Any:
+    return numbers.where("v > 1")
+
+
+def runner_of(kept: WrittenTable, tmp_path: Path, function: Callable[..., Any]) -> DerivedRunner:
+    derivation = Derivation.of("same", function, [NUMBERS.full_name], ["id"])
+    place = Place(kept.location, str(kept.root), "shop-same")
+    sink = open_sink("console", staging=str(tmp_path / "staging"))
+    nobody: Any = None  # nothing is asked of Spark here
+    return DerivedRunner(place, derivation, function, sink, nobody, lambda kind, fields: None)
+
+
+def delivered(kept: WrittenTable, function: str) -> DerivedRecord:
+    """A record of a table that is delivered up to now."""
+    with closing(DerivedState(kept.location, "shop-same")) as state:
+        state.put(replace(state.record.begun(NUMBERS, kept.newest, function), delivered=kept.newest))
+        return state.record
+
+
+def test_a_function_that_was_edited_stops_with_the_command_that_makes_the_table_anew(
+    kept: WrittenTable, tmp_path: Path
+) -> None:
+    made_by = fingerprint(same, [NUMBERS.full_name])
+    delivered(kept, made_by)
+    with closing(runner_of(kept, tmp_path, same)) as runner:
+        assert not runner.step(), "nothing has changed"
+    with closing(runner_of(kept, tmp_path, other)) as runner:
+        for _ in range(2):  # also when it is tried again
+            with pytest.raises(FunctionChanged) as told:
+                runner.step()
+        assert "headwater sink drop same && headwater sink resume same" in str(told.value.next_step)
+        assert runner.epoch == kept.newest, "what was delivered is known"
+    with closing(runner_of(kept, tmp_path, same)) as runner:
+        assert not runner.step(), "it was put back"
+
+
+@pytest.mark.parametrize("known", ["", "cpython-299:00ff"], ids=["an earlier release", "another version of python"])
+def test_a_fingerprint_that_cannot_be_compared_is_taken_anew(kept: WrittenTable, tmp_path: Path, known: str) -> None:
+    delivered(kept, known)
+    with closing(runner_of(kept, tmp_path, other)) as runner:
+        assert not runner.step()
+    found = read_record(kept.location, "shop-same")
+    assert found is not None
+    assert found.function == fingerprint(other, [NUMBERS.full_name])
+    kept.write((UPDATE, {"id": 1, "v": 2}))
+    with closing(runner_of(kept, tmp_path, same)) as runner, pytest.raises(FunctionChanged):
+        runner.step()
