@@ -39,7 +39,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.sources.errors import UnsupportedTable
+from headwater.sources.mongodb.documents.errors import InvalidType
 from headwater.sources.table import SourceColumn, SpecialValues
 
 
@@ -155,20 +155,21 @@ JSON: Final = DocumentType(Kind.JSON)
 
 
 def column_type(column: SourceColumn) -> DocumentType:
-    """How the values of *column* are read. :raises UnsupportedTable: its type is none of a collection."""
+    """How the values of *column* are read. :raises InvalidType: its type is none of a collection."""
     if column.special_values is SpecialValues.TEXT:
         return JSON
     return parsed(column.name, column.source_type)
 
 
 def parsed(column: str, text: str) -> DocumentType:
-    """:raises UnsupportedTable: *text* is no type."""
+    """:raises InvalidType: *text* is no type."""
     try:
         return DocumentType.parse(text)
     except ValueError as error:
-        raise UnsupportedTable(
-            "of MongoDB",
-            f"the type of column {column!r} cannot be read: {error}.",
+        raise InvalidType(
+            column,
+            text,
+            str(error),
             next_step=f"Write one of {', '.join(name for name in _NAMES if name != 'raw')}, decimal(p,s), array<…> or"
             " struct<name: …>.",
         ) from None
@@ -177,7 +178,7 @@ def parsed(column: str, text: str) -> DocumentType:
 def source_column(
     name: str, text: str, field_id: int, *, special_values: SpecialValues = SpecialValues.ERROR
 ) -> SourceColumn:
-    """The description of a column that is declared as *text*. :raises UnsupportedTable: it is no type."""
+    """The description of a column that is declared as *text*. :raises InvalidType: it is no type."""
     kind = parsed(name, text)
     if special_values is SpecialValues.TEXT and kind.kind in (*_OUTERMOST, Kind.JSON):
         special_values = SpecialValues.ERROR
