@@ -1,9 +1,9 @@
 """Manifests: which files a directory of Parquet files has, in the order in which batches brought them.
 
 ``_headwater/<number>.json`` is one commit: the files of a batch, or small files joined to larger ones, which they
-replace; and, for every query that ever delivered here, how far it came. Numbers have no gaps, and a number is given
-once: a manifest is written under another name and then linked to its own, which fails if that is taken. So the newest
-manifest tells what is committed, and of two processes that commit the same batch one finds that the other was faster.
+replace; and, for every query that ever delivered here, how far it came. Numbers are given once
+(:mod:`headwater.versioned.numbered_files`), so the newest manifest tells what is committed, and of two processes that
+commit the same batch one finds that the other was faster.
 Now and then a manifest has all files, so that those before it are not needed.
 
 A file waits in ``_staging`` until its manifest is there, then it is moved to where everybody sees it; files that it
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import os
 import time
-import uuid
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Final
 from headwater import failpoints
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sinks.manifest import Manifest, ManifestDamaged, ManifestFile
+from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
 
 DIRECTORY: Final = "_headwater"
 STAGING: Final = "_staging"
@@ -47,13 +47,13 @@ class Manifests:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._directory = root / DIRECTORY
+        self._numbered = NumberedFiles(root / DIRECTORY)
 
     def newest(self) -> Manifest:
         """The newest one; number 0 if there is none. What its process did not move is moved."""
         before: Manifest | None = None
         while True:
-            numbers = self._numbers()
+            numbers = self._numbered.numbers()
             found = self._read(max(numbers)) if numbers else Manifest()
             try:
                 self.settle(found)
@@ -71,7 +71,7 @@ class Manifests:
         for _ in range(READ_ATTEMPTS):
             found: list[Manifest] = []
             try:
-                for number in range(max(self._numbers(), default=0), 0, -1):
+                for number in range(max(self._numbered.numbers(), default=0), 0, -1):
                     found.append(self._read(number))
                     if found[-1].all is not None:
                         break
@@ -103,33 +103,24 @@ class Manifests:
         """Commit; ``False``: its number is taken, and nothing is changed."""
         if manifest.all is None and manifest.number % CHECKPOINT_MANIFESTS == 0:
             manifest = self.complete(manifest)
-        self._directory.mkdir(parents=True, exist_ok=True)
         for parent in {(self._root / file.staged).parent for file in manifest.files}:
             if parent.exists():
-                _sync(parent)
-        draft = self._directory / f".{uuid.uuid4()}.draft"
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        failpoints.hit(BEFORE_MANIFEST)
+                sync(parent)
         try:
-            os.link(draft, self._path(manifest.number))
-        except FileExistsError:
-            return False
-        except OSError as error:
+            is_put = self._numbered.put(
+                manifest.number,
+                manifest.to_json(),
+                lambda: failpoints.hit(BEFORE_MANIFEST),
+                lambda following: self._read(following).parent in ("", manifest.id),
+            )
+        except NoLinks as error:
             raise SinkUnwritable(
                 f"The file system of {self._root} makes no links: {error.strerror}.",
                 next_step="Use another file system, or a Delta sink.",
             ) from error
-        finally:
-            draft.unlink()
-        _sync(self._directory)
-        if self._is_stale(manifest):
-            self._path(manifest.number).unlink()
-            return False
-        failpoints.hit(AFTER_MANIFEST)
-        return True
+        if is_put:
+            failpoints.hit(AFTER_MANIFEST)
+        return is_put
 
     def complete(self, manifest: Manifest) -> Manifest:
         """*manifest*, which is the next one, with all files."""
@@ -151,7 +142,7 @@ class Manifests:
                     os.utime(hidden)  # it is kept from now on
             failpoints.hit(AFTER_HIDE)
         for directory in touched:
-            _sync(directory)
+            sync(directory)
         touched = set()
         for file in manifest.files:
             failpoints.hit(BEFORE_MOVE)
@@ -161,7 +152,7 @@ class Manifests:
                 self.place(file)
             failpoints.hit(AFTER_MOVE)
         for directory in touched:
-            _sync(directory)
+            sync(directory)
 
     def forget(self, retention_seconds: float) -> None:
         """Remove what nobody needs who began to read less than *retention_seconds* ago. Nothing depends on it."""
@@ -172,37 +163,16 @@ class Manifests:
                 if path.stat().st_mtime <= before:
                     path.unlink()
             is_needed = True
-            for number in sorted(self._numbers(), reverse=True):
-                path = self._path(number)
+            for number in sorted(self._numbered.numbers(), reverse=True):
+                path = self._numbered.path(number)
                 if not is_needed:
                     path.unlink()
                 elif path.stat().st_mtime <= before and self._read(number).all is not None:
                     is_needed = False
         failpoints.hit(AFTER_FORGET)
 
-    def _is_stale(self, manifest: Manifest) -> bool:
-        """Whether its number was given before, and forgotten since: it does not lead to the newest one."""
-        later = [number for number in self._numbers() if number > manifest.number]
-        if not later:
-            return False
-        try:
-            following = self._read(manifest.number + 1)
-        except FileNotFoundError:
-            return True
-        return following.parent not in ("", manifest.id)
-
-    def _numbers(self) -> list[int]:
-        try:
-            names = [path.name for path in self._directory.iterdir()]
-        except FileNotFoundError:
-            return []
-        return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]
-
-    def _path(self, number: int) -> Path:
-        return self._directory / f"{number:020}.json"
-
     def _read(self, number: int) -> Manifest:
-        path = self._path(number)
+        path = self._numbered.path(number)
         return Manifest.from_json(path.read_text(encoding="utf-8"), path)
 
 
@@ -217,11 +187,3 @@ def _move(old: Path, new: Path) -> bool:
                 break
             new.parent.mkdir(parents=True, exist_ok=True)
     return False
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

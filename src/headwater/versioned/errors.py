@@ -53,3 +53,7 @@ class UnsupportedKey(VersionedError, InputError):
 
 class TableBusy(VersionedError, TransientError):
     """Others changed the table all the time."""
+
+
+class FolderUnwritable(VersionedError, InputError):
+    """A folder in which tables cannot be kept."""

@@ -1,8 +1,8 @@
 """TableFolder: the files of one versioned table: its manifests, its runs and its pins.
 
-``manifests/<number>.json`` is one version; numbers have no gaps and are given once: a manifest is written under another
-name and linked to its own, which fails if that is taken. ``runs/`` has the runs of all versions that are kept, and
-those of versions that may yet come. A version and what it alone needs goes :data:`KEPT_SECONDS` after it was replaced.
+``manifests/<number>.json`` is one version (:mod:`headwater.versioned.numbered_files`). ``runs/`` has the runs of all
+versions that are kept, and those of versions that may yet come. A version and what it alone needs goes
+:data:`KEPT_SECONDS` after it was replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import pairwise
@@ -19,13 +18,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater import failpoints
-from headwater.versioned.errors import TableBusy
+from headwater.versioned.errors import FolderUnwritable, TableBusy
 from headwater.versioned.manifest import Manifest
+from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
 from headwater.versioned.run_file import RunInfo, RunReader
 
 KEPT_SECONDS: Final = 300.0
 ATTEMPTS: Final = 20
-DRAFT_SECONDS: Final = 60.0
 PROGRESS: Final = "progress.json"
 
 _UNPLAIN = re.compile(r"[^\w. -]", re.ASCII)
@@ -43,13 +42,13 @@ class TableFolder:
         self.root = Path(root)
         self.name = name
         self.path = self.root / _UNPLAIN.sub(lambda found: f"~{ord(found[0]):x}~", name)
-        self._manifests = self.path / "manifests"
+        self._files = NumberedFiles(self.path / "manifests")
         self.runs = self.path / "runs"
 
     def newest(self) -> Manifest:
         """The newest version; number 0 if there is none."""
         while True:
-            numbers = self._numbers()
+            numbers = self._files.numbers()
             if not numbers:
                 return Manifest()
             try:
@@ -59,31 +58,27 @@ class TableFolder:
 
     def is_newest(self, number: int) -> bool:
         """Whether there is a version *number*, and no newer one."""
-        return self._path(number).exists() and not self._path(number + 1).exists()
+        return self._files.path(number).exists() and not self._files.path(number + 1).exists()
 
     def put(self, manifest: Manifest) -> bool:
-        """Commit; ``False``: its number is taken, and nothing is changed."""
-        self._manifests.mkdir(parents=True, exist_ok=True)
+        """Commit; ``False``: its number is taken, and nothing is changed. :raises FolderUnwritable: it cannot be."""
         if self.runs.exists():
-            _sync(self.runs)
-        draft = self._manifests / f".{uuid.uuid4()}.draft"
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        failpoints.hit(BEFORE_MANIFEST)
+            sync(self.runs)
         try:
-            os.link(draft, self._path(manifest.number))
-        except FileExistsError:
-            return False
-        finally:
-            draft.unlink()
-        _sync(self._manifests)
-        if any(number > manifest.number for number in self._numbers()) and not self._leads_on(manifest):
-            self._path(manifest.number).unlink()  # its number was given before, and forgotten since
-            return False
-        failpoints.hit(AFTER_MANIFEST)
-        return True
+            is_put = self._files.put(
+                manifest.number,
+                manifest.to_json(),
+                lambda: failpoints.hit(BEFORE_MANIFEST),
+                lambda following: self._read(following).parent == manifest.id,
+            )
+        except NoLinks as error:
+            raise FolderUnwritable(
+                f"The file system of {self.root} makes no links: {error.strerror}.",
+                next_step="Keep the tables on another file system.",
+            ) from error
+        if is_put:
+            failpoints.hit(AFTER_MANIFEST)
+        return is_put
 
     def change(self, make: Callable[[Manifest], Manifest | None]) -> Manifest:
         """Put what *make* makes of the newest version, until nobody was faster; ``None`` leaves it as it is.
@@ -127,7 +122,7 @@ class TableFolder:
         """
         failpoints.hit(BEFORE_FORGET)
         before = time.time() - kept_seconds
-        numbers = sorted(self._numbers())
+        numbers = sorted(self._files.numbers())
         try:  # the newest first: all that later versions have of these runs, it has
             kept = self._names(numbers[-1]) if numbers else set()
         except FileNotFoundError:
@@ -136,7 +131,7 @@ class TableFolder:
         for number, following in pairwise(numbers):
             with suppress(FileNotFoundError):
                 names = self._names(number)
-                if self._path(following).stat().st_mtime <= before:
+                if self._files.path(following).stat().st_mtime <= before:
                     gone |= names
                 else:
                     kept |= names
@@ -144,17 +139,15 @@ class TableFolder:
             (self.runs / name).unlink(missing_ok=True)
         for number, following in pairwise(numbers):
             with suppress(FileNotFoundError):  # the manifest goes last: it alone names its runs
-                if self._path(following).stat().st_mtime <= before:
-                    self._path(number).unlink()
+                if self._files.path(following).stat().st_mtime <= before:
+                    self._files.path(number).unlink()
         failpoints.hit(AFTER_FORGET)
 
     def remove_unnamed(self, chosen: Callable[[str], bool]) -> None:
         """Remove those runs that no version names and that are *chosen* by their names; and old drafts of manifests."""
         with suppress(FileNotFoundError):
-            for path in list(self._manifests.glob(".*.draft")):
-                if path.stat().st_mtime < time.time() - DRAFT_SECONDS:
-                    path.unlink(missing_ok=True)
-            numbers = self._numbers()
+            self._files.remove_drafts()
+            numbers = self._files.numbers()
             named = self._names(max(numbers)) if numbers else set()  # if it is gone there is a newer one: not now
             for number in numbers:
                 with suppress(FileNotFoundError):
@@ -167,30 +160,6 @@ class TableFolder:
         """The runs of a version."""
         return {run.name for run in self._read(number).runs}
 
-    def _leads_on(self, manifest: Manifest) -> bool:
-        try:
-            return self._read(manifest.number + 1).parent == manifest.id
-        except FileNotFoundError:
-            return False
-
-    def _numbers(self) -> list[int]:
-        try:
-            names = [path.name for path in self._manifests.iterdir()]
-        except FileNotFoundError:
-            return []
-        return [int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()]
-
-    def _path(self, number: int) -> Path:
-        return self._manifests / f"{number:020}.json"
-
     def _read(self, number: int) -> Manifest:
-        path = self._path(number)
+        path = self._files.path(number)
         return Manifest.from_json(path.read_text(encoding="utf-8"), path.name)
-
-
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
