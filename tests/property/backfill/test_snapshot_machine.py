@@ -1,35 +1,38 @@
 """Random writes, batches, barriers of all kinds, crashes, rescales, pauses, throttles and compactions over the backfill
-from a versioned table: after each batch the downstream is the table at the epoch that it claims, each row once."""
+from a table that we really keep: after each batch the downstream is the table at the epoch that it claims, each row
+once. The same over a table in memory, for many more lives: ``test_snapshot_backfill.py``."""
 
 from __future__ import annotations
 
-import os
 from typing import ClassVar
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
-from tests.property.backfill.test_upstream_machine import KINDS, ORDERS, run
-from tests.unit.backfill.snapshot.memory_table import MemoryTable
-from tests.unit.backfill.snapshot.runner import Downstream
+from tests.property.backfill.kept_downstream import KeptDownstream, KeptTable
+from tests.property.backfill.test_upstream_machine import KINDS, run
+from tests.sampled import SOAK
 
 from headwater.backfill.snapshot.record import SnapshotPhase
-from headwater.stream import BarrierKind, Mutation, Resume, Throttle, VnodeBitmap
+from headwater.stream import BarrierKind, Mutation, Pause, Resume, Throttle, VnodeBitmap
+from headwater.versioned import run_file
 
-VNODES = 4
-WRITES = st.dictionaries(st.integers(0, 30), st.one_of(st.none(), st.integers(0, 9)), max_size=8)
+RANGES = 4
+KEYS = 120
+WRITES = st.dictionaries(st.integers(0, KEYS), st.one_of(st.none(), st.integers(0, 9)), max_size=8)
+ORDERS = st.sampled_from((Pause(), Resume(), Resume(), Throttle(0), Throttle(20), Throttle(None), Throttle(None)))
 Told = tuple[int, int, list[tuple[int, int, int]]]
 
 
 class SnapshotMachine(RuleBasedStateMachine):
-    """One query over a table in memory, with owners of its vnodes that may change."""
+    """One query over a kept table, with owners of its vnodes that may change."""
 
     traces: ClassVar[list[list[Told]] | None] = None
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = MemoryTable(VNODES, batch_rows=2)
-        self.table.commit(1, {key: key for key in range(0, 30, 2)})
-        self.down = Downstream(self.table, owners=("a", "b"), budget=3)
+        self.table = KeptTable({key: key for key in range(0, KEYS, 2)})
+        self.down = KeptDownstream(self.table, ("a", "b"), budget=8)
         self.seen = SnapshotPhase.WAITING
 
     @rule(changes=WRITES)
@@ -61,10 +64,12 @@ class SnapshotMachine(RuleBasedStateMachine):
         self.down.barrier(kind=kind)
 
     @precondition(lambda self: self.down.planned is None and self.down.phase is not SnapshotPhase.WAITING)
-    @rule(owners=st.lists(st.integers(0, 2), min_size=VNODES, max_size=VNODES))
+    @rule(owners=st.lists(st.integers(0, 2), min_size=RANGES, max_size=RANGES))
     def rescale(self, owners: list[int]) -> None:
+        count = self.table.vnode_count
+        by_vnode = [owners[vnode * RANGES // count] for vnode in range(count)]
         given = {
-            name: VnodeBitmap.of([vnode for vnode in range(VNODES) if owners[vnode] == number], VNODES)
+            name: VnodeBitmap.of([vnode for vnode in range(count) if by_vnode[vnode] == number], count)
             for number, name in enumerate("abc")
         }
         self.down.rescale({name: bitmap for name, bitmap in given.items() if bitmap})
@@ -96,18 +101,24 @@ class SnapshotMachine(RuleBasedStateMachine):
         assert told == sorted(set(told)), "each batch once"
         if SnapshotMachine.traces is not None:
             SnapshotMachine.traces.append(self.down.sink.trace)
+        self.table.close()
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that reads begin, and go on, inside vnodes."""
+    monkeypatch.setattr(run_file, "BLOCK_ROWS", 2)
 
 
 def test_the_downstream_of_a_versioned_table_is_what_it_claims_after_each_batch() -> None:
-    soak = os.environ.get("HEADWATER_SOAK") == "1"
-    run(SnapshotMachine, 3000 if soak else 25, 60 if soak else 25)
+    run(SnapshotMachine, 300 if SOAK else 8, 50 if SOAK else 25)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
     found = []
     for _ in range(2):
         SnapshotMachine.traces = []
-        run(SnapshotMachine, 5, 30, random=False)
+        run(SnapshotMachine, 3, 25, random=False)
         found.append(SnapshotMachine.traces)
     SnapshotMachine.traces = None
     assert found[0] == found[1]

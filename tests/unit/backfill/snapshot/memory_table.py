@@ -43,6 +43,10 @@ class MemoryTable:
             rows.pop(key, None)
         self._versions[epoch] = rows | dict(upserts or {})
 
+    def hold(self, epoch: int) -> None:
+        """Keep *epoch*, and no longer the one that was held before."""
+        self.pinned["downstream"] = epoch
+
     def epochs(self) -> list[int]:
         """Those that are kept."""
         return list(self._versions)

@@ -177,7 +177,7 @@ class Downstream:
         epoch, plan = self.at
         if self.phase is SnapshotPhase.WAITING:
             epoch = self.table.newest_epoch
-            self.table.pinned["downstream"] = epoch
+            self.table.hold(epoch)
             self.at = (epoch, plan)
             for executor in self.executors.values():
                 executor.begin(epoch, self._layout())
@@ -189,7 +189,7 @@ class Downstream:
                 handed |= bool(executor.hand_out(plan + 1, self.budget))
             self.planned = (epoch, plan + 1) if handed else None
         else:
-            self.table.pinned["downstream"] = epoch  # the snapshot is over; the log is held from here on
+            self.table.hold(epoch)  # the snapshot is over; the log is held from here on
             allowed = min(executor.allows(self.now) for executor in self.executors.values())
             later = sorted(one for one in self.table.epochs() if one > epoch) if allowed else []
             end = later[: self._epochs_per_batch][-1] if later else epoch
@@ -217,12 +217,12 @@ class Downstream:
                 for part in executor.handed_out(end[1]):
                     chunks += self._read(part, end[0])
             if end[0] > start[0]:
-                vnodes = self._bitmaps[owner]
-                source = Rows(
-                    lambda vnode, begin: self.table.changes(start[0], end[0], (vnode, vnode + 1), start=begin)
-                )
-                chunks += self._chunks(source, end[0], dict.fromkeys(vnodes))
+                chunks += self._changes(start[0], end[0], self._bitmaps[owner])
         self.sink.commit(end, chunks)
+
+    def _changes(self, after: int, upto: int, vnodes: VnodeBitmap) -> list[Chunk]:
+        source = Rows(lambda vnode, begin: self.table.changes(after, upto, (vnode, vnode + 1), start=begin))
+        return self._chunks(source, upto, dict.fromkeys(vnodes))
 
     def _read(self, part: VnodePart, epoch: int) -> list[Chunk]:
         source = Rows(lambda vnode, begin: self._snapshot(part, vnode, epoch, begin))
