@@ -73,6 +73,10 @@ def _words(value: Any, folder: Path | None, seen: set[int]) -> Iterator[str]:
         yield from _code(value, folder, seen)
     elif isinstance(value, FunctionType):
         yield from _function(value, folder, seen)
+    elif isinstance(value, type):
+        yield from _class(value, folder, seen)
+    elif callable(getattr(value, "__wrapped__", None)):  # what decorates it is a library's
+        yield from _words(value.__wrapped__, folder, seen)
     else:
         yield f"{type(value).__module__}.{type(value).__qualname__}"
 
@@ -82,6 +86,8 @@ def _function(function: FunctionType, folder: Path | None, seen: set[int]) -> It
     if id(function) in seen:
         return
     seen.add(id(function))
+    if callable(wrapped := getattr(function, "__wrapped__", None)):  # decorated, as a UDF is
+        yield from _words(wrapped, folder, seen)
     code = function.__code__
     if folder is None or not Path(code.co_filename).is_relative_to(folder):
         return  # of a library
@@ -94,6 +100,19 @@ def _function(function: FunctionType, folder: Path | None, seen: set[int]) -> It
         if isinstance(value, ModuleType):
             yield from _of_module(value, used, folder, seen)
         else:
+            yield name
+            yield from _words(value, folder, seen)
+
+
+def _class(made: type, folder: Path | None, seen: set[int]) -> Iterator[str]:
+    """A class of its own folder: what it has."""
+    yield f"class {made.__qualname__}"
+    place = getattr(sys.modules.get(made.__module__), "__file__", None)
+    if id(made) in seen or folder is None or place is None or not Path(place).is_relative_to(folder):
+        return
+    seen.add(id(made))
+    for name, value in sorted(vars(made).items()):
+        if not name.startswith("__") or isinstance(value, FunctionType):
             yield name
             yield from _words(value, folder, seen)
 

@@ -16,12 +16,21 @@ from headwater.derive.derivation import Derivation, load_function
 from headwater.derive.fingerprint import comparable, fingerprint
 
 FUNCTION = """
+from functools import lru_cache
 from fingerprinted_rules import least
 import fingerprinted_rules as rules
 RATES = {"a": 1}
 def helper(rows):
     return rows.where("amount > 1")
+@lru_cache
+def plus(x):
+    return x + 1
+class Limits:
+    least = 4
+    def most(self):
+        return 9
 def made(orders, factor=2):
+    plus("x"), Limits().most()
     return helper(orders).select(least("x"), rules.most, RATES["a"], len({"p", "q", "r"}), factor)
 """
 RULES = "most = 5\nunused = 1\ndef least(x):\n    return min(x, 0)\n"
@@ -67,10 +76,23 @@ def test_comments_docstrings_and_places_do_not_count_and_every_process_finds_the
         (FUNCTION.replace("factor=2", "factor=3"), RULES),
         (FUNCTION.replace("amount > 1", "amount > 2"), RULES),
         (FUNCTION.replace('{"a": 1}', '{"a": 2}'), RULES),
+        (FUNCTION.replace("x + 1", "x + 2"), RULES),
+        (FUNCTION.replace("return 9", "return 8"), RULES),
+        (FUNCTION.replace("least = 4", "least = 3"), RULES),
         (FUNCTION, RULES.replace("most = 5", "most = 6")),
         (FUNCTION, RULES.replace("min(x, 0)", "max(x, 0)")),
     ],
-    ids=["code", "default", "helper", "value", "value of a module beside it", "function of a module beside it"],
+    ids=[
+        "code",
+        "default",
+        "helper",
+        "value",
+        "decorated",
+        "method",
+        "attribute",
+        "value beside it",
+        "function beside it",
+    ],
 )
 def test_an_edit_of_the_function_or_of_what_it_uses_counts(tmp_path: Path, views: str, rules: str) -> None:
     assert told_of(tmp_path, views, rules) != told_of(tmp_path, FUNCTION)
