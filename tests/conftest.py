@@ -13,6 +13,9 @@ from hypothesis import settings
 settings.register_profile("headwater", deadline=None, derandomize="CI" in os.environ, print_blob=True)
 settings.load_profile("headwater")
 
+# A Java that lives for a minute spends half of its time on compiling what it never runs again.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+
 # A test says how wide its terminal is; what the suite runs in does not.
 os.environ.pop("COLUMNS", None)
 
