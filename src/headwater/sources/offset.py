@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Final
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 
 _MODULES: Final = {
+    "Citus": "headwater.sources.citus.offset",
     "MySql": "headwater.sources.mysql.offset",
     "Postgres": "headwater.sources.postgres.offset",
     "Written": "headwater.sources.written",

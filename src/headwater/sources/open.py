@@ -17,6 +17,7 @@ from headwater.sources.table import SpecialValues
 class Family(Enum):
     """Databases of one family are read in the same way."""
 
+    CITUS = "citus"
     POSTGRES = "postgres"
     MYSQL = "mysql"
 
@@ -44,6 +45,19 @@ def open_source(
             from headwater.sources.mysql.source import MySqlSource
 
         return MySqlSource(dsn, schema_policy=schema_policy, special_values=special_values or {})
+    if family is Family.CITUS:
+        with postgres_driver():
+            from headwater.sources.citus.source import CitusSource
+
+        return CitusSource(
+            dsn,
+            spill=spill,
+            schema_policy=schema_policy,
+            special_values=special_values or {},
+            slot=slot,
+            publication=publication,
+            poll=poll,
+        )
     if family is Family.POSTGRES:
         with postgres_driver():
             from headwater.sources.postgres.source import PostgresSource
@@ -74,7 +88,7 @@ def all_tables(dsn: str) -> list[str]:
         from headwater.sources.postgres import catalog as of_postgres
         from headwater.sources.postgres import connection as to_postgres
 
-    database = to_postgres.Dsn(dsn)
+    database = to_postgres.Dsn(coordinator_of(dsn))
     with to_postgres.connect(database) as connection, to_postgres.server_errors(database):
         return [str(name) for name in of_postgres.all_table_names(connection)]
 
@@ -116,6 +130,10 @@ def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) ->
         from headwater.sources.postgres import connection as to_postgres
         from headwater.sources.postgres import doctor as of_postgres
 
+    if family_of(dsn) is Family.CITUS:
+        from headwater.sources.citus import doctor as of_citus
+
+        return of_citus.examine(dsn, tables, slot=slot, publication=publication)
     return of_postgres.examine(to_postgres.Dsn(dsn), tables, slot=slot, publication=publication)
 
 
@@ -124,7 +142,14 @@ def family_of(dsn: str) -> Family | None:
     kind = dsn.partition("://")[0]
     if kind in ("mysql", "mariadb"):
         return Family.MYSQL
+    if kind == "citus":
+        return Family.CITUS
     return Family.POSTGRES if kind in ("postgres", "postgresql") or "=" in kind else None
+
+
+def coordinator_of(dsn: str) -> str:
+    """The address of a single server of Postgres that has all tables: of a Citus cluster, the coordinator's."""
+    return f"postgresql{dsn.removeprefix('citus')}" if family_of(dsn) is Family.CITUS else dsn
 
 
 def no_family(what: str) -> InvalidDsn:

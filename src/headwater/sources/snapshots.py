@@ -22,6 +22,7 @@ from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
 _MARKS: Final = {
+    "Citus": "headwater.sources.citus.mark:CitusMark",
     "MySql": "headwater.sources.mysql.mark:MySqlMark",
     "Postgres": "headwater.sources.postgres.mark:PostgresMark",
 }
@@ -197,6 +198,11 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
             from headwater.sources.mysql.snapshots import MySqlSnapshots
 
         return MySqlSnapshots(dsn, lock_seconds)
+    if family is Family.CITUS:
+        with postgres_driver():
+            from headwater.sources.citus.snapshots import CitusSnapshots
+
+        return CitusSnapshots(dsn, lock_seconds)
     if family is Family.POSTGRES:
         with postgres_driver():
             from headwater.sources.postgres.snapshots import PostgresSnapshots

@@ -110,6 +110,10 @@ class Dsn:
         defaults = {name: value for name, value in _CONNECT.items() if name not in self._parameters}
         return make_conninfo(**{**self._parameters, **defaults, **parameters})
 
+    def parameter(self, name: str) -> str:
+        """One of its parameters other than the password; empty where it was not given."""
+        return self._text(name)
+
     def hide(self, text: str) -> str:
         """*text* without the password, should a server or a library have repeated it."""
         for name in ("password", "sslpassword"):

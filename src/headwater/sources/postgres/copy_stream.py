@@ -64,6 +64,10 @@ class CopyStream(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def fileno(self) -> int:
+        """Of the socket, for who waits for several streams."""
+        return int(self._connection.socket)
+
     @property
     def server_wal_end(self) -> int:
         """How far the server has read its log for us: all that committed before it was handed out by ``read``."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headwater.errors import TransientError
 from headwater.sources.errors import ForeignOffset, SourceBusy, SourceMisconfigured, SourceNotFound, UnsupportedTable
-from headwater.sources.events import ChangeStream, Finding, Registered
+from headwater.sources.events import Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.catalog import read_tables, read_tables_by_oid
@@ -92,6 +92,7 @@ class PostgresSource:
     :param special_values: policies by ``schema.table.column``.
     :param poll: read the slot by SQL instead of the replication protocol.
     :param heartbeat_seconds: the least time between two heartbeats, however often it is told to look after the source.
+    :param through: what raw messages go through before they are decoded.
     """
 
     def __init__(
@@ -105,8 +106,10 @@ class PostgresSource:
         publication: str = "headwater",
         poll: bool = False,
         heartbeat_seconds: float = 0.0,
+        through: Callable[[RawStream], RawStream] = lambda stream: stream,
     ) -> None:
         self._dsn = Dsn(dsn)
+        self._through = through
         self._spill = spill
         self._policy = schema_policy
         self._special = dict(special_values or {})
@@ -201,6 +204,11 @@ class PostgresSource:
         assert slot.confirmed is not None
         return PostgresOffset.at(slot.confirmed), identity
 
+    def publish(self, tables: Sequence[SourceTable]) -> None:
+        """Have the tables in the publication, which is made where it is not there."""
+        with self._sql() as session:
+            ensure_publication(session, self._publication, self._in_catalog(session, tables))
+
     def _identity(self, session: Connection) -> dict[str, Any]:
         return server_position(session).identity.to_json() | {"slot": self._slot}
 
@@ -245,7 +253,9 @@ class PostgresSource:
 
     # -- the stream ------------------------------------------------------------------------------------------------
 
-    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
+    def open(
+        self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]
+    ) -> PostgresChangeStream:
         """See :class:`~headwater.sources.source.Source`."""
         if not isinstance(start, PostgresOffset):
             raise ForeignOffset(
@@ -253,7 +263,7 @@ class PostgresSource:
                 next_step="Give the address of the source that was captured, or another --store.",
             )
         known = ServerIdentity.from_json(identity)
-        stream = self._raw_stream(start.lsn, known)
+        stream = self._through(self._raw_stream(start.lsn, known))
         try:
             relations = Relations(self._sql, self._special)
             self._seen = {}

@@ -1,0 +1,365 @@
+"""CitusChangeStream: the streams of all nodes as one.
+
+A transaction of a node is told whole, and those of one node in its order; between nodes there is none, so any order
+will do, but for one thing: a row whose shard has moved has its older changes on one node and the newer ones on another.
+So every node is read behind a gate that is opened to *cuts* (:class:`~headwater.sources.citus.cluster.Cut`):
+
+=========  ==========================================================  =============================================
+state      what is told                                                goes to
+=========  ==========================================================  =============================================
+at rest    what the nodes have before their gates, in turns            at rest, with gates at a newer cut; merging,
+                                                                       when shards are elsewhere in that cut
+merging    up to the cut, transaction by transaction, by their times   at rest, when all nodes are at the cut
+=========  ==========================================================  =============================================
+
+At a boundary no node is half way. A node that joined is followed from the first cut that has it; one that left is read
+to its end with the merge, and then retired.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.sources.citus.cluster import Cut, Node, TableKind
+from headwater.sources.citus.columns import MergedTable
+from headwater.sources.citus.members import Member, Members, here, naming, present_tables
+from headwater.sources.citus.numbers import CommitNumbers
+from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace, positions_of
+from headwater.sources.errors import SchemaStopped, SourceUnreachable
+from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Stopped, StreamStatus, Truncated
+from headwater.sources.offset import CdcOffset
+from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
+
+CUT_SECONDS: Final = 0.05
+"""The least time between two cuts while something waits for one."""
+LOOK_SECONDS: Final = 0.5
+"""… and while nothing does: a node that joins must be followed before it gets its first shard."""
+_WAIT_SECONDS: Final = 0.25
+_MERGE_SECONDS: Final = 0.01
+_PIECE_SECONDS: Final = 1.0
+
+
+class CitusChangeStream:
+    """The changes of *tables* after *start*.
+
+    :param kinds: of the tables, by name.
+    """
+
+    def __init__(
+        self,
+        members: Members,
+        tables: Iterable[SourceTable],
+        kinds: Mapping[str, TableKind],
+        start: CitusOffset,
+    ) -> None:
+        self._members = members
+        self._merged = {table.full_name: MergedTable(table) for table in tables}
+        self._kinds = dict(kinds)
+        self._told = start
+        self._numbers = CommitNumbers(start.number)
+        self._open: dict[int, Member] = {}
+        self._turns: deque[int] = deque()
+        self._half: int | None = None
+        self._target: _Target | None = None
+        self._oids: dict[tuple[int, str], int | None] = {}
+        self._heads: dict[int, list[Event]] = {}
+        self._leaving: dict[int, Member] = {}
+        self._looked = 0.0
+        try:
+            cut = members.cluster.cut()
+            addresses = {node.group: node.address for node in cut.nodes}
+            for group, place in start.nodes.items():
+                known = replace(place, address=addresses.get(group, place.address))
+                self._told = replace(self._told, nodes={**self._told.nodes, group: known})
+                self._follow(group, known)
+            self._open_gates(cut)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    def _follow(self, group: int, place: NodePlace) -> None:
+        tables = here(group, self._kinds, [merged.table for merged in self._merged.values()])
+        with naming(place.address):
+            known = self._on_node(group, place.address, [table.full_name for table in tables])
+        self._open[group] = self._members.follow(group, place, known)
+        self._turns.append(group)
+
+    def _on_node(self, group: int, address: str, names: Sequence[str]) -> list[SourceTable]:
+        """The tables with the numbers of a node; one that it has no longer keeps its name, for what is told of it."""
+        coordinator = self._members.described(names)
+        present = present_tables(self._members.source(group, address), names)
+        made = []
+        for place, name in enumerate(names):
+            merged = self._merged[name]
+            there = present.get(name, replace(merged.table, source_id=-2 - place))
+            made.append(merged.on_node(group, there, coordinator.get(name, merged.table)))
+            self._oids[group, name] = there.source_id
+        return made
+
+    def _open_gates(self, cut: Cut) -> None:
+        """Let pass what lies before *cut*; follow nodes that joined, and begin to take leave of those that are gone.
+
+        :raises SourceUnreachable: a node has another address now: the streams must be opened again.
+        """
+        ends = dict(cut.ends)
+        gone = []
+        for group, place in self._told.nodes.items():
+            if group in cut.inactive:
+                ends[group] = self._members.cluster.log_end(group, place.address)
+            elif group not in ends:
+                ends[group] = self._members.end_of(group, place.address)
+                gone.append(group)
+        for node in cut.nodes:
+            known = self._told.nodes.get(node.group)
+            if known is None and node.group not in self._told.retired:
+                self._join(node)
+            elif known is not None and known.address != node.address:
+                raise SourceUnreachable(
+                    f"Node {known.address} is at {node.address} by now.", next_step="It is followed there."
+                )
+        for group, member in self._open.items():
+            member.gate.limit = max(member.gate.limit, ends[group])
+        if gone or cut.placements != self._told.placements:
+            self._target = _Target(ends, cut.placements, tuple(gone))
+
+    def _join(self, node: Node) -> None:
+        tables = here(node.group, self._kinds, [merged.table for merged in self._merged.values()])
+        place = self._members.join(node.group, node.address, tables)
+        self._told = replace(self._told, nodes={**self._told.nodes, node.group: place})
+        self._follow(node.group, place)
+
+    def _look(self) -> bool:
+        """Take a new cut when something waits for it, or when it is time to; whether a merge begins."""
+        now = time.monotonic()
+        if now - self._looked >= (CUT_SECONDS if self._is_waiting else LOOK_SECONDS):
+            self._looked = now
+            self._open_gates(self._members.cluster.cut())
+        return self._target is not None
+
+    @property
+    def _is_waiting(self) -> bool:
+        return any(member.gate.is_closed for member in self._open.values())
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    @property
+    def position(self) -> CitusOffset:
+        """All that committed before it was told."""
+        return self._told
+
+    def has_reached(self, position: CitusOffset) -> bool:
+        """Whether every node has told all that it committed before *position*; one that was retired has."""
+        for group, place in position.nodes.items():
+            if group in self._told.retired:
+                continue
+            if group not in self._told.nodes or self._told.nodes[group].at.lsn < place.at.lsn:
+                return False
+        return True
+
+    def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        end = time.monotonic() + timeout
+        while True:
+            events = self._step(linger, stop_at_boundary)
+            left = end - time.monotonic()
+            if events or left <= 0:
+                return events
+            self._wait(min(left, _WAIT_SECONDS))
+
+    def _step(self, linger: float, stop_at_boundary: bool) -> list[Event]:
+        for member in self._open.values():
+            member.gate.send_status()
+        if self._half is not None:
+            return self._take(self._half, _PIECE_SECONDS, 0.0, stop_at_boundary)
+        if self._target is not None:
+            return self._merge(self._target)
+        if self._look():
+            return []
+        for _ in range(len(self._turns)):
+            self._turns.rotate(-1)
+            events = self._take(self._turns[0], 0.0, linger / len(self._turns), stop_at_boundary)
+            if events:
+                return events
+        return []
+
+    def _wait(self, seconds: float) -> None:
+        """Until a node sends something, or a cut may be taken for what came before."""
+        if self._target is not None or self._half is not None:
+            time.sleep(min(seconds, _MERGE_SECONDS))
+        elif self._is_waiting:
+            time.sleep(max(0.0, min(seconds, CUT_SECONDS - (time.monotonic() - self._looked))))
+        else:
+            select.select([member.gate for member in self._open.values()], [], [], seconds)
+
+    def _take(self, group: int, timeout: float, linger: float, stop_at_boundary: bool) -> list[Event]:
+        return self._tell(group, self._poll(group, timeout, linger, stop_at_boundary))
+
+    def _poll(self, group: int, timeout: float, linger: float, stop_at_boundary: bool) -> list[Event]:
+        member = self._open[group]
+        with naming(member.address):
+            return member.stream.poll(timeout, linger=linger, stop_at_boundary=stop_at_boundary)
+
+    # -- merging ---------------------------------------------------------------------------------------------------
+
+    def _merge(self, target: _Target) -> list[Event]:
+        """Tell the transaction that committed first of those that the nodes come with, up to *target*."""
+        missing = False
+        for group in self._open:
+            if group in self._heads or self._told.nodes[group].at.lsn >= target.ends.get(group, 0):
+                continue
+            events = self._poll(group, 0.0, 0.0, True)
+            if events and isinstance(events[0], Boundary):
+                return self._tell(group, events)
+            if events:
+                self._heads[group] = events
+            missing |= not events
+        if missing:
+            return []
+        if self._heads:
+            group = min(self._heads, key=lambda one: _time_of(self._heads[one]))
+            return self._tell(group, self._heads.pop(group))
+        self._target = None
+        for group in target.gone:
+            self._leaving[group] = self._open.pop(group)
+            self._turns.remove(group)
+        nodes = {group: place for group, place in self._told.nodes.items() if group not in target.gone}
+        retired = (*self._told.retired, *target.gone)
+        self._told = replace(self._told, nodes=nodes, retired=retired, placements=target.placements)
+        return [Boundary(self._told, None, 0)]
+
+    # -- what nodes tell -------------------------------------------------------------------------------------------
+
+    def _tell(self, group: int, events: Sequence[Event]) -> list[Event]:
+        """*events* of a node, of the merged tables; at its boundary no other node is half way."""
+        if not events:
+            return []
+        rows = [event for event in events if isinstance(event, Changes) and event.table.full_name in self._merged]
+        numbers = iter(self._numbers.of(group, rows))
+        told: list[Event] = []
+        for event in events:
+            if isinstance(event, Boundary):
+                assert isinstance(event.position, PostgresOffset)
+                self._told = self._told.with_node(group, event.position, self._numbers.last)
+                told.append(Boundary(self._told, event.commit_time_us, event.transactions))
+                continue
+            given = next(numbers) if any(event is one for one in rows) else None
+            name = (event.before if isinstance(event, SchemaChanged) else event.table).full_name
+            merged = self._merged.get(name)
+            if merged is None:
+                continue
+            if isinstance(event, Changes):
+                assert given is not None
+                told.append(self._changes(group, merged, event, given))
+            else:
+                told += self._changed(group, merged, event)
+        self._half = None if isinstance(events[-1], Boundary) else group
+        return told
+
+    def _changes(self, group: int, merged: MergedTable, event: Changes, numbers: NDArray[np.uint64]) -> Changes:
+        rows = event.rows
+        own = [rows.column(place) for place in range(len(event.table.columns))]
+        columns = merged.project(group, event.table, own, rows.num_rows)
+        positions = positions_of(rows.column(POSITION_COLUMN), group, numbers)
+        made = pa.RecordBatch.from_arrays(
+            [*columns, positions, rows.column(COMMIT_TIMESTAMP_COLUMN), rows.column(UNAVAILABLE_COLUMN)],
+            schema=merged.table.log_schema(POSITION_TYPE),
+        )
+        return Changes(merged.table, made, event.ops)
+
+    def _changed(self, group: int, merged: MergedTable, event: SchemaChanged | Truncated | Stopped) -> list[Event]:
+        table = merged.table
+        name = table.full_name
+        resnapshot = f"Run: headwater resnapshot {name}"
+        if isinstance(event, SchemaChanged):
+            try:
+                coordinator = self._members.described([name]).get(name, table)
+                change = merged.follow(group, event, coordinator)
+            except SchemaStopped as error:
+                return self._stopped(table, f"{error.change[0].upper()}{error.change[1:]} {resnapshot}")
+            return [] if change is None else [change]
+        if isinstance(event, Stopped):
+            return self._stopped(table, event.reason)
+        if self._kinds[name] is TableKind.DISTRIBUTED:
+            # one node empties its shards: rows that others wrote before and after it cannot be told apart here
+            return self._stopped(table, f"It was truncated, node by node. {resnapshot}")
+        assert isinstance(event.position, PostgresOffset)
+        return [Truncated(table, self._told.with_node(group, event.position, self._numbers.last))]
+
+    def _stopped(self, table: SourceTable, reason: str) -> list[Event]:
+        self.remove_table(table)
+        return [Stopped(table, reason)]
+
+    # -- what the capture asks -------------------------------------------------------------------------------------
+
+    def acknowledge(self, position: CdcOffset) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        assert isinstance(position, CitusOffset)
+        for group, place in position.nodes.items():
+            if group in self._open:
+                self._open[group].stream.acknowledge(place.at)
+        for group in [group for group in self._leaving if group in position.retired]:
+            self._members.retire(self._leaving.pop(group))
+
+    def add_table(self, table: SourceTable) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        name = table.full_name
+        self._merged[name] = MergedTable(table)
+        self._kinds[name] = self._members.cluster.kinds().get(table.source_id or 0, TableKind.LOCAL)
+        for group, member in self._open.items():
+            for known in self._on_node(group, member.address, [t.full_name for t in here(group, self._kinds, [table])]):
+                member.stream.add_table(known)
+
+    def remove_table(self, table: SourceTable) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        self._merged.pop(table.full_name, None)
+        for group, member in self._open.items():
+            if (group, table.full_name) in self._oids:
+                member.stream.remove_table(replace(table, source_id=self._oids.pop((group, table.full_name))))
+
+    def status(self) -> StreamStatus:
+        """See :class:`~headwater.sources.events.ChangeStream`: of all nodes together."""
+        each = [member.stream.status() for member in self._open.values()]
+        return StreamStatus(
+            sum(one.bytes_received for one in each),
+            sum(one.behind_bytes or 0 for one in each),
+            None if any(one.held_bytes is None for one in each) else sum(one.held_bytes or 0 for one in each),
+            sum(one.spilled_bytes for one in each),
+        )
+
+    def close(self) -> None:
+        """End the streams of all nodes."""
+        with contextlib.ExitStack() as closing:
+            for member in (*self._open.values(), *self._leaving.values()):
+                closing.callback(member.stream.close)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What a merge goes up to. :ivar gone: groups that are retired when it is done."""
+
+    ends: Mapping[int, int]
+    placements: str
+    gone: tuple[int, ...]
+
+
+def _time_of(events: Sequence[Event]) -> int:
+    """When the transaction committed that *events* begin with."""
+    for event in events:
+        if isinstance(event, Changes):
+            return int(event.rows.column(COMMIT_TIMESTAMP_COLUMN)[0].value)
+        if isinstance(event, Boundary):
+            return event.commit_time_us or 0
+    return 0

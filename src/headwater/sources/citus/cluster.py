@@ -1,0 +1,249 @@
+"""Cluster: the nodes of a Citus cluster, what lies on which of them, and places in their logs that belong together.
+
+A *cut* is a place in the log of each node, all taken while no shard moved: a row whose shard moved before it has its
+last change on the old node before the cut, one whose shard moves after it has no change on the new node before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final
+
+import psycopg
+
+from headwater.sources.errors import InvalidDsn, SourceBusy, SourceMisconfigured
+from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.postgres.names import TableName
+
+COORDINATOR: Final = 0
+"""The group of the coordinator."""
+CUT_TRIES: Final = 20
+
+_IS_CLUSTER: Final = "SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_node') IS NOT NULL AS found"
+_LOCAL_GROUP: Final = "SELECT groupid FROM pg_catalog.pg_dist_local_group"
+_NODES: Final = """
+SELECT n.groupid AS group, n.nodename::text AS host, n.nodeport::int AS port, n.isactive AS active,
+       n.shouldhaveshards AS shards, n.hasmetadata AS metadata
+FROM pg_catalog.pg_dist_node n WHERE n.noderole::text = 'primary' ORDER BY n.groupid
+"""
+_PLACEMENTS: Final = """
+SELECT pg_catalog.concat_ws(':', count(*), COALESCE(sum(p.placementid), 0),
+         COALESCE(sum(p.placementid::numeric * (p.groupid + 1)), 0)) AS told
+FROM pg_catalog.pg_dist_placement p
+"""
+_GROUPS: Final = """
+SELECT DISTINCT p.groupid AS group
+FROM pg_catalog.pg_dist_placement p JOIN pg_catalog.pg_dist_shard s USING (shardid)
+JOIN pg_catalog.pg_dist_partition t USING (logicalrelid)
+WHERE (t.partmethod::text, t.repmodel::text) <> ('n', 't')
+"""
+_KINDS: Final = """
+SELECT p.logicalrelid::oid::bigint AS oid, p.partmethod::text AS method, p.repmodel::text AS model
+FROM pg_catalog.pg_dist_partition p
+"""
+_SHARDS: Final = """
+SELECT s.shardid AS shard, p.groupid AS group, pg_catalog.shard_name(s.logicalrelid, s.shardid)::text AS name
+FROM pg_catalog.pg_dist_shard s JOIN pg_catalog.pg_dist_placement p USING (shardid)
+WHERE s.logicalrelid = %s::oid::regclass ORDER BY p.groupid, s.shardid
+"""
+_LOG_END: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
+_CLOCK: Final = """
+SELECT (pg_catalog.extract('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint AS us
+"""
+# sessions of people are not shown the tables of shards on the nodes
+_VISIBLE: Final = "-c citus.override_table_visibility=off"
+
+
+class TableKind(Enum):
+    """Where the rows of a table are."""
+
+    LOCAL = "local"  # on the coordinator, which alone knows of it
+    REFERENCE = "reference"  # the same on every node; the coordinator tells its changes
+    DISTRIBUTED = "distributed"  # in shards, each on one node
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One server of the cluster. :ivar group: names it for good, whatever its address becomes."""
+
+    group: int
+    host: str
+    port: int
+    active: bool = True
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A part of a table, a table of its own on one node."""
+
+    number: int
+    group: int
+    table: TableName
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A place in the log of each node. :ivar placements: what was where."""
+
+    nodes: tuple[Node, ...]
+    inactive: tuple[int, ...]
+    ends: Mapping[int, int]
+    placements: str
+
+
+def coordinator_dsn(text: str) -> Dsn:
+    """The coordinator's address, of ``citus://user@host:port/database``. :raises InvalidDsn: it cannot be read."""
+    scheme, separator, rest = text.partition("://")
+    if scheme != "citus" or not separator:
+        raise InvalidDsn(
+            "The connection string is not one of a Citus cluster.",
+            next_step="Write citus://user@coordinator:5432/database.",
+        )
+    return Dsn(f"postgresql://{rest}")
+
+
+class Cluster:
+    """Asks the coordinator and the nodes, over connections that are made when they are needed. It can be pickled.
+
+    :param text: ``citus://…``.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.coordinator = coordinator_dsn(text)
+        self._sessions: dict[str, Connection] = {}
+        self._lock = threading.Lock()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cluster) and self._text == other._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cluster, (self._text,)
+
+    def __str__(self) -> str:
+        return "citus" + str(self.coordinator).removeprefix("postgresql")
+
+    def conninfo_of(self, address: str, group: int) -> str:
+        """A libpq connection string, with the password: the coordinator's, with the node's host and port."""
+        if group == COORDINATOR:
+            return self.coordinator.conninfo(options=self._options)
+        host, _, port = address.rpartition(":")
+        return self.coordinator.conninfo(host=host, port=port, hostaddr=None, options=self._options)
+
+    def dsn_of(self, address: str, group: int) -> Dsn:
+        return Dsn(self.conninfo_of(address, group))
+
+    @property
+    def _options(self) -> str:
+        given = str(self.coordinator.parameter("options") or "")
+        return f"{given} {_VISIBLE}".strip()
+
+    def ask(self, query: str, parameters: Sequence[object] = (), *, dsn: Dsn | None = None) -> list[Any]:
+        """The rows of a query at the coordinator, or at *dsn*, over a session that is kept."""
+        where = dsn or self.dsn_of("", COORDINATOR)
+        key = str(where)
+        with self._lock, server_errors(where):
+            session = self._sessions.get(key)
+            if session is None or session.closed:
+                session = self._sessions[key] = connect(where)
+            try:
+                return ask(session, query, parameters)
+            except psycopg.OperationalError:
+                session.close()
+                raise
+
+    def close(self) -> None:
+        """End the sessions; the next question opens one again."""
+        with self._lock:
+            for session in self._sessions.values():
+                session.close()
+            self._sessions.clear()
+
+    # -- what the coordinator knows --------------------------------------------------------------------------------
+
+    def require_coordinator(self) -> None:
+        """:raises SourceMisconfigured: the server is none of a cluster, or not the coordinator."""
+        if not self.ask(_IS_CLUSTER)[0].found:
+            raise SourceMisconfigured(
+                f"{self} has no Citus: it has no list of nodes.",
+                next_step="Give the coordinator of a cluster, or write postgresql:// for a single server.",
+            )
+        if any(row[0] != COORDINATOR for row in self.ask(_LOCAL_GROUP)):
+            raise SourceMisconfigured(
+                f"{self} is a worker of a cluster.", next_step="Give the address of the coordinator."
+            )
+
+    def nodes(self) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+        """The nodes that are in use, the coordinator first; and the groups that are not."""
+        rows = self.ask(_NODES)
+        host, _, port = self.own_address.rpartition(":")
+        own = Node(COORDINATOR, host, int(port))
+        active = [Node(row.group, row.host, row.port) for row in rows if row.active and row.group != COORDINATOR]
+        return (own, *active), tuple(row.group for row in rows if not row.active)
+
+    @property
+    def own_address(self) -> str:
+        """Of the coordinator, as it was given."""
+        return f"{self.coordinator.parameter('host') or 'localhost'}:{self.coordinator.parameter('port') or 5432}"
+
+    def placements(self) -> str:
+        """Tells where all shards are: another text when one has moved."""
+        return str(self.ask(_PLACEMENTS)[0].told)
+
+    def groups_with_shards(self) -> frozenset[int]:
+        """The nodes that have shards of distributed tables."""
+        return frozenset(row.group for row in self.ask(_GROUPS))
+
+    def kinds(self) -> dict[int, TableKind]:
+        """Kinds by the oid on the coordinator; a table that is not there is local."""
+        return {row.oid: _kind(row) for row in self.ask(_KINDS)}
+
+    def shard_groups(self, oid: int) -> list[tuple[int, int]]:
+        """Of the table with this oid on the coordinator: each shard and a node that has it."""
+        return [(row.shard, row.group) for row in self.ask(_SHARDS, [oid])]
+
+    def clock_us(self, node: Node | None = None) -> int:
+        """What time it is at the coordinator, or at *node*; microseconds since 1970."""
+        dsn = None if node is None else self.dsn_of(node.address, node.group)
+        return int(self.ask(_CLOCK, dsn=dsn)[0].us)
+
+    def log_end(self, group: int, address: str) -> int:
+        """Up to where the log of a node is on its disk."""
+        return int(self.ask(_LOG_END, dsn=self.dsn_of(address, group))[0].lsn)
+
+    def cut(self) -> Cut:
+        """A cut of now.
+
+        :raises SourceBusy: shards moved whenever it was tried. :raises SourceUnreachable: a node does not answer.
+        """
+        for _ in range(CUT_TRIES):
+            nodes, inactive = self.nodes()
+            before = self.placements()
+            ends = {node.group: self.log_end(node.group, node.address) for node in nodes}
+            if self.placements() == before and self.nodes() == (nodes, inactive):
+                return Cut(nodes, inactive, ends, before)
+        raise SourceBusy("Shards of the cluster move without a pause.", next_step="Try again when they rest.")
+
+
+def _kind(row: Any) -> TableKind:
+    return TableKind.REFERENCE if (row.method, row.model) == ("n", "t") else TableKind.DISTRIBUTED
+
+
+def kind_of(session: Connection, oid: int) -> TableKind:
+    """Of the table whose oid on the coordinator is *oid*, as the open transaction of *session* sees it."""
+    return next((_kind(row) for row in ask(session, _KINDS) if row.oid == oid), TableKind.LOCAL)
+
+
+def shards_of(session: Connection, oid: int) -> list[Shard]:
+    """The shards of the table whose oid on the coordinator is *oid*, as the open transaction of *session* sees them."""
+    return [Shard(row.shard, row.group, TableName.parse(row.name)) for row in ask(session, _SHARDS, [oid])]

@@ -1,0 +1,138 @@
+"""The doctor of a cluster: what each node needs, as a server of Postgres and as a part of the cluster."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from headwater.errors import InputError
+from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node, TableKind
+from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
+from headwater.sources.errors import SourceError
+from headwater.sources.postgres import doctor as of_postgres
+from headwater.sources.postgres.connection import connect, server_errors
+from headwater.sources.postgres.names import TableName
+from headwater.sources.postgres.slot import read_slot
+
+SKEW_SECONDS: Final = 0.1
+"""Clocks that differ by more may order the changes around a move of a shard wrongly."""
+_SETTINGS: Final = """
+SELECT pg_catalog.current_setting('citus.enable_change_data_capture', true) AS cdc,
+       pg_catalog.current_setting('dynamic_library_path', true) AS path
+"""
+
+
+def examine(
+    dsn: str, tables: Sequence[str] = (), *, slot: str = "headwater", publication: str = "headwater"
+) -> Diagnosis:
+    """Look at the coordinator, at every node, and at *tables* where their rows are. Nothing is changed.
+
+    :raises InputError: a text is no table name.
+    """
+    cluster = Cluster(dsn)
+    names = [str(TableName.parse(text)) for text in tables]
+    own = of_postgres.examine(cluster.dsn_of("", COORDINATOR), names, slot=slot, publication=publication)
+    findings = list(own.findings)
+    try:
+        cluster.require_coordinator()
+        nodes, inactive = cluster.nodes()
+        kinds = dict(_kinds(cluster, names))
+        findings += _cluster(nodes, inactive)
+        findings += _tables(cluster, kinds)
+        distributed = [name for name, (kind, _) in kinds.items() if kind is TableKind.DISTRIBUTED]
+        had_slot = _has_slot(cluster, nodes[0], slot)
+        for node in nodes:
+            findings += _node(cluster, node)
+            if node.group != COORDINATOR:
+                there = cluster.dsn_of(node.address, node.group)
+                if distributed or not names:
+                    found = of_postgres.examine(there, distributed, slot=slot, publication=publication).findings
+                    findings += [_on(node, finding) for finding in found if finding.level is not Level.OK]
+                if had_slot and not _has_slot(cluster, node, slot):
+                    findings.append(_lost(node, slot))
+    except InputError:
+        raise
+    except SourceError as error:
+        findings.append(Finding("cluster", Level.PROBLEM, error.message, statement_of(error.next_step)))
+    finally:
+        cluster.close()
+    return Diagnosis(str(cluster), own.version, findings)
+
+
+def _kinds(cluster: Cluster, names: Sequence[str]) -> Iterator[tuple[str, tuple[TableKind, list[tuple[int, int]]]]]:
+    known = cluster.kinds()
+    for name in names:
+        parsed = TableName.parse(name)
+        rows = cluster.ask("SELECT pg_catalog.to_regclass(%s)::oid::bigint AS oid", [parsed.sql])
+        oid = rows[0].oid
+        kind = known.get(oid, TableKind.LOCAL)
+        yield name, (kind, [] if kind is TableKind.LOCAL else cluster.shard_groups(oid))
+
+
+def _cluster(nodes: Sequence[Node], inactive: Sequence[int]) -> Iterator[Finding]:
+    told = ", ".join(node.address for node in nodes)
+    yield Finding("cluster", Level.OK, f"The cluster has {len(nodes)} nodes: {told}.")
+    if inactive:
+        text = f"{len(inactive)} nodes are not active; they are followed once they are."
+        yield Finding("cluster", Level.WARNING, text, "SELECT * FROM pg_dist_node WHERE NOT isactive;")
+
+
+def _tables(cluster: Cluster, kinds: dict[str, tuple[TableKind, list[tuple[int, int]]]]) -> Iterator[Finding]:
+    host, _, port = cluster.own_address.rpartition(":")
+    for name, (kind, placed) in kinds.items():
+        if kind is TableKind.REFERENCE and COORDINATOR not in (group for _, group in placed):
+            fix = f"SELECT citus_set_coordinator_host('{host}', {port});"
+            yield Finding("placement", Level.PROBLEM, "The coordinator has no copy of this reference table.", fix, name)
+        elif kind is TableKind.DISTRIBUTED and len({shard for shard, _ in placed}) < len(placed):
+            text = "Its shards have copies, each of which would tell every change."
+            yield Finding(
+                "placement", Level.PROBLEM, text, "-- distribute it with citus.shard_replication_factor = 1", name
+            )
+        else:
+            where = len({group for _, group in placed}) or 1
+            shards = f", {len(placed)} shards" if kind is TableKind.DISTRIBUTED else ""
+            told = where if kind is TableKind.DISTRIBUTED else 1
+            yield Finding("placement", Level.OK, f"It is {kind.value}{shards}; told by {told} nodes.", None, name)
+
+
+def _node(cluster: Cluster, node: Node) -> Iterator[Finding]:
+    dsn = cluster.dsn_of(node.address, node.group)
+    try:
+        before = time.time()
+        there = cluster.clock_us(node) / 1e6
+        skew = there - (before + time.time()) / 2
+        row = cluster.ask(_SETTINGS, dsn=dsn)[0]
+    except SourceError as error:
+        text = f"Node {node.address}: {error.message}"
+        yield Finding("connection", Level.PROBLEM, text, statement_of(error.next_step))
+        return
+    if abs(skew) > SKEW_SECONDS:
+        text = f"Node {node.address}: its clock is {skew:+.1f} s away from ours."
+        yield Finding("clock", Level.WARNING, text, "-- keep the clocks of all nodes in step (NTP)")
+    if row.cdc not in ("on", "true", "1"):
+        fix = "ALTER SYSTEM SET citus.enable_change_data_capture = on; SELECT pg_reload_conf();"
+        text = f"Node {node.address}: citus.enable_change_data_capture is off: changes come under the names of shards."
+        yield Finding("citus", Level.PROBLEM, text, fix)
+    elif "citus_decoders" not in (row.path or ""):
+        fix = "ALTER SYSTEM SET dynamic_library_path = '$libdir/citus_decoders:$libdir'; SELECT pg_reload_conf();"
+        text = f"Node {node.address}: its decoder is not that of Citus: changes come under the names of shards."
+        yield Finding("decoders", Level.PROBLEM, text, fix)
+    else:
+        yield Finding("citus", Level.OK, f"Node {node.address} tells changes under the names of its tables.")
+
+
+def _has_slot(cluster: Cluster, node: Node, slot: str) -> bool:
+    dsn = cluster.dsn_of(node.address, node.group)
+    with server_errors(dsn), connect(dsn) as session:
+        return read_slot(session, slot) is not None
+
+
+def _lost(node: Node, slot: str) -> Finding:
+    text = f"Node {node.address} has no replication slot {slot!r}, and the coordinator has."
+    return Finding("slot", Level.PROBLEM, text, "headwater resnapshot")
+
+
+def _on(node: Node, finding: Finding) -> Finding:
+    return replace(finding, text=f"Node {node.address}: {finding.text}")

@@ -1,0 +1,186 @@
+"""Members: the nodes that are followed, each by a Postgres source of its own, and how nodes come and go.
+
+A node that joins has no shards yet: its slot is made before any come, under a name for the time being
+(``…_joining``); only once it is certain that there were none before it, the slot gets its name. A crash between leaves
+a slot that the next attempt throws away.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from headwater import failpoints
+from headwater.errors import HeadwaterError
+from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
+from headwater.sources.citus.errors import NodeMissed, name_node
+from headwater.sources.citus.gate import Gate
+from headwater.sources.citus.offset import NodePlace
+from headwater.sources.errors import SourceError, SourceNotFound, SourceUnreachable, UnsupportedTable
+from headwater.sources.postgres.changes import PostgresChangeStream, RawStream
+from headwater.sources.postgres.connection import connect, server_errors
+from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.postgres.slot import ServerIdentity, create_slot, drop_slot, read_slot, server_position
+from headwater.sources.postgres.source import PostgresSource
+from headwater.sources.table import SourceTable
+
+JOINING: Final = "_joining"
+BEFORE_JOIN: Final = failpoints.register("citus.before_join")
+JOINING_MADE: Final = failpoints.register("citus.joining_made")
+AFTER_JOIN: Final = failpoints.register("citus.after_join")
+BEFORE_RETIRE: Final = failpoints.register("citus.before_retire")
+AFTER_RETIRE: Final = failpoints.register("citus.after_retire")
+GONE_TRIES: Final = 3
+_PAUSE: Final = 0.5
+
+MakeSource = Callable[[str, int, Callable[[RawStream], RawStream]], PostgresSource]
+"""A source of the node at a libpq connection string, of a group, whose raw messages go through something."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A node that is followed."""
+
+    group: int
+    address: str
+    source: PostgresSource
+    stream: PostgresChangeStream
+    gate: Gate
+
+
+class Members:
+    """Makes the sources of nodes, and keeps them."""
+
+    def __init__(self, cluster: Cluster, make: MakeSource, slot: str) -> None:
+        self.cluster = cluster
+        self._make = make
+        self._slot = slot
+        self._sources: dict[int, tuple[str, PostgresSource]] = {}
+        self._gates: dict[int, Gate] = {}
+
+    def source(self, group: int, address: str) -> PostgresSource:
+        """The source of one node; another one where its address has changed."""
+        known = self._sources.get(group)
+        if known is not None and known[0] == address:
+            return known[1]
+        if known is not None:
+            known[1].close()
+
+        def through(stream: RawStream) -> RawStream:
+            self._gates[group] = Gate(stream)
+            return self._gates[group]
+
+        made = self._make(self.cluster.conninfo_of(address, group), group, through)
+        self._sources[group] = address, made
+        return made
+
+    def described(self, names: Sequence[str]) -> dict[str, SourceTable]:
+        """Those of *names* that the coordinator has, as they are now."""
+        return present_tables(self.source(COORDINATOR, self.cluster.own_address), names)
+
+    def follow(self, group: int, place: NodePlace, tables: Sequence[SourceTable]) -> Member:
+        """Open the stream of a node. :raises SourceError: it cannot go on there; which node that is."""
+        assert place.server is not None
+        with naming(place.address):
+            source = self.source(group, place.address)
+            stream = source.open(tables, place.at, place.server.to_json())
+        return Member(group, place.address, source, stream, self._gates[group])
+
+    def join(self, group: int, address: str, tables: Sequence[SourceTable]) -> NodePlace:
+        """Make a node keep its log for us, before it has a shard. A slot of our name that is there already is taken.
+
+        :raises NodeMissed: it had shards before.
+        """
+        failpoints.hit(BEFORE_JOIN)
+        dsn, joining = self.cluster.dsn_of(address, group), f"{self._slot[:53]}{JOINING}"
+        with naming(address), server_errors(dsn), connect(dsn) as session:
+            slot = read_slot(session, self._slot)
+            self.source(group, address).publish(tables)
+            if slot is None:
+                drop_slot(session, joining)
+                create_slot(session, joining)
+                failpoints.hit(JOINING_MADE)
+                if group in self.cluster.groups_with_shards():
+                    drop_slot(session, joining)
+                    raise NodeMissed(
+                        address,
+                        "had shards before the capture could follow it: changes there may be missing.",
+                    )
+                session.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", [joining, self._slot])
+                drop_slot(session, joining)
+                slot = read_slot(session, self._slot)
+            identity = server_position(session).identity
+        failpoints.hit(AFTER_JOIN)
+        assert slot is not None
+        assert slot.confirmed is not None
+        return NodePlace(PostgresOffset.at(slot.confirmed), identity, address)
+
+    def end_of(self, group: int, address: str) -> int:
+        """Where the log of a node ends that the cluster has no longer.
+
+        :raises NodeMissed: it does not answer any more.
+        """
+        for attempt in range(GONE_TRIES):
+            try:
+                return self.cluster.log_end(group, address)
+            except SourceUnreachable:
+                if attempt + 1 < GONE_TRIES:
+                    time.sleep(_PAUSE)
+        raise NodeMissed(
+            address,
+            "was removed from the cluster and does not answer: what it committed last cannot be read.",
+            next_step="Start its server again until the capture has read it to its end; if that cannot be: "
+            "headwater resnapshot",
+        )
+
+    def retire(self, member: Member) -> None:
+        """A node that left was read to its end, durably: its slot is of no use. One that is out of reach keeps it."""
+        failpoints.hit(BEFORE_RETIRE)
+        member.stream.close()
+        dsn = self.cluster.dsn_of(member.address, member.group)
+        with suppress(SourceError), server_errors(dsn), connect(dsn) as session:
+            drop_slot(session, self._slot)
+        self._sources.pop(member.group)[1].close()
+        failpoints.hit(AFTER_RETIRE)
+
+    def identity(self, group: int, address: str) -> ServerIdentity:
+        """Which server the node is now."""
+        dsn = self.cluster.dsn_of(address, group)
+        with naming(address), server_errors(dsn), connect(dsn) as session:
+            return server_position(session).identity
+
+    def close(self) -> None:
+        for _, source in self._sources.values():
+            source.close()
+        self._sources.clear()
+        self.cluster.close()
+
+
+def here(group: int, kinds: Mapping[str, TableKind], tables: Sequence[SourceTable]) -> list[SourceTable]:
+    """Those of *tables* whose changes the node tells: of all others the coordinator does."""
+    return [table for table in tables if group == COORDINATOR or kinds[table.full_name] is TableKind.DISTRIBUTED]
+
+
+def present_tables(source: PostgresSource, names: Sequence[str]) -> dict[str, SourceTable]:
+    """Those of *names* that the node has and that can be captured there, as they are now."""
+    try:
+        return {table.full_name: table for table in source.tables(names)}
+    except (SourceNotFound, UnsupportedTable):
+        found: dict[str, SourceTable] = {}
+        for name in names:
+            with suppress(SourceNotFound, UnsupportedTable):
+                found |= {table.full_name: table for table in source.tables([name])}
+        return found
+
+
+@contextmanager
+def naming(address: str) -> Iterator[None]:
+    """Errors of a node say which."""
+    try:
+        yield
+    except HeadwaterError as error:
+        name_node(error, address)
+        raise

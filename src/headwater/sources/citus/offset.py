@@ -1,0 +1,179 @@
+"""CitusOffset: a place in the logs of all nodes of a cluster, one for each.
+
+Nodes commit by themselves, so there is no order between their commits. Two places are compared node by node: one lies
+before the other only where it does on every node that both know; else neither lies before the other. A node that was
+removed, and read to its end, lies behind for good (*retired*); one that joined later constrains nothing.
+
+A change has two numbers: its place in the log of its node, and the *number* that its commit was given when the logs
+were merged here. Numbers grow with the merged log and are near the time of the commit in microseconds, so that they
+order the changes of one row also after its shard moved to another node. They say nothing about commits of two nodes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.sources.errors import ForeignOffset, InvalidOffset
+from headwater.sources.offset import CdcOffset
+from headwater.sources.postgres.offset import POSITION_DTYPE as OF_NODE
+from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.postgres.slot import ServerIdentity
+
+POSITION_TYPE: Final = pa.binary(32)
+"""``_position``: number of the commit (8 bytes), group of the node (4), number in the transaction (4), commit LSN (8),
+xid (4), zero (4); big endian, so bytes sort as the merged log does."""
+POSITION_DTYPE: Final = np.dtype(
+    [("number", ">u8"), ("group", ">u4"), ("seq", ">u4"), ("commit_lsn", ">u8"), ("xid", ">u4"), ("zero", ">u4")]
+)
+_POSITION: Final = struct.Struct("!QIIQII")
+_LAST: Final = 0xFFFF_FFFF
+_NEXT_STEP: Final = "Give the text that to_json() wrote."
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where one node is.
+
+    :ivar server: which server that is a place of, where it is followed from there.
+    :ivar address: ``host:port``, as the cluster called it last.
+    """
+
+    at: PostgresOffset
+    server: ServerIdentity | None = None
+    address: str = ""
+
+    def to_fields(self) -> dict[str, Any]:
+        server = None if self.server is None else self.server.to_json()
+        return self.at.to_fields() | {"server": server, "address": self.address}
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> NodePlace:
+        try:
+            server = None if fields["server"] is None else ServerIdentity.from_json(fields["server"])
+            return cls(PostgresOffset.from_fields(fields), server, str(fields["address"]))
+        except (KeyError, TypeError, ValueError):
+            raise InvalidOffset("A node of a Citus position lacks a field.", next_step=_NEXT_STEP) from None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CitusOffset(CdcOffset):
+    """One place.
+
+    :ivar nodes: by the group of the node.
+    :ivar retired: groups of nodes that were removed, after all that they had committed was told.
+    :ivar number: the greatest that a commit was given up to here.
+    :ivar placements: which shards were where when the cluster was last known to be at rest: between that moment and
+        this place no shard has moved, or what moved was merged by the time of its commits.
+    """
+
+    kind: ClassVar[str] = "Citus"
+
+    nodes: Mapping[int, NodePlace]
+    retired: tuple[int, ...] = ()
+    number: int = 0
+    placements: str = field(default="")
+
+    def rank(self) -> tuple[int, ...]:
+        """For equality alone."""
+        ranks = [rank for group in sorted(self.nodes) for rank in (group, *self.nodes[group].at.rank())]
+        return (*ranks, len(self.retired), *self.retired)
+
+    def lies_within(self, other: CitusOffset) -> bool:
+        """Whether all that lies before this place lies before *other*, too."""
+        for group, place in self.nodes.items():
+            if group in other.retired:
+                continue
+            found = other.nodes.get(group)
+            if found is None or place.at > found.at:
+                return False
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, CitusOffset):
+            return NotImplemented
+        return self.rank() == other.rank() and self.placements == other.placements
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.rank()))
+
+    def __le__(self, other: object) -> bool:
+        return self.lies_within(_same_kind(other))
+
+    def __ge__(self, other: object) -> bool:
+        return _same_kind(other).lies_within(self)
+
+    def __lt__(self, other: object) -> bool:
+        known = _same_kind(other)
+        return self.lies_within(known) and not known.lies_within(self)
+
+    def __gt__(self, other: object) -> bool:
+        known = _same_kind(other)
+        return known.lies_within(self) and not self.lies_within(known)
+
+    def with_node(self, group: int, at: PostgresOffset, number: int) -> CitusOffset:
+        """The same place, but for one node that went on."""
+        return replace(self, nodes={**self.nodes, group: replace(self.nodes[group], at=at)}, number=number)
+
+    def position_after(self, last: bytes | None) -> bytes:
+        number = self.number if last is None else int.from_bytes(last[:8], "big")
+        return _POSITION.pack(number, _LAST, _LAST, 0, 0, 0)
+
+    def to_fields(self) -> dict[str, Any]:
+        return {
+            "nodes": {str(group): place.to_fields() for group, place in self.nodes.items()},
+            "retired": list(self.retired),
+            "number": self.number,
+            "placements": self.placements,
+        }
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> CitusOffset:
+        try:
+            nodes = {int(group): NodePlace.from_fields(place) for group, place in fields["nodes"].items()}
+            retired = tuple(int(group) for group in fields["retired"])
+            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]))
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise InvalidOffset("A Citus position lacks a field.", next_step=_NEXT_STEP) from None
+
+
+def _same_kind(other: object) -> CitusOffset:
+    if not isinstance(other, CitusOffset):
+        found = other.kind if isinstance(other, CdcOffset) else type(other).__name__
+        raise ForeignOffset(
+            f"A position of Citus was compared with one of {found}: they have no order.",
+            next_step="Compare positions of one source only.",
+        )
+    return other
+
+
+def positions_of(of_node: pa.FixedSizeBinaryArray, group: int, numbers: NDArray[np.uint64]) -> pa.FixedSizeBinaryArray:
+    """The ``_position`` column of changes whose positions in the log of node *group* are *of_node*."""
+    rows = node_rows(of_node)
+    made = np.zeros(len(rows), POSITION_DTYPE)
+    made["number"], made["group"] = numbers, group
+    for name in ("seq", "commit_lsn", "xid"):
+        made[name] = rows[name]
+    return pa.Array.from_buffers(POSITION_TYPE, len(made), [None, pa.py_buffer(made)])
+
+
+def node_rows(of_node: pa.FixedSizeBinaryArray) -> NDArray[np.void]:
+    """Positions in the log of a node, by field."""
+    data = of_node.buffers()[1]
+    if data is None or not len(of_node):
+        return np.zeros(0, OF_NODE)
+    return np.frombuffer(data, OF_NODE, len(of_node), of_node.offset * OF_NODE.itemsize)
+
+
+def merged_rows(positions: pa.FixedSizeBinaryArray) -> NDArray[np.void]:
+    """Positions in the merged log, by field."""
+    data = positions.buffers()[1]
+    if data is None or not len(positions):
+        return np.zeros(0, POSITION_DTYPE)
+    return np.frombuffer(data, POSITION_DTYPE, len(positions), positions.offset * POSITION_DTYPE.itemsize)

@@ -1,0 +1,273 @@
+"""CitusSource: a cluster as the capture needs it: a Postgres source for each node, and their positions side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from headwater.sources.citus.changes import CitusChangeStream
+from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
+from headwater.sources.citus.members import Members, here, naming, present_tables
+from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace
+from headwater.sources.errors import ForeignOffset, SourceNotFound, UnsupportedTable
+from headwater.sources.events import Finding, Registered
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.offset import CdcOffset
+from headwater.sources.postgres.changes import RawStream
+from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.postgres.slot import ServerIdentity
+from headwater.sources.postgres.source import PostgresSource
+from headwater.sources.table import SourceTable, SpecialValues
+
+_OWNED: Final = ("system_id", "database", "slot")
+
+
+class CitusSource:
+    """A cluster; on each node a publication and a slot of the same names. Nothing is connected before it is needed.
+
+    :param dsn: ``citus://user@coordinator:5432/database``; the nodes are asked for with the same user and password.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        spill: Path,
+        schema_policy: SchemaPolicy = SchemaPolicy.EVOLVE,
+        special_values: Mapping[str, SpecialValues] | None = None,
+        slot: str = "headwater",
+        publication: str = "headwater",
+        poll: bool = False,
+    ) -> None:
+        self._cluster = Cluster(dsn)
+        self._slot = slot
+
+        def make(conninfo: str, group: int, through: Callable[[RawStream], RawStream]) -> PostgresSource:
+            return PostgresSource(
+                conninfo,
+                spill=spill / f"node-{group}",
+                schema_policy=schema_policy,
+                special_values=special_values,
+                slot=slot,
+                publication=publication,
+                poll=poll,
+                through=through,
+            )
+
+        self._members = Members(self._cluster, make, slot)
+        self._stream: CitusChangeStream | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self._cluster)
+
+    @property
+    def position_type(self) -> pa.DataType:
+        return POSITION_TYPE
+
+    @property
+    def _coordinator(self) -> PostgresSource:
+        return self._members.source(COORDINATOR, self._cluster.own_address)
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def tables(self, names: Sequence[str]) -> list[SourceTable]:
+        """See :class:`~headwater.sources.source.Source`: as the coordinator has them."""
+        if not names:
+            return []
+        self._cluster.require_coordinator()
+        found = self._coordinator.tables(names)
+        kinds = self._kinds(found)
+        for table in found:
+            self._require_placed(table, kinds[table.full_name])
+        return found
+
+    def _require_placed(self, table: SourceTable, kind: TableKind) -> None:
+        """:raises UnsupportedTable: its rows would be told never, or more than once."""
+        if kind is TableKind.LOCAL:
+            return
+        placed = self._cluster.shard_groups(table.source_id or 0)
+        if kind is TableKind.REFERENCE and COORDINATOR not in (group for _, group in placed):
+            raise UnsupportedTable(
+                table.full_name,
+                "the coordinator has no copy of this reference table, and only its copy is told.",
+                next_step=f"Run: SELECT citus_set_coordinator_host({_literal(self._cluster.own_address)});",
+            )
+        if kind is TableKind.DISTRIBUTED and len({shard for shard, _ in placed}) < len(placed):
+            raise UnsupportedTable(
+                table.full_name,
+                "its shards have copies, each of which would tell every change.",
+                next_step="Distribute it with citus.shard_replication_factor = 1.",
+            )
+
+    def _kinds(self, tables: Sequence[SourceTable]) -> dict[str, TableKind]:
+        known = self._cluster.kinds()
+        return {table.full_name: known.get(table.source_id or 0, TableKind.LOCAL) for table in tables}
+
+    def _on(self, group: int, address: str, tables: Sequence[SourceTable]) -> list[SourceTable]:
+        """The tables as a node has them. :raises SourceNotFound: it has not all of them."""
+        names = [table.full_name for table in tables]
+        try:
+            with naming(address):
+                return self._members.source(group, address).tables(names)
+        except SourceNotFound as error:
+            if group == COORDINATOR:
+                raise
+            raise SourceNotFound(error.message, next_step="Run: SELECT start_metadata_sync_to_all_nodes();") from None
+
+    # -- preparing -------------------------------------------------------------------------------------------------
+
+    def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """See :class:`~headwater.sources.source.Source`: on every node, the coordinator first."""
+        if not resumed:
+            self.claim([])
+        return self._prepare(tables, lambda source, known: source.begin(known, resumed=True))
+
+    def renew(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
+        """See :class:`~headwater.sources.source.Source`."""
+        return self._prepare(tables, lambda source, known: source.renew(known))
+
+    def _prepare(
+        self,
+        tables: Sequence[SourceTable],
+        make: Callable[[PostgresSource, Sequence[SourceTable]], tuple[CdcOffset, Mapping[str, Any]]],
+    ) -> tuple[CdcOffset, Mapping[str, Any]]:
+        kinds = self._kinds(tables)
+        placements = self._cluster.placements()  # shards that move from now on are merged by time
+        nodes: dict[int, NodePlace] = {}
+        prepared: dict[str, Any] = {}
+        for node in self._cluster.nodes()[0]:
+            known = self._on(node.group, node.address, here(node.group, kinds, tables))
+            with naming(node.address):
+                at, identity = make(self._members.source(node.group, node.address), known)
+            assert isinstance(at, PostgresOffset)
+            nodes[node.group] = NodePlace(at, ServerIdentity.from_json(identity), node.address)
+            prepared[str(node.group)] = dict(identity)
+        number = self._cluster.clock_us()
+        return CitusOffset(nodes, (), number, placements), prepared["0"] | {"nodes": prepared}
+
+    def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """See :class:`~headwater.sources.source.Source`: where the coordinator's slot is ours, those of nodes are."""
+        self._cluster.require_coordinator()
+        own = self._coordinator.claim(prepared)
+        known = [[source.get(part) for part in _OWNED] for source in prepared]
+        ours = [own[part] for part in _OWNED] in known
+        nodes = {}
+        for node in self._cluster.nodes()[0]:
+            source = self._members.source(node.group, node.address)
+            with naming(node.address):
+                identity = self._members.identity(node.group, node.address).to_json() | {"slot": self._slot}
+                nodes[str(node.group)] = dict(source.claim([identity] if ours else []))
+        return {**own, "nodes": nodes}
+
+    def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
+        """See :class:`~headwater.sources.source.Source`."""
+        kinds = self._kinds(tables)
+        assert self._stream is not None
+        nodes = {}
+        for group, place in self._stream.position.nodes.items():
+            known = self._on(group, place.address, here(group, kinds, tables))
+            with naming(place.address):
+                at = self._members.source(group, place.address).include(known)
+            assert isinstance(at, PostgresOffset)
+            nodes[group] = NodePlace(at, place.server, place.address)
+        told = self._stream.position
+        return CitusOffset(nodes, told.retired, told.number, told.placements)
+
+    def has_reached(self, position: CdcOffset) -> bool:
+        """See :class:`~headwater.sources.source.Source`."""
+        assert isinstance(position, CitusOffset)
+        return self._stream is not None and self._stream.has_reached(position)
+
+    # -- the stream ------------------------------------------------------------------------------------------------
+
+    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> CitusChangeStream:
+        """See :class:`~headwater.sources.source.Source`."""
+        if not isinstance(start, CitusOffset):
+            raise ForeignOffset(
+                f"The store holds a position of {start.kind}, and this is a Citus cluster.",
+                next_step="Give the address of the source that was captured, or another --store.",
+            )
+        self._stream = CitusChangeStream(self._members, tables, self._kinds(tables), start)
+        return self._stream
+
+    # -- looking after it ------------------------------------------------------------------------------------------
+
+    def register(self, tables: Sequence[SourceTable]) -> dict[str, str]:
+        """See :class:`~headwater.sources.source.Source`: what kind of table it is, and what each node has of it."""
+        kinds = self._kinds(tables)
+        nodes: dict[str, dict[str, str]] = {table.full_name: {} for table in tables}
+        for node in self._cluster.nodes()[0]:
+            known = self._on(node.group, node.address, here(node.group, kinds, tables))
+            for name, text in self._members.source(node.group, node.address).register(known).items():
+                nodes[name][str(node.group)] = text
+        return {name: _registration(kinds[name], entries) for name, entries in nodes.items()}
+
+    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+        """See :class:`~headwater.sources.source.Source`."""
+        if self._stream is None:
+            return []
+        kinds = self._kinds([entry.table for entry in tables])
+        before = {entry.table.full_name: json.loads(entry.registration) for entry in tables}
+        now = {name: dict(known["nodes"]) for name, known in before.items()}
+        findings: dict[str, Finding] = {}
+        for group, place in self._stream.position.nodes.items():
+            mine = here(group, kinds, [entry.table for entry in tables])
+            with naming(place.address):
+                self._check_node(group, place.address, mine, before, now, findings)
+        made = list(findings.values())
+        for entry in tables:
+            name = entry.table.full_name
+            if name in findings:
+                continue
+            if before[name]["kind"] != kinds[name].value:
+                what = f"The table was {before[name]['kind']} and is {kinds[name].value} by now."
+                made.append(Finding(entry.table, f"{what} Run: headwater resnapshot {name}", stops=True))
+            elif now[name] != before[name]["nodes"]:
+                made.append(Finding(entry.table, "", False, _registration(kinds[name], now[name])))
+        return made
+
+    def _check_node(
+        self,
+        group: int,
+        address: str,
+        tables: Sequence[SourceTable],
+        before: Mapping[str, Any],
+        now: dict[str, dict[str, str]],
+        findings: dict[str, Finding],
+    ) -> None:
+        """What one node has of *tables* now, and why one stops."""
+        source = self._members.source(group, address)
+        merged = {table.full_name: table for table in tables}
+        present = present_tables(source, list(merged))
+        fresh = [table for name, table in present.items() if str(group) not in before[name]["nodes"]]
+        for name, text in (source.register(fresh) if fresh else {}).items():
+            now[name][str(group)] = text
+        known = [
+            Registered(present.get(name, table), before[name]["nodes"][str(group)])
+            for name, table in merged.items()
+            if str(group) in before[name]["nodes"] and (name in present or group == COORDINATOR)
+        ]
+        for finding in source.check(known):
+            name = finding.table.full_name
+            if finding.stops:
+                findings[name] = Finding(merged[name], finding.reason, stops=True)
+            elif finding.registration is not None:
+                now[name][str(group)] = finding.registration
+
+    def close(self) -> None:
+        """End the connections."""
+        self._members.close()
+
+
+def _registration(kind: TableKind, nodes: Mapping[str, str]) -> str:
+    return json.dumps({"kind": kind.value, "nodes": dict(nodes)}, sort_keys=True)
+
+
+def _literal(address: str) -> str:
+    host, _, port = address.rpartition(":")
+    return f"'{host}', {port}"

@@ -1,0 +1,274 @@
+"""A double of a Citus cluster: plain Postgres servers that look from outside like its nodes. It is NOT Citus.
+
+What it has of a cluster: the coordinator's catalog (``pg_dist_node``, ``pg_dist_partition``, ``pg_dist_shard``,
+``pg_dist_placement``, ``shard_name()``), filled by hand; shards as tables of their own on the nodes; changes of shards
+that come under the name of their table, from each node by itself. A table is partitioned on every node, by its shards
+there, and published through its root: that gives the same messages as a node of a real cluster does.
+
+What it has not: anything that routes statements. Tests write to nodes; :meth:`CitusDouble.owner` says to which.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import psycopg
+from tests.servers.postgres import NEWEST, PostgresServer
+
+SETTINGS = {
+    "citus.enable_change_data_capture": "on",
+    "dynamic_library_path": "$libdir/citus_decoders:$libdir",
+}
+_CATALOG = """
+SET allow_system_table_mods = on;
+CREATE TABLE pg_catalog.pg_dist_node (nodeid int, groupid int, nodename text, nodeport int, hasmetadata bool,
+  isactive bool, noderole text, shouldhaveshards bool);
+CREATE TABLE pg_catalog.pg_dist_local_group (groupid int);
+CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char", repmodel "char");
+CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
+CREATE TABLE pg_catalog.pg_dist_placement (placementid bigint, shardid bigint, groupid int);
+CREATE FUNCTION pg_catalog.shard_name(t regclass, shard bigint) RETURNS text LANGUAGE sql STABLE
+  AS $$ SELECT quote_ident(relname || '_' || shard) FROM pg_class WHERE oid = t $$;
+INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);
+"""
+
+
+class Nodes:
+    """Servers for the doubles of a test session, all with one password."""
+
+    def __init__(self) -> None:
+        self.servers: list[PostgresServer] = []
+        self._names = itertools.count(1)
+
+    def server(self, place: int) -> PostgresServer:
+        while len(self.servers) <= place:
+            self.servers.append(self.start())
+        return self.servers[place]
+
+    def start(self) -> PostgresServer:
+        server = PostgresServer(NEWEST, SETTINGS)
+        if self.servers:
+            server.password = self.servers[0].password
+            with server.connect() as admin:
+                admin.execute(f"ALTER ROLE postgres PASSWORD '{server.password}'".encode())
+        return server
+
+    def name(self) -> str:
+        return f"shop{next(self._names)}"
+
+    def close(self) -> None:
+        for server in self.servers:
+            server.close()
+
+
+@dataclass
+class Distributed:
+    """A table with shards: their nodes by number."""
+
+    definition: str
+    key: str
+    shards: dict[int, int] = field(default_factory=dict)
+
+
+class CitusDouble:
+    """One database on each of several servers: group 0 is the coordinator's.
+
+    :param servers: the coordinator's first.
+    """
+
+    def __init__(self, servers: Sequence[PostgresServer], database: str) -> None:
+        self.database = database
+        self.servers: dict[int, PostgresServer] = {}
+        self.tables: dict[str, Distributed] = {}
+        self._shard_ids = itertools.count(102008)
+        self._placement_ids = itertools.count(1)
+        self._groups = itertools.count(0)
+        for server in servers:
+            self._make(server)
+        self.execute(0, _CATALOG)
+        for group in self.servers:
+            if group:
+                self._list(group)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.drop()
+
+    @property
+    def dsn(self) -> str:
+        return self.servers[0].dsn(self.database).replace("postgresql://", "citus://")
+
+    def connect(self, group: int) -> psycopg.Connection[tuple[Any, ...]]:
+        return self.servers[group].connect(self.database)
+
+    def execute(self, group: int, *statements: str) -> list[tuple[Any, ...]]:
+        rows: list[tuple[Any, ...]] = []
+        with self.connect(group) as session:
+            for statement in statements:
+                cursor = session.execute(statement.encode())
+                rows = cursor.fetchall() if cursor.description else []
+        return rows
+
+    def everywhere(self, statement: str) -> None:
+        """A statement on every node, as the coordinator propagates DDL."""
+        for group in self.servers:
+            self.execute(group, statement)
+
+    def _make(self, server: PostgresServer) -> int:
+        group = next(self._groups)
+        self.servers[group] = server
+        with server.connect() as admin:
+            admin.execute(f"CREATE DATABASE {self.database}".encode())
+        return group
+
+    def _list(self, group: int) -> None:
+        port = self.servers[group].port
+        self.execute(
+            0, f"INSERT INTO pg_dist_node VALUES ({group}, {group}, '127.0.0.1', {port}, true, true, 'primary', true)"
+        )
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def distribute(self, name: str, columns: str, key: str = "id", shards: int = 4) -> None:
+        """A table with *shards* shards, dealt out to the workers in turns; its hash is that of partitions."""
+        made = Distributed(columns, key)
+        self.tables[name] = made
+        self.everywhere(f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({key})) PARTITION BY HASH ({key})")
+        self.execute(0, f"INSERT INTO pg_dist_partition VALUES ('{name}', 'h', 's')")
+        workers = [group for group in self.servers if group] or [0]
+        self._modulus = shards
+        for number in range(shards):
+            shard, group = next(self._shard_ids), workers[number % len(workers)]
+            made.shards[shard] = group
+            self.execute(group, self._attached(name, shard, number, shards))
+            self.execute(
+                0,
+                f"INSERT INTO pg_dist_shard VALUES ('{name}', {shard})",
+                f"INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {shard}, {group})",
+            )
+
+    def _attached(self, name: str, shard: int, number: int, shards: int) -> str:
+        return f"CREATE TABLE {name}_{shard} PARTITION OF {name} FOR VALUES WITH (modulus {shards}, remainder {number})"
+
+    def reference(self, name: str, columns: str, key: str = "id") -> None:
+        """A reference table: its copy on the coordinator tells the changes."""
+        shard = next(self._shard_ids)
+        self.execute(
+            0,
+            f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({key})) PARTITION BY HASH ({key})",
+            self._attached(name, shard, 0, 1),
+            f"INSERT INTO pg_dist_partition VALUES ('{name}', 'n', 't')",
+            f"INSERT INTO pg_dist_shard VALUES ('{name}', {shard})",
+        )
+        for group in self.servers:
+            self.execute(0, f"INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {shard}, {group})")
+
+    def owner(self, name: str, key: int) -> int:
+        """The node whose shard has the row: what routes a statement in a cluster."""
+        table = self.tables[name]
+        for group in set(table.shards.values()):
+            bounds = self.execute(
+                group,
+                f"SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE inhparent ="
+                f" '{name}'::regclass AND satisfies_hash_partition('{name}'::regclass, {len(table.shards)},"
+                f" substring(pg_get_expr(c.relpartbound, c.oid) from 'remainder (\\d+)')::int, {key}::bigint))",
+            )
+            if bounds[0][0]:
+                return group
+        raise LookupError(key)
+
+    def rows(self, name: str) -> dict[Any, tuple[Any, ...]]:
+        """All rows of a table by their first column, over all nodes; none is on two of them."""
+        found: dict[Any, tuple[Any, ...]] = {}
+        for group in sorted(self.servers):
+            if name in self.tables or group == 0:
+                for row in self.execute(group, f"SELECT * FROM {name}"):
+                    assert row[0] not in found
+                    found[row[0]] = row
+        return found
+
+    # -- shards and nodes ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def moving(self, name: str, shard: int, to: int) -> Iterator[None]:
+        """Move a shard as a cluster does: the copy is filled without a word in the log, then takes the place.
+
+        Inside, the shard is where it was and nobody may write to it: the caller's writers wait.
+        """
+        table = self.tables[name]
+        source = table.shards[shard]
+        number = list(table.shards).index(shard)
+        rows = self.execute(source, f"SELECT * FROM {name}_{shard}")
+        self.execute(to, f"CREATE TABLE {name}_{shard} (LIKE {name} INCLUDING ALL)")
+        with self.connect(to) as session, session.cursor() as cursor:
+            for row in rows:
+                places = ", ".join(["%s"] * len(row))
+                cursor.execute(f"INSERT INTO {name}_{shard} VALUES ({places})".encode(), row)
+        yield
+        self.execute(source, f"ALTER TABLE {name} DETACH PARTITION {name}_{shard}")
+        self.execute(
+            to,
+            f"ALTER TABLE {name} ATTACH PARTITION {name}_{shard}"
+            f" FOR VALUES WITH (modulus {len(table.shards)}, remainder {number})",
+        )
+        self.execute(
+            0,
+            f"BEGIN; DELETE FROM pg_dist_placement WHERE shardid = {shard};"
+            f" INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {shard}, {to}); COMMIT",
+        )
+        self.execute(source, f"DROP TABLE {name}_{shard}")
+        table.shards[shard] = to
+
+    def move(self, name: str, shard: int, to: int) -> None:
+        with self.moving(name, shard, to):
+            pass
+
+    def add_node(self, server: PostgresServer) -> int:
+        """A node joins: it gets the tables, and no shards yet."""
+        group = self._make(server)
+        for name, table in self.tables.items():
+            self.execute(
+                group,
+                f"CREATE TABLE {name} ({table.definition}, PRIMARY KEY ({table.key})) PARTITION BY HASH ({table.key})",
+            )
+        self._list(group)
+        return group
+
+    def remove_node(self, group: int) -> None:
+        """A node leaves, emptied before; its server goes on running."""
+        for name, table in self.tables.items():
+            assert group not in table.shards.values(), name
+        self.execute(
+            0,
+            f"DELETE FROM pg_dist_placement WHERE groupid = {group}",
+            f"DELETE FROM pg_dist_node WHERE groupid = {group}",
+        )
+
+    def drop(self) -> None:
+        for server in set(self.servers.values()):
+            if server.is_running:
+                with server.connect() as admin:
+                    admin.execute(f"ALTER DATABASE {self.database} ALLOW_CONNECTIONS false".encode())
+                    while admin.execute(
+                        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [self.database]
+                    ).fetchall():
+                        pass
+                    admin.execute(
+                        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s",
+                        [self.database],
+                    )
+                    admin.execute(f"DROP DATABASE {self.database} WITH (FORCE)".encode())
+
+
+def log_ends(double: CitusDouble) -> Mapping[int, int]:
+    """Where the log of each node ends."""
+    return {
+        group: int(double.execute(group, "SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")[0][0])
+        for group in double.servers
+    }
