@@ -61,8 +61,8 @@ def value_json(data: bytes, kind: int, start: int, stop: int, depth: int) -> byt
         return b"null"
     if kind == bson.CODE_WITH_SCOPE:
         middle = bson.string_end(data, start + 4, stop)
-        scope = document_json(data, middle, stop, depth + 1)
-        return b'{"$code":' + _text(data[start + 8 : middle - 1]) + b',"$scope":' + scope + b"}"
+        code = _text(data[start + 8 : middle - 1])
+        return b'{"$code":' + code + b',"$scope":' + document_json(data, middle, stop, depth + 1) + b"}"
     return _dumped(_typed(data, kind, start, stop))
 
 
