@@ -36,7 +36,6 @@ option                meaning
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -52,6 +51,7 @@ from headwater.backfill.since import parse_since
 from headwater.sources.open import open_source
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
+from headwater.spark.option_texts import OptionTexts
 from headwater.stream.epoch import Epoch
 from headwater.stream.errors import EpochError
 
@@ -95,7 +95,6 @@ NAMES: Final = (
     "pushdown",
     "snapshotSeconds",
 )
-_NAMES: Final = {name.lower(): name for name in NAMES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,19 +177,11 @@ class SourceOptions:
         )
 
 
-class _Texts:
-    """Reads the values of options, and says what is wrong with them."""
+class _Texts(OptionTexts):
+    """Reads the values of options."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._given: dict[str, str] = {}
-        for name, value in given.items():
-            if name.lower() not in _NAMES:
-                near = difflib.get_close_matches(name.lower(), _NAMES, 1, 0.0)
-                raise InvalidOption(
-                    f"There is no option {name!r}.",
-                    next_step=f"Did you mean {_NAMES[near[0]]!r}? Valid are {', '.join(NAMES)}.",
-                )
-            self._given[_NAMES[name.lower()]] = str(value).strip()
+        super().__init__(given, NAMES)
 
     def options(self) -> SourceOptions:
         source = self._given.get("source") or os.environ.get(SOURCE_VARIABLE, "")
@@ -277,24 +268,6 @@ class _Texts:
 
     def _columns(self) -> tuple[str, ...] | None:
         return names_of("columns", self._given.get("columns", ""))
-
-    def _flag(self, name: str, otherwise: bool) -> bool:
-        return self._word(name, *("true", "false") if otherwise else ("false", "true")) == "true"
-
-    def _word(self, name: str, *valid: str) -> str:
-        """The first of *valid* when nothing is given."""
-        value = self._given.get(name, valid[0]).lower()
-        if value not in valid:
-            raise InvalidOption(f"Received {name}={value!r}.", next_step=f"Valid are {' and '.join(valid)}.")
-        return value
-
-    def _number(self, name: str, least: int) -> int | None:
-        text = self._given.get(name)
-        if not text:
-            return None
-        if not text.isdecimal() or int(text) < least:
-            raise InvalidOption(f"Received {name}={text!r}.", next_step=f"Valid are whole numbers from {least}.")
-        return int(text)
 
 
 def names_of(option: str, text: str) -> tuple[str, ...] | None:

@@ -27,7 +27,6 @@ option                meaning
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import re
@@ -41,6 +40,7 @@ from headwater.backfill.snapshot.consume_upstream.open import DELTA, open_upstre
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
+from headwater.spark.option_texts import OptionTexts
 from headwater.spark.options import IGNORE, STOP, absolute, names_of
 from headwater.stream import DEFAULT_VNODE_COUNT
 
@@ -65,7 +65,6 @@ NAMES: Final = (
     "onResnapshot",
     "takeover",
 )
-_NAMES: Final = {name.lower(): name for name in NAMES}
 
 
 def is_upstream(given: Mapping[str, str]) -> bool:
@@ -92,23 +91,15 @@ class UpstreamSourceOptions:
         return _Texts(given).options()
 
 
-class _Texts:
-    """Reads the values of options, and says what is wrong with them."""
+class _Texts(OptionTexts):
+    """Reads the values of options."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        self._given: dict[str, str] = {}
-        self._storage: dict[str, str] = {}
-        for name, value in given.items():
-            if name.lower().startswith(STORAGE):
-                self._storage[name[len(STORAGE) :].upper()] = str(value)  # Spark gives names in lower case
-                continue
-            if name.lower() not in _NAMES:
-                near = difflib.get_close_matches(name.lower(), _NAMES, 1, 0.0)
-                raise InvalidOption(
-                    f"There is no option {name!r} of an upstream table.",
-                    next_step=f"Did you mean {_NAMES[near[0]]!r}? Valid are {', '.join(NAMES)}, and {STORAGE}….",
-                )
-            self._given[_NAMES[name.lower()]] = str(value).strip()
+        of_storage = {name for name in given if name.lower().startswith(STORAGE)}
+        # Spark gives names in lower case
+        self._storage = {name[len(STORAGE) :].upper(): str(given[name]) for name in of_storage}
+        own = {name: value for name, value in given.items() if name not in of_storage}
+        super().__init__(own, NAMES, " of an upstream table", f", and {STORAGE}…")
 
     def options(self) -> UpstreamSourceOptions:
         get = self._given.get
@@ -142,10 +133,10 @@ class _Texts:
         return UpstreamSourceOptions(
             query,
             names_of("columns", get("columns", "")),
-            self._word("preimages", "true", "false") == "true",
+            self._flag("preimages", True),
             self._word("onSchemaChange", STOP, IGNORE),
             self._word("onResnapshot", STOP, IGNORE),
-            self._word("takeover", "false", "true") == "true",
+            self._flag("takeover", False),
         )
 
     def _since(self) -> tuple[int | None, int | None]:
@@ -162,20 +153,6 @@ class _Texts:
             ) from None
         at = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
         return None, int(at.timestamp() * 1000)
-
-    def _word(self, name: str, *valid: str) -> str:
-        value = self._given.get(name, valid[0]).lower()
-        if value not in valid:
-            raise InvalidOption(f"Received {name}={value!r}.", next_step=f"Valid are {' and '.join(valid)}.")
-        return value
-
-    def _number(self, name: str, least: int) -> int | None:
-        text = self._given.get(name)
-        if not text:
-            return None
-        if not text.isdecimal() or int(text) < least:
-            raise InvalidOption(f"Received {name}={text!r}.", next_step=f"Valid are whole numbers from {least}.")
-        return int(text)
 
 
 def default_state(upstream: str) -> str:
