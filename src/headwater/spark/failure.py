@@ -34,6 +34,7 @@ _PASSING: Final = (
     "Connection reset",
     "Connection refused",
     "Broken pipe",
+    "Stream closed",  # of the daemon that starts workers, which was killed
     "SocketException",
     "SparkContext was shut down",
     "Answer from Java side is empty",

@@ -55,6 +55,7 @@ def test_what_nobody_knows_is_tried_a_few_times() -> None:
         (ValueError("x"), Remedy.UNSURE),
         (RuntimeError("java.io.EOFException"), Remedy.RETRY),
         (RuntimeError("Python worker exited unexpectedly (crashed)"), Remedy.RETRY),
+        (RuntimeError("Lost task 0.0 in stage 9.0: java.io.IOException: Stream closed"), Remedy.RETRY),
     ],
 )
 def test_an_error_says_what_is_to_be_done(error: Exception, remedy: Remedy) -> None:
