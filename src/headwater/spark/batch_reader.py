@@ -35,6 +35,7 @@ from headwater.spark.stream_reader import UnitPartition, truncated
 from headwater.spark.tables import logged_table, source_table
 from headwater.spark.types import rebatched
 from headwater.state import open_reader
+from headwater.stream.ahead import ahead
 
 _LOAD_AGAIN: Final = (
     "Load the table again: a DataFrame may read a second time in the snapshot of its first action. To use the rows of"
@@ -83,7 +84,7 @@ class TableReader(DataSourceReader):
         hot()
         if not isinstance(partition, SplitPartition):
             return iter(())  # Spark's own, for a table without rows
-        return rebatched(marked(partition.kept.folder, partition.number, self._rows_of(partition)))
+        return marked(partition.kept.folder, partition.number, ahead(rebatched(self._rows_of(partition))))
 
     def _rows_of(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
         kept, rows = partition.kept, Rows(self._schema, partition.places)

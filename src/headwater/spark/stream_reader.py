@@ -29,6 +29,7 @@ from headwater.spark.rows import Rows
 from headwater.spark.session import hot
 from headwater.spark.types import rebatched
 from headwater.state.errors import StoreOwned
+from headwater.stream.ahead import ahead
 
 _REACH_SECONDS: Final = 60.0
 _HISTORY_SECONDS: Final = 60.0
@@ -158,7 +159,8 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         hot()
         assert isinstance(partition, UnitPartition)
         rows = Rows(self._schema, partition.places)
-        return rebatched(_rows_of(partition, rows, self._options.preimages))
+        made = rebatched(_rows_of(partition, rows, self._options.preimages))
+        return made if isinstance(partition.unit, LogUnit) else ahead(made)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Nothing: what is delivered is known when the next batch is planned."""
