@@ -1,0 +1,136 @@
+"""Columns that change on one node before the others: the merged table only goes forward, and no value is lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+import pytest
+
+from headwater.sources.citus.columns import MergedTable
+from headwater.sources.errors import SchemaStopped
+from headwater.sources.events import SchemaChanged
+from headwater.sources.evolution import SchemaPolicy, follow
+from headwater.sources.table import SourceColumn, SourceTable
+
+
+def table(*columns: tuple[str, int, pa.DataType], oid: int = 7) -> SourceTable:
+    made = tuple(SourceColumn(name, kind, str(kind), number) for name, number, kind in columns)
+    return SourceTable("public", "t", made, ("id",), oid)
+
+
+INT, LONG, TEXT = pa.int32(), pa.int64(), pa.string()
+BEFORE = table(("id", 1, LONG), ("v", 3, INT))
+ON_NODE = table(("id", 1, LONG), ("v", 2, INT), oid=40)  # made there without the column that was dropped before
+
+
+def changed(before: SourceTable, after: SourceTable, defaults: pa.RecordBatch | None = None) -> SchemaChanged:
+    """What a node tells of a change."""
+    _, told = follow(before, after, SchemaPolicy.EVOLVE, defaults)
+    assert told is not None
+    return told
+
+
+def merged() -> tuple[MergedTable, SourceTable]:
+    made = MergedTable(BEFORE)
+    known = made.on_node(1, ON_NODE, BEFORE)
+    assert made.on_node(2, ON_NODE, BEFORE) == known
+    return made, known
+
+
+def test_nodes_may_number_columns_in_their_own_way() -> None:
+    made, known = merged()
+    assert [column.field_id for column in known.columns] == [1, 2]
+    assert known.source_id == 40
+    found = made.project(1, known, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert [column.to_pylist() for column in found] == [[1], [5]]
+
+
+def test_a_column_that_comes_to_one_node_first_is_there_for_all_with_what_it_came_with() -> None:
+    made, known = merged()
+    coordinator = table(("id", 1, LONG), ("v", 3, INT), ("w", 4, TEXT))
+    there = table(("id", 1, LONG), ("v", 2, INT), ("w", 3, TEXT), oid=40)
+    defaults = pa.RecordBatch.from_pydict({"w": ["new"]})
+    told = made.follow(1, changed(known, there, defaults), coordinator)
+    assert told is not None
+    assert told.added == ("w",)
+    assert [column.field_id for column in told.after.columns] == [1, 3, 4]
+    behind = made.project(2, known, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert [column.to_pylist() for column in behind] == [[1], [5], ["new"]]
+    assert made.follow(2, changed(known, there, defaults), coordinator) is None
+    now = made.project(2, there, [pa.array([1], LONG), pa.array([5], INT), pa.array(["x"])], 1)
+    assert [column.to_pylist() for column in now] == [[1], [5], ["x"]]
+
+
+def test_a_rename_keeps_the_values_of_nodes_that_have_the_old_name() -> None:
+    made, known = merged()
+    coordinator = table(("id", 1, LONG), ("u", 3, INT))
+    renamed = table(("id", 1, LONG), ("u", 2, INT), oid=40)
+    told = made.follow(1, changed(known, renamed), coordinator)
+    assert told is not None
+    assert told.renamed == (("v", "u"),)
+    behind = made.project(2, known, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert behind[1].to_pylist() == [5]
+    assert made.follow(2, changed(known, renamed), coordinator) is None
+
+
+def test_a_name_in_between_does_not_come_back() -> None:
+    made, known = merged()
+    coordinator = table(("id", 1, LONG), ("x", 3, INT))
+    first, last = (table(("id", 1, LONG), (name, 2, INT), oid=40) for name in ("u", "x"))
+    for before, after in ((known, first), (first, last)):
+        made.follow(1, changed(before, after), coordinator)
+    assert made.table.columns[1].name == "x"
+    assert made.follow(2, changed(known, first), coordinator) is None
+    assert made.table.columns[1].name == "x"
+
+
+def test_a_column_is_dropped_once_the_coordinator_has_it_no_more() -> None:
+    made, known = merged()
+    gone = table(("id", 1, LONG), oid=40)
+    assert made.follow(1, changed(known, gone), BEFORE) is None  # the node is behind, or ahead: nobody knows yet
+    told = made.follow(1, changed(known, gone), table(("id", 1, LONG)))
+    assert told is not None
+    assert told.dropped == ("v",)
+    late = made.project(2, known, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert late[1].to_pylist() == [None]
+
+
+def test_a_wider_type_is_taken_and_narrow_values_are_made_wide() -> None:
+    made, known = merged()
+    wide = table(("id", 1, LONG), ("v", 2, LONG), oid=40)
+    told = made.follow(1, changed(known, wide), table(("id", 1, LONG), ("v", 3, LONG)))
+    assert told is not None
+    assert told.retyped == ("v",)
+    behind = made.project(2, known, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert behind[1].type == LONG
+    assert made.follow(2, changed(known, wide), table(("id", 1, LONG), ("v", 3, LONG))) is None
+
+
+def test_a_column_that_nobody_has_a_name_for_stops_the_table() -> None:
+    made, known = merged()
+    strange = table(("id", 1, LONG), ("v", 2, INT), ("w", 9, TEXT), oid=40)
+    with pytest.raises(SchemaStopped) as stopped:
+        made.follow(1, changed(known, strange), BEFORE)
+    assert stopped.value.next_step == "Run: headwater resnapshot public.t"
+
+
+def test_after_a_restart_columns_are_found_by_what_the_coordinator_calls_them_now() -> None:
+    """The log has the old name still; the coordinator and the node have the new one."""
+    made = MergedTable(BEFORE)
+    coordinator = table(("id", 1, LONG), ("u", 3, INT))
+    present = table(("id", 1, LONG), ("u", 2, INT), oid=40)
+    known = made.on_node(1, present, coordinator)
+    assert [(column.name, column.field_id) for column in known.columns] == [("id", 1), ("v", 2)]
+    told = made.follow(1, changed(known, present), coordinator)
+    assert told is not None
+    assert told.renamed == (("v", "u"),)
+
+
+def test_a_column_that_a_node_has_not_yet_gets_a_number_of_its_own() -> None:
+    grown = MergedTable(table(("id", 1, LONG), ("v", 3, INT), ("w", 4, TEXT)))
+    known = grown.on_node(1, ON_NODE, grown.table)
+    assert known.columns[2].field_id < 0
+    behind = replace(known, columns=known.columns[:2])
+    found = grown.project(1, behind, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert [column.to_pylist() for column in found] == [[1], [5], [None]]
