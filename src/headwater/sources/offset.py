@@ -22,6 +22,7 @@ _MODULES: Final = {
     "Citus": "headwater.sources.citus.offset",
     "MySql": "headwater.sources.mysql.offset",
     "Postgres": "headwater.sources.postgres.offset",
+    "SqlServer": "headwater.sources.sqlserver.offset",
     "Written": "headwater.sources.written",
 }
 _NEXT_STEP: Final = "Give the text that to_json() wrote."

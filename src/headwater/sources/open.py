@@ -20,6 +20,7 @@ class Family(Enum):
     CITUS = "citus"
     POSTGRES = "postgres"
     MYSQL = "mysql"
+    SQLSERVER = "sqlserver"
 
 
 def open_source(
@@ -45,6 +46,11 @@ def open_source(
             from headwater.sources.mysql.source import MySqlSource
 
         return MySqlSource(dsn, schema_policy=schema_policy, special_values=special_values or {})
+    if family is Family.SQLSERVER:
+        with sqlserver_driver():
+            from headwater.sources.sqlserver.source import SqlServerSource
+
+        return SqlServerSource(dsn, schema_policy=schema_policy, special_values=special_values or {})
     if family is Family.CITUS:
         with postgres_driver():
             from headwater.sources.citus.source import CitusSource
@@ -84,6 +90,13 @@ def all_tables(dsn: str) -> list[str]:
         server = to_mysql.Dsn(dsn)
         with to_mysql.server_errors(server), closing(to_mysql.connect(server)) as session:
             return [str(name) for name in of_mysql.all_table_names(session, server.database)]
+    if family_of(dsn) is Family.SQLSERVER:
+        with sqlserver_driver():
+            from headwater.sources.sqlserver import catalog as of_sqlserver
+            from headwater.sources.sqlserver import connection as to_sqlserver
+
+        with to_sqlserver.Session(to_sqlserver.Dsn(dsn)) as asked:
+            return [str(name) for name in of_sqlserver.all_table_names(asked)]
     with postgres_driver():
         from headwater.sources.postgres import catalog as of_postgres
         from headwater.sources.postgres import connection as to_postgres
@@ -101,6 +114,10 @@ def full_name(dsn: str, table: str) -> str:
             from headwater.sources.mysql import names as in_mysql
 
         return str(in_mysql.TableName.parse(table, to_mysql.Dsn(dsn).database))
+    if family_of(dsn) is Family.SQLSERVER:
+        from headwater.sources.sqlserver import names as in_sqlserver
+
+        return str(in_sqlserver.TableName.parse(table))
     from headwater.sources.postgres import names as in_postgres
 
     return str(in_postgres.TableName.parse(table))
@@ -108,6 +125,10 @@ def full_name(dsn: str, table: str) -> str:
 
 def home_of(dsn: str) -> str:
     """Where tables are that are named alone: a schema or database as full names have it; empty where there is none."""
+    if family_of(dsn) is Family.SQLSERVER:
+        from headwater.sources.sqlserver import names as in_sqlserver
+
+        return in_sqlserver.DEFAULT_SCHEMA
     if family_of(dsn) is not Family.MYSQL:
         return "public"
     with mysql_driver():
@@ -126,6 +147,12 @@ def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) ->
             from headwater.sources.mysql import doctor as of_mysql
 
         return of_mysql.examine(to_mysql.Dsn(dsn), tables)
+    if family_of(dsn) is Family.SQLSERVER:
+        with sqlserver_driver():
+            from headwater.sources.sqlserver import connection as to_sqlserver
+            from headwater.sources.sqlserver import doctor as of_sqlserver
+
+        return of_sqlserver.examine(to_sqlserver.Dsn(dsn), tables)
     with postgres_driver():
         from headwater.sources.postgres import connection as to_postgres
         from headwater.sources.postgres import doctor as of_postgres
@@ -142,6 +169,8 @@ def family_of(dsn: str) -> Family | None:
     kind = dsn.partition("://")[0]
     if kind in ("mysql", "mariadb"):
         return Family.MYSQL
+    if kind in ("sqlserver", "mssql"):
+        return Family.SQLSERVER
     if kind == "citus":
         return Family.CITUS
     return Family.POSTGRES if kind in ("postgres", "postgresql") or "=" in kind else None
@@ -173,6 +202,22 @@ def mysql_driver() -> Iterator[None]:
             raise
         raise DriverMissing(
             "The driver for MySQL and MariaDB is not installed.", next_step="Run: pip install 'headwater[mysql]'"
+        ) from None
+
+
+@contextmanager
+def sqlserver_driver() -> Iterator[None]:
+    """Around imports that need the driver for SQL Server.
+
+    :raises DriverMissing: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "pytds":
+            raise
+        raise DriverMissing(
+            "The driver for SQL Server is not installed.", next_step="Run: pip install 'headwater[sqlserver]'"
         ) from None
 
 

@@ -25,6 +25,7 @@ _MARKS: Final = {
     "Citus": "headwater.sources.citus.mark:CitusMark",
     "MySql": "headwater.sources.mysql.mark:MySqlMark",
     "Postgres": "headwater.sources.postgres.mark:PostgresMark",
+    "SqlServer": "headwater.sources.sqlserver.mark:SqlServerMark",
 }
 
 
@@ -190,7 +191,7 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
         from headwater.sources.written import NoSnapshots
 
         return NoSnapshots()
-    from headwater.sources.open import Family, family_of, mysql_driver, no_family, postgres_driver
+    from headwater.sources.open import Family, family_of, mysql_driver, no_family, postgres_driver, sqlserver_driver
 
     family = family_of(dsn)
     if family is Family.MYSQL:
@@ -203,6 +204,11 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
             from headwater.sources.citus.snapshots import CitusSnapshots
 
         return CitusSnapshots(dsn, lock_seconds)
+    if family is Family.SQLSERVER:
+        with sqlserver_driver():
+            from headwater.sources.sqlserver.snapshots import SqlServerSnapshots
+
+        return SqlServerSnapshots(dsn, lock_seconds)
     if family is Family.POSTGRES:
         with postgres_driver():
             from headwater.sources.postgres.snapshots import PostgresSnapshots

@@ -1,0 +1,1 @@
+"""SQL Server, followed through its change data capture."""

@@ -1,0 +1,268 @@
+"""Sessions at SQL Server: the address without its password, statements, errors in our own words.
+
+Statements carry their values as literals: they are ours, and a plain batch needs no parameters of the library. Every
+session has the settings of :data:`SETTINGS`, so that the text of a value is the same whatever the defaults are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final, Self
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import pytds
+from pytds import tds_base
+
+from headwater.sources.errors import (
+    AccessDenied,
+    InvalidDsn,
+    LogPurged,
+    SnapshotExpired,
+    SourceBusy,
+    SourceError,
+    SourceMisconfigured,
+    SourceNotFound,
+    SourceUnreachable,
+)
+from headwater.sources.sqlserver.ticks import Ticks
+
+SETTINGS: Final = (
+    "SET NOCOUNT ON; SET ANSI_NULLS ON; SET ANSI_PADDING ON; SET QUOTED_IDENTIFIER ON; SET CONCAT_NULL_YIELDS_NULL ON;"
+    " SET ARITHABORT ON; SET DATEFORMAT ymd; SET LANGUAGE us_english; SET TEXTSIZE -1; SET DEADLOCK_PRIORITY LOW;"
+    " SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
+)
+RESNAPSHOT: Final = "Run: headwater resnapshot"
+SILENCE: Final = 120.0
+"""Seconds that the server may take for an answer."""
+
+_SCHEMES: Final = ("sqlserver", "mssql")
+_OPTIONS: Final = frozenset(("cafile", "validate_host", "connect_timeout", "ticks"))
+_DENIED: Final = frozenset((229, 230, 262, 297, 300, 916, 18452, 18456, 18470, 18486, 18487, 18488, 22904, 22981))
+_NO_LOGIN: Final = frozenset((18452, 18456, 18470, 18486, 18487, 18488))
+_NOT_FOUND: Final = frozenset((207, 208, 1088, 4701, 4902))
+_BUSY: Final = frozenset((1204, 1205, 1222, 3960, 10928, 10929, 17809, 17892, 40501, 41301, 41302, 41305, 41325))
+_GONE: Final = frozenset(
+    (
+        596,
+        921,
+        922,
+        976,
+        978,
+        983,
+        988,
+        6005,
+        10053,
+        10054,
+        17142,
+        17187,
+        17197,
+        40143,
+        40166,
+        40197,
+        40540,
+        40613,
+        42108,
+    )
+)
+_CHANGED: Final = frozenset((3961, 3964))
+"""A table was altered under an open snapshot."""
+_OUT_OF_RANGE: Final = frozenset((313,))
+"""What the functions of change data capture answer to a range that they do not have."""
+_NOT_ENABLED: Final = frozenset((22901, 22910, 22985))
+_NO_SNAPSHOT: Final = 3952
+
+
+class Dsn:
+    """Where a database is. Its text and its errors never show the password.
+
+    :param text: ``sqlserver://user:password@host:1433/database?option=value``, also with ``mssql://``.
+    :raises InvalidDsn: it cannot be read; the text is not repeated.
+    """
+
+    def __init__(self, text: str) -> None:
+        try:
+            parts = urlsplit(text)
+            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            self.database = unquote(parts.path.lstrip("/"))
+            if parts.scheme not in _SCHEMES or not _OPTIONS.issuperset(options) or not self.database:
+                raise ValueError
+            self.ticks = Ticks(options.get("ticks", "refuse"))
+            self.host = unquote(parts.hostname or "localhost")
+            self.port = parts.port or 1433
+            self.user = unquote(parts.username or "")
+            self._password = unquote(parts.password or "")
+            self._timeout = float(options.get("connect_timeout", 15))
+            if options.get("validate_host", "yes") not in ("yes", "no"):
+                raise ValueError
+        except ValueError:
+            raise InvalidDsn(
+                "The connection string is not one of SQL Server.",
+                next_step="Write sqlserver://user@host:1433/database, with %-escapes; options are cafile (the server's "
+                "certificates: encrypts), validate_host (yes or no), connect_timeout and ticks (refuse, truncate, ns).",
+            ) from None
+        self._options = options
+
+    @property
+    def key(self) -> tuple[str, int, str, str, str]:
+        """What tells two addresses apart; with the password, never for a message."""
+        return self.host, self.port, self.database, self.user, self._password
+
+    def open(self) -> Any:
+        """A connection of the library, in autocommit."""
+        return pytds.connect(
+            dsn=self.host,
+            port=self.port,
+            database=self.database,
+            user=self.user,
+            password=self._password,
+            login_timeout=self._timeout,
+            timeout=SILENCE,
+            appname="headwater",
+            autocommit=True,
+            blocksize=32_767 if "cafile" not in self._options else 16_383,
+            disable_connect_retry=True,
+            cafile=self._options.get("cafile"),
+            validate_host=self._options.get("validate_host", "yes") == "yes",
+        )
+
+    def hide(self, text: str) -> str:
+        """*text* without the password, should a server or a library have repeated it."""
+        return text.replace(self._password, "***") if self._password else text
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        return f"sqlserver://{user}{self.host}:{self.port}/{self.database}"
+
+    def __repr__(self) -> str:
+        return f"Dsn({str(self)!r})"
+
+
+class Session:
+    """One connection, in autocommit. One thread.
+
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
+    """
+
+    def __init__(self, dsn: Dsn) -> None:
+        self.dsn = dsn
+        self._connection: Any = None
+        with server_errors(dsn):
+            self._connection = dsn.open()
+        try:
+            self.run(SETTINGS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def is_open(self) -> bool:
+        return self._connection is not None
+
+    def run(self, statement: str) -> None:
+        """Statements without an answer."""
+        with self._asked(statement) as cursor:
+            while cursor.nextset():
+                pass
+
+    def ask(self, statement: str) -> list[dict[str, Any]]:
+        """The rows of one statement by the names of their columns."""
+        with self._asked(statement) as cursor:
+            names = [column[0] for column in cursor.description or ()]
+            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+
+    def blocks(self, statement: str, rows: int) -> Iterator[list[Any]]:
+        """The rows of one statement as sequences, so many at a time."""
+        with self._asked(statement) as cursor:
+            while block := cursor.fetchmany(rows):
+                yield block
+
+    @contextlib.contextmanager
+    def _asked(self, statement: str) -> Iterator[Any]:
+        if self._connection is None:
+            raise unreachable("the connection was closed", self.dsn)
+        try:
+            with server_errors(self.dsn), self._connection.cursor() as cursor:
+                cursor.execute(statement)
+                yield cursor
+        except SourceUnreachable:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # whatever the library says of a connection that broke
+                connection.close()
+
+
+@contextlib.contextmanager
+def server_errors(dsn: Dsn) -> Iterator[None]:
+    """Errors of the library and the server leave the block as errors of our tree, without the password."""
+    try:
+        yield
+    except tds_base.Error as error:
+        raise translated(error, dsn) from None
+    except OSError as error:
+        raise unreachable(type(error).__name__, dsn) from None
+
+
+def translated(error: tds_base.Error, dsn: Dsn) -> SourceError:
+    """The error of our tree for one of the library: by the server's number.
+
+    The server's text is repeated only where it names objects and never values.
+    """
+    code = int(getattr(error, "number", 0) or getattr(error, "msg_no", 0) or 0)
+    said = dsn.hide(" ".join(str(error.args[0] if error.args else error).split())).rstrip(".")
+    if code == 4060:
+        return SourceNotFound(f"{dsn} has no such database.", next_step="Name a database that exists.")
+    if code in _DENIED:
+        step = "Check the user name and its password."
+        if code not in _NO_LOGIN:
+            step = f"Run: headwater doctor {dsn}"
+        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+    if code in _NOT_FOUND:
+        return SourceNotFound(f"{dsn} does not have it: {said}.", next_step=f"Run: headwater doctor {dsn}")
+    if code in _NOT_ENABLED:
+        return SourceMisconfigured(
+            f"{dsn} has no change data capture (error {code}).", next_step="Run: EXEC sys.sp_cdc_enable_db;"
+        )
+    if code in _OUT_OF_RANGE:
+        return LogPurged(
+            f"{dsn} no longer has the changes that follow our position: its cleanup job has removed them.",
+            next_step=RESNAPSHOT,
+        )
+    if code in _CHANGED:
+        return SnapshotExpired("A table was altered since the snapshot was taken.", next_step="Take a new snapshot.")
+    if code == _NO_SNAPSHOT:
+        return SourceMisconfigured(
+            f"{dsn} does not allow snapshot isolation any more.",
+            next_step=f"Run: ALTER DATABASE [{dsn.database}] SET ALLOW_SNAPSHOT_ISOLATION ON;",
+        )
+    if code in _BUSY:
+        return SourceBusy(f"{dsn} has no room now (error {code}).", next_step="Try again, or end what is in the way.")
+    if "encryption" in said.lower() or "openssl" in said.lower():
+        return SourceMisconfigured(
+            f"{dsn} asks for an encrypted connection, or cannot have one: {said}.",
+            next_step="Write ?cafile=/path/to/certificates.pem in the address, and: pip install pyOpenSSL",
+        )
+    if code in _GONE or not code:
+        return unreachable(said, dsn)
+    return SourceError(
+        f"{dsn} refused a statement (error {code}).",
+        next_step="Look whether the types of the table's columns were changed; the server's log has the statement.",
+    )
+
+
+def unreachable(said: str, dsn: Dsn) -> SourceUnreachable:
+    return SourceUnreachable(
+        f"{dsn} cannot be reached: {said or 'the connection broke'}.",
+        next_step="Check that the server runs and answers.",
+    )

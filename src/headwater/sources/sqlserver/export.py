@@ -1,0 +1,150 @@
+"""SqlServerSnapshot: a number of the log that tasks read at, and what is planned there.
+
+It keeps no transaction open: its number is enough to read at (:mod:`.mark`), however long it takes and whoever begins
+anew. Nothing is locked and no old version is kept at the server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final, Self
+
+from headwater.errors import HeadwaterError
+from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
+from headwater.sources.sqlserver.catalog import CatalogTable, read_table
+from headwater.sources.sqlserver.connection import Dsn, Session
+from headwater.sources.sqlserver.instances import read_instances
+from headwater.sources.sqlserver.mark import SqlServerMark
+from headwater.sources.sqlserver.names import TableName
+from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.server import Server, captured_end, log_end
+from headwater.sources.sqlserver.sessions import borrow, give_back
+from headwater.sources.sqlserver.splitting import page_end, plan_splits
+from headwater.sources.sqlserver.types import source_column
+from headwater.sources.table import SourceTable, SpecialValues
+
+COMMIT_SECONDS: Final = 0.3
+"""How long a commit that the capture job has read may take until a snapshot has it; nothing tells."""
+
+
+class SqlServerSnapshot:
+    """A place. One thread.
+
+    :param lock_seconds: how long a question waits for a locked table; ``None``: until it is free.
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
+    :raises SourceMisconfigured: the user may not ask how far the log is, without which no row can be placed.
+    """
+
+    def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
+        self._dsn, self._lock_seconds = dsn, lock_seconds
+        self._catalogs: dict[TableName, CatalogTable] = {}
+        self._session: Session | None = None
+        try:
+            with self._asked() as session:
+                server = Server.ask(session)
+                server.require_cdc(session)
+                log_end(session)
+                self._mark = SqlServerMark(SqlServerOffset(captured_end(session)))
+                if server.allows_snapshots:
+                    time.sleep(COMMIT_SECONDS)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """What readers need: the place."""
+        return self._mark.to_json()
+
+    @property
+    def mark(self) -> SqlServerMark:
+        """What it contains."""
+        return self._mark
+
+    def is_open(self) -> bool:
+        """Whether the server answers."""
+        try:
+            with self._asked() as session:
+                session.ask("SELECT 1 AS [one]")
+        except HeadwaterError:
+            return False
+        return True
+
+    def table(self, table: SourceTable) -> SourceTable:
+        """*table* with the columns that it has now and that are captured, those that came new at the end.
+
+        :raises SourceNotFound: the database has no such table.
+        """
+        catalog = self._catalog(table)
+        with self._asked() as session:
+            instances = read_instances(session, [catalog.id]).get(catalog.id, [])
+        captured = {column.number for instance in instances[-1:] for column in instance.columns}
+        known = {column.field_id: column for column in table.columns}
+        there = {
+            column.number: source_column(
+                column.name,
+                column.type,
+                column.number,
+                nullable=column.nullable,
+                special_values=known[column.number].special_values if column.number in known else SpecialValues.ERROR,
+                ticks=self._dsn.ticks,
+            )
+            for column in catalog.columns
+            if not column.computed and (column.number in captured or column.number in known)
+        }
+        kept = [there.get(column.field_id, replace(column, dropped=True)) for column in table.columns]
+        added = [column for number, column in there.items() if number not in known]
+        return replace(table, columns=(*kept, *added), source_id=catalog.id)
+
+    def has_key(self, table: SourceTable) -> bool:
+        """Whether it has: no table is captured that has none."""
+        return True
+
+    def files(self, table: SourceTable) -> str:
+        """Nothing: no range is one of blocks."""
+        return ""
+
+    def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
+        """Splits of about *split_rows* rows; see :func:`~headwater.sources.sqlserver.splitting.plan_splits`.
+
+        :raises UnsupportedTable: it cannot be split in that way. :raises SourceNotFound: there is no such table.
+        """
+        catalog = self._catalog(table)
+        with self._asked() as session:
+            return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
+
+    def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
+        """The cut after the first *rows* rows of *part*; ``None`` when it has no more than that."""
+        catalog = self._catalog(table)
+        with self._asked() as session:
+            return page_end(session, table, catalog, part, rows)
+
+    def close(self) -> None:
+        """Let the session go. Closing twice is fine."""
+        if self._session is not None:
+            give_back(self._session)
+        self._session = None
+
+    def _catalog(self, table: SourceTable) -> CatalogTable:
+        name = TableName(table.namespace, table.name)
+        if name not in self._catalogs:
+            with self._asked() as session:
+                self._catalogs[name] = read_table(session, name)
+        return self._catalogs[name]
+
+    @contextlib.contextmanager
+    def _asked(self) -> Iterator[Session]:
+        if self._session is None or not self._session.is_open:
+            self._session = borrow(self._dsn)
+            waits = -1 if self._lock_seconds is None else max(1, round(self._lock_seconds * 1000))
+            self._session.run(f"SET LOCK_TIMEOUT {waits};")
+        yield self._session

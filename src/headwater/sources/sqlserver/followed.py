@@ -1,0 +1,250 @@
+"""FollowedTables: the captured tables as a stream follows them through their capture instances.
+
+Where a table has two instances the older one tells the commits before the first number of the newer one. A column that
+the older one lacks is missing in the rows that were changed after the column came and before the newer instance was
+made: they are told with the column named in ``_unavailable`` as long as the newer instance is there when they are read,
+and the table stops where some of them were told before.
+
+======================================================  ===========================================================
+at the source                                           told
+======================================================  ===========================================================
+a newer instance with other columns                     ``SchemaChanged`` at its first number, or where the columns came
+a change that cannot be followed                        ``Stopped``
+the instance, or the table, was removed                 ``Stopped``
+the cleanup job removed what was not read yet           :class:`LogPurged`
+======================================================  ===========================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from headwater.sources.errors import LogPurged, SchemaStopped, UnsupportedTable
+from headwater.sources.events import Event, SchemaChanged, Stopped
+from headwater.sources.evolution import Projection, SchemaPolicy, follow
+from headwater.sources.sqlserver.connection import RESNAPSHOT
+from headwater.sources.sqlserver.instances import CaptureInstance
+from headwater.sources.sqlserver.lsn import Lsn
+from headwater.sources.sqlserver.names import TableName, literal
+from headwater.sources.sqlserver.ticks import Ticks
+from headwater.sources.sqlserver.types import source_column
+from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of an interval that one instance tells of one table.
+
+    :ivar columns: what is asked for, in this order. :ivar projection: how it becomes rows of the captured table.
+    :ivar missing: names of columns that the table has by now and the instance does not tell.
+    """
+
+    instance: CaptureInstance
+    first: Lsn
+    last: Lsn
+    columns: tuple[SourceColumn, ...]
+    projection: Projection
+    missing: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Followed:
+    table: SourceTable
+    begins: Lsn
+    instance: str | None = None
+
+
+class FollowedTables:
+    """The captured *tables*.
+
+    :param special_values: policies by ``schema.table.column``.
+    :param defaults: one row: what the rows from before have in columns that came, by the newer description.
+    """
+
+    def __init__(
+        self,
+        tables: Iterable[SourceTable],
+        policy: SchemaPolicy,
+        special_values: Mapping[str, SpecialValues],
+        ticks: Ticks,
+        defaults: Callable[[SourceTable, Sequence[SourceColumn]], pa.RecordBatch | None],
+    ) -> None:
+        self._policy, self._special, self._ticks, self._defaults = policy, special_values, ticks, defaults
+        self._followed = {(table.namespace, table.name): _Followed(table, Lsn(0)) for table in tables}
+
+    @property
+    def ids(self) -> list[int]:
+        return [one.table.source_id for one in self._followed.values() if one.table.source_id is not None]
+
+    def add(self, table: SourceTable, after: Lsn) -> None:
+        """Follow one more; what committed up to *after* is not of interest."""
+        self._followed[table.namespace, table.name] = _Followed(table, after.following)
+
+    def remove(self, table: SourceTable) -> None:
+        self._followed.pop((table.namespace, table.name), None)
+
+    def stretches(
+        self,
+        instances: Mapping[int, Sequence[CaptureInstance]],
+        first: Lsn,
+        last: Lsn,
+        altered: Callable[[CaptureInstance], Lsn | None],
+        was_told: Callable[[CaptureInstance, Lsn, Lsn], bool],
+    ) -> Iterator[Stretch | Event]:
+        """What is to be read of the commits from *first* to *last*, and what is told between.
+
+        :param altered: where a column came that the instance lacks.
+        :param was_told: whether an instance has changes between two numbers.
+        :raises LogPurged: some of it was removed. :raises SchemaStopped: by policy.
+        """
+        for followed in list(self._followed.values()):
+            try:
+                yield from self._of(followed, instances, first, last, altered, was_told)
+            except (SchemaStopped, UnsupportedTable) as error:
+                if self._policy is SchemaPolicy.STOP:
+                    raise
+                self.remove(followed.table)
+                what = error.change if isinstance(error, SchemaStopped) else error.reason
+                yield Stopped(followed.table, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip())
+
+    def _of(
+        self,
+        followed: _Followed,
+        instances: Mapping[int, Sequence[CaptureInstance]],
+        first: Lsn,
+        last: Lsn,
+        altered: Callable[[CaptureInstance], Lsn | None],
+        was_told: Callable[[CaptureInstance, Lsn, Lsn], bool],
+    ) -> Iterator[Stretch | Event]:
+        told_to = first.preceding
+        first = max(first, followed.begins)
+        if first > last:
+            return
+        known = list(instances.get(followed.table.source_id or 0, ()))
+        self._require_covered(followed, known, first)
+        for place, instance in enumerate(known):
+            begin = first if not place else max(first, instance.start)
+            end = last if place + 1 == len(known) else min(last, known[place + 1].start.preceding)
+            if begin > end:
+                continue
+            described = self._described(followed.table, instance)
+            if place + 1 < len(known):
+                newer = self._described(followed.table, known[place + 1])
+                gap = self._gap(described, newer, altered(instance), known[place + 1].start)
+                if gap is not None and gap <= end:
+                    if gap <= told_to and was_told(instance, gap, told_to):
+                        raise SchemaStopped(
+                            followed.table.full_name,
+                            "rows were told without a column that had come by then: the capture instance with it was"
+                            " made later.",
+                            next_step=f"Run: headwater resnapshot {followed.table.full_name}",
+                        )
+                    if begin < gap:
+                        yield from self._told(followed, instance, described, begin, gap.preceding)
+                    yield from self._told_with(followed, instance, described, newer, max(begin, gap), end)
+                    continue
+            yield from self._told(followed, instance, described, begin, end)
+
+    def _require_covered(self, followed: _Followed, known: Sequence[CaptureInstance], first: Lsn) -> None:
+        name = followed.table.full_name
+        if known and known[0].start <= first:
+            return
+        if known and (followed.instance is None or followed.instance in {instance.name for instance in known}):
+            raise LogPurged(
+                f"The cleanup job has removed changes of {name} that were not read: they begin at {known[0].start.hex},"
+                f" and we hold all up to {first.preceding.hex}.",
+                next_step=RESNAPSHOT,
+            )
+        what = "its capture instance was removed before all of it was read." if known else "it is captured no longer."
+        raise SchemaStopped(
+            name, what, next_step=f"{enable_table(followed.table)} Then run: headwater resnapshot {name}"
+        )
+
+    def _gap(self, older: SourceTable, newer: SourceTable, altered: Lsn | None, start: Lsn) -> Lsn | None:
+        """The first commit in which rows may lack a column that the newer instance has."""
+        ids = {column.field_id for column in older.columns}
+        if altered is None or all(column.field_id in ids for column in newer.columns) or altered >= start:
+            return None
+        return altered.following
+
+    def _told(
+        self, followed: _Followed, instance: CaptureInstance, now: SourceTable, begin: Lsn, end: Lsn
+    ) -> Iterator[Stretch | Event]:
+        projection, change = self._follow(followed.table, now)
+        if change is not None:
+            followed.table = projection.table
+            yield change
+        followed.instance = instance.name
+        yield Stretch(instance, begin, end, now.columns, projection)
+
+    def _told_with(
+        self,
+        followed: _Followed,
+        instance: CaptureInstance,
+        older: SourceTable,
+        newer: SourceTable,
+        begin: Lsn,
+        end: Lsn,
+    ) -> Iterator[Stretch | Event]:
+        """Rows of the older instance after a column came."""
+        grown, change = self._follow(followed.table, newer)
+        if change is not None:
+            followed.table = grown.table
+            yield change
+        followed.instance = instance.name
+        places = {column.field_id: place for place, column in enumerate(older.columns)}
+        projection = Projection(followed.table, tuple(places.get(one.field_id) for one in followed.table.columns))
+        there = {column.field_id for column in newer.columns}
+        missing = tuple(
+            column.name
+            for column in followed.table.columns
+            if column.field_id in there and column.field_id not in places
+        )
+        yield Stretch(instance, begin, end, older.columns, projection, missing)
+
+    def _follow(self, known: SourceTable, now: SourceTable) -> tuple[Projection, SchemaChanged | None]:
+        ids = {column.field_id for column in known.columns}
+        added = [column for column in now.columns if column.field_id not in ids]
+        defaults = self._defaults(known, added) if added and self._policy is SchemaPolicy.EVOLVE else None
+        return follow(known, now, self._policy, defaults)
+
+    def _described(self, table: SourceTable, instance: CaptureInstance) -> SourceTable:
+        """The table as *instance* tells it. :raises SchemaStopped: without its key."""
+        return described(table, instance, self._special, self._ticks)
+
+
+def described(
+    table: SourceTable, instance: CaptureInstance, special_values: Mapping[str, SpecialValues], ticks: Ticks
+) -> SourceTable:
+    """*table* with the columns that *instance* tells. :raises SchemaStopped: its key is not among them."""
+    known = {column.field_id: column for column in table.columns}
+    columns = []
+    for column in instance.columns:
+        if column.computed:
+            continue
+        was = known.get(column.number)
+        policy = special_values.get(f"{table.full_name}.{column.name}")
+        if policy is None:
+            policy = SpecialValues.ERROR if was is None else was.special_values
+        columns.append(source_column(column.name, column.type, column.number, special_values=policy, ticks=ticks))
+    names = {column.field_id: column.name for column in columns}
+    keys = [table.column(name).field_id for name in table.key_columns]
+    if any(key not in names for key in keys):
+        raise SchemaStopped(
+            table.full_name,
+            f"the capture instance {instance.name} does not have its key.",
+            next_step=f"{enable_table(table, 'with_key')} Then run: headwater resnapshot {table.full_name}",
+        )
+    return replace(table, columns=tuple(columns), key_columns=tuple(names[key] for key in keys))
+
+
+def enable_table(table: SourceTable | TableName, suffix: str = "") -> str:
+    """The statement that makes a capture instance of all columns."""
+    named = f", @capture_instance = {literal(f'{table.namespace}_{table.name}_{suffix}')}" if suffix else ""
+    return (
+        f"EXEC sys.sp_cdc_enable_table @source_schema = {literal(table.namespace)},"
+        f" @source_name = {literal(table.name)}, @role_name = NULL, @supports_net_changes = 0{named};"
+    )

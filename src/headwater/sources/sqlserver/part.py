@@ -1,0 +1,170 @@
+"""SqlServerPart: the rows of a part of a table, as they are when it is read, along the index of the key.
+
+Where the database allows it, they are read in a transaction of snapshot isolation: one moment, and nobody waits for
+anybody. Otherwise by one statement that waits for what others are changing: a row that is changed meanwhile may be read
+before, after, twice or not at all, so the rows are put aside until the end and the place is taken after it; the log
+then tells each of those rows anew (:mod:`headwater.backfill.cdc.rewind`).
+
+=======================  ==========================  ==================================================
+database                 read                        :attr:`SqlServerPart.high`
+=======================  ==========================  ==================================================
+ALLOW_SNAPSHOT_ISOLATION one moment, as it streams   the end of the log after the moment
+otherwise                put aside in a file first   the end of the log after the last row
+=======================  ==========================  ==================================================
+
+Rows come in key order, so that after a break the read can go on behind :attr:`SqlServerPart.cut` in another one.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import IO, Final, Self
+
+import pyarrow as pa
+
+from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.sqlserver.catalog import CatalogTable, read_table
+from headwater.sources.sqlserver.connection import Dsn
+from headwater.sources.sqlserver.key_columns import key_list, key_texts, read_key, where
+from headwater.sources.sqlserver.lsn import Lsn
+from headwater.sources.sqlserver.names import TableName
+from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.server import Server, log_end
+from headwater.sources.sqlserver.sessions import borrow, give_back
+from headwater.sources.sqlserver.types import selected
+from headwater.sources.sqlserver.values import columns_of
+from headwater.sources.table import SourceColumn, SourceTable
+
+BLOCK_ROWS: Final = 8_192
+
+
+class SqlServerPart:
+    """One read of *columns* of the rows of *part*.
+
+    :ivar high: the rows show nothing that committed after this place.
+    :ivar cut: just after the last row that was given; ``None`` before the first.
+    :ivar isolation: how they are read, for people.
+    :raises SnapshotExpired: the table is not what it was. :raises SourceUnreachable: no answer.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        table: SourceTable,
+        part: KeyRange,
+        columns: Sequence[SourceColumn],
+        block_rows: int = BLOCK_ROWS,
+    ) -> None:
+        self._dsn, self._table, self._part, self._columns = dsn, table, part, tuple(columns)
+        self._block_rows = block_rows
+        self.cut: Cut | None = None
+        self._is_read = False
+        self._aside: IO[bytes] | None = None
+        self._session = borrow(dsn)
+        try:
+            self._is_snapshot = Server.ask(self._session).allows_snapshots
+            self.isolation = "snapshot" if self._is_snapshot else "read committed"
+            self.high = SqlServerOffset(self._begin())
+        except SourceNotFound:
+            self.close()
+            raise _changed(table, "was dropped, or lost a column") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the transaction. Closing twice is fine."""
+        if self._aside is not None:
+            self._aside.close()
+        self._aside = None
+        if self._is_read:
+            give_back(self._session)
+        else:
+            self._session.close()  # rows are on their way that nobody takes
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, in key order.
+
+        :raises SourceUnreachable: the connection broke. :raises SpecialValue: see :mod:`.values`.
+        """
+        for rows in self._told() if self._is_snapshot else self._put_aside():
+            width = len(self._columns)
+            texts = [rows.column(place)[-1].as_py() for place in range(width, rows.num_columns)]
+            yield rows.select(range(width))
+            self.cut = Cut(tuple(texts), after=True)
+
+    def _begin(self) -> Lsn:
+        """The place after which nothing is shown."""
+        if self._is_snapshot:
+            self._session.run("SET TRANSACTION ISOLATION LEVEL SNAPSHOT; BEGIN TRANSACTION;")
+            self._key = read_key(self._checked(), self._table)
+            # the moment is that of the first row that is looked at
+            self._session.ask(f"SELECT TOP (1) 1 AS [one] FROM {self._name.sql}")
+            return log_end(self._session)
+        self._key = read_key(self._checked(), self._table)
+        self._aside = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this
+        writer = None
+        for rows in self._told():
+            if writer is None:
+                writer = pa.ipc.new_stream(self._aside, rows.schema)
+            writer.write_batch(rows)
+        if writer is not None:
+            writer.close()
+        return log_end(self._session)
+
+    def _put_aside(self) -> Iterator[pa.RecordBatch]:
+        assert self._aside is not None
+        self._aside.seek(0)
+        if self._aside.read(1):
+            self._aside.seek(0)
+            with pa.ipc.open_stream(self._aside) as reader:
+                yield from reader
+
+    def _told(self) -> Iterator[pa.RecordBatch]:
+        """The rows as the server gives them: the columns, then the texts of the key."""
+        there = [column for column in self._columns if not column.dropped]
+        chosen = ", ".join(f"{selected(column)} AS [c{place}]" for place, column in enumerate(there))
+        statement = (
+            f"SELECT {chosen + ', ' if chosen else ''}{key_texts(self._key)} FROM {self._name.sql}"
+            f"{where(self._part, self._key)} ORDER BY {key_list(self._key)}"
+        )
+        texts = [SourceColumn(f"k{place}", pa.string(), "nvarchar(4000)", 0) for place in range(len(self._key))]
+        schema = pa.schema([*(column.field for column in self._columns), *(column.field for column in texts)])
+        for block in self._session.blocks(statement, self._block_rows):
+            made = iter(columns_of(self._table, [*there, *texts], block, self._dsn.ticks))
+            arrays = [pa.nulls(len(block), column.type) if column.dropped else next(made) for column in self._columns]
+            yield pa.RecordBatch.from_arrays([*arrays, *made], schema=schema)
+        self._is_read = True
+
+    @property
+    def _name(self) -> TableName:
+        return TableName(self._table.namespace, self._table.name)
+
+    def _checked(self) -> CatalogTable:
+        """What the catalog says. :raises SnapshotExpired: another table."""
+        catalog = read_table(self._session, self._name)
+        if catalog.id != self._table.source_id:
+            raise _changed(self._table, "was made anew")
+        for column in self._columns:
+            if column.dropped:
+                continue
+            found = catalog.column(column.name)
+            if found is None or found.number != column.field_id:
+                raise _changed(self._table, f"has no column {column.name!r} any more")
+            if str(found.type) != column.source_type:
+                raise _changed(self._table, f"has another type of column {column.name!r}")
+        return catalog
+
+
+def _changed(table: SourceTable, what: str) -> SnapshotExpired:
+    return SnapshotExpired(
+        f"Table {table.full_name} {what} since the snapshot was taken.", next_step="Take a new snapshot."
+    )

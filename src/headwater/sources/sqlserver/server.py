@@ -1,0 +1,176 @@
+"""What a database tells of itself: who it is, how far its log is, and how far the capture job has come with it.
+
+Change data capture shows a commit when its job has read it from the log, seconds after it. So there are two ends: that
+of the changes (:attr:`Commits`), and that of the log itself (:func:`log_end`). While nothing is changed the first one
+stands still; that the job has been at the second one is known when it has looked twice since and found nothing: the
+first look may have begun before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from headwater.sources.errors import AccessDenied, SourceError, SourceMisconfigured, SourceNotFound
+from headwater.sources.sqlserver.connection import Session
+from headwater.sources.sqlserver.lsn import Lsn
+
+OLDEST: Final = 13
+"""SQL Server 2016."""
+
+_SERVER: Final = """
+SELECT CONVERT(nvarchar(128), SERVERPROPERTY('ProductVersion')) AS version,
+       CONVERT(nvarchar(128), SERVERPROPERTY('Edition')) AS edition, d.name AS name, d.is_cdc_enabled AS cdc,
+       d.snapshot_isolation_state AS snapshots, d.is_read_committed_snapshot_on AS versions,
+       CONVERT(nvarchar(36), d.service_broker_guid) AS broker
+FROM sys.databases AS d WHERE d.database_id = DB_ID()
+"""
+_COMMITS: Final = """
+SELECT TOP ({most}) m.start_lsn AS lsn, DATEDIFF_BIG(microsecond, CONVERT(datetime2(7), '1970-01-01'),
+       DATEADD(minute, -DATEPART(tzoffset, SYSDATETIMEOFFSET()), CONVERT(datetime2(3), m.tran_end_time))) AS time_us
+FROM cdc.lsn_time_mapping AS m
+WHERE m.start_lsn > {after} AND m.start_lsn <= sys.fn_cdc_get_max_lsn() ORDER BY m.start_lsn
+"""
+_MAX: Final = "SELECT sys.fn_cdc_get_max_lsn() AS max_lsn, MAX(i.start_lsn) AS start_lsn FROM cdc.change_tables AS i"
+_LOG_END: Final = "SELECT l.log_end_lsn AS log_end FROM sys.dm_db_log_stats(DB_ID()) AS l"
+_SCAN: Final = """
+SELECT TOP (1) s.session_id AS id, s.empty_scan_count AS empty FROM sys.dm_cdc_log_scan_sessions AS s
+WHERE s.session_id > 0 ORDER BY s.session_id DESC
+"""
+GRANT: Final = "Run: GRANT VIEW DATABASE STATE TO [{user}];"
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A database at the moment in which it was asked.
+
+    :ivar broker: a number that the database keeps when it is restored or fails over.
+    """
+
+    version: str
+    edition: str
+    database: str
+    has_cdc: bool
+    allows_snapshots: bool
+    keeps_versions: bool
+    broker: str
+
+    @classmethod
+    def ask(cls, session: Session) -> Server:
+        """:raises SourceMisconfigured: it is too old."""
+        (row,) = session.ask(_SERVER)
+        made = cls(
+            str(row["version"]),
+            str(row["edition"]),
+            str(row["name"]),
+            bool(row["cdc"]),
+            int(row["snapshots"] or 0) == 1,
+            bool(row["versions"]),
+            str(row["broker"]),
+        )
+        if int(made.version.partition(".")[0]) < OLDEST:
+            raise SourceMisconfigured(
+                f"{session.dsn} is SQL Server {made.version}, which is too old.",
+                next_step="Capture from SQL Server 2016 or later.",
+            )
+        return made
+
+    def identity(self) -> dict[str, Any]:
+        """What is kept beside a position."""
+        return {"family": "SqlServer", "database": self.database, "broker": self.broker}
+
+    def require_cdc(self, session: Session) -> None:
+        """:raises SourceMisconfigured: change data capture is off for the database."""
+        if not self.has_cdc:
+            raise SourceMisconfigured(
+                f"{session.dsn} has no change data capture.", next_step="Run: EXEC sys.sp_cdc_enable_db;"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A commit that the capture job has read. :ivar time_us: microseconds since 1970, UTC."""
+
+    lsn: Lsn
+    time_us: int
+
+
+def commits_after(session: Session, after: Lsn, most: int) -> list[Commit]:
+    """The next commits that change data capture shows, in their order."""
+    rows = session.ask(_COMMITS.format(after=after.hex, most=most))
+    return [Commit(Lsn.parse(row["lsn"]), int(row["time_us"])) for row in rows]
+
+
+def captured_end(session: Session) -> Lsn:
+    """Up to where changes are shown, or would be: instances that were just made begin later than that."""
+    (row,) = session.ask(_MAX)
+    return max(Lsn.parse(row[name]) if row[name] is not None else Lsn(0) for name in ("max_lsn", "start_lsn"))
+
+
+def log_end(session: Session) -> Lsn:
+    """Where the log ends now: everything that anybody has seen committed is before it.
+
+    :raises SourceMisconfigured: the user may not ask for it.
+    """
+    try:
+        (row,) = session.ask(_LOG_END)
+    except (AccessDenied, SourceNotFound, ValueError):
+        raise SourceMisconfigured(
+            f"{session.dsn}: the user {session.dsn.user!r} may not ask how far the log is, or the server cannot tell.",
+            next_step=GRANT.format(user=session.dsn.user),
+        ) from None
+    return Lsn.parse(str(row["log_end"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """How often the capture job has looked at the log and found nothing, in a row."""
+
+    session: int
+    empty: int
+
+    def has_looked_twice_since(self, earlier: Scan) -> bool:
+        """Whether a look began and ended after *earlier*, and none since has found anything."""
+        return self.session == earlier.session and self.empty >= earlier.empty + 2
+
+
+def scan_of(session: Session) -> Scan | None:
+    """What the job does; ``None`` where it was not seen since the server started."""
+    rows = session.ask(_SCAN)
+    return Scan(int(rows[0]["id"]), int(rows[0]["empty"] or 0)) if rows else None
+
+
+class LogWatch:
+    """How far the log is known to be read while nothing is changed. One session at a time.
+
+    :ivar is_allowed: the user may ask for it; otherwise it tells nothing.
+    """
+
+    def __init__(self) -> None:
+        self.is_allowed = True
+        self._seen: tuple[Lsn, Scan] | None = None
+
+    def reached(self, session: Session) -> Lsn | None:
+        """A place of the log that the job has passed; commits before it are shown by now. ``None``: not known."""
+        if not self.is_allowed:
+            return None
+        try:
+            end = log_end(session)  # in this order: looks that are counted later began after it
+            scan = scan_of(session)
+        except SourceMisconfigured:
+            self.is_allowed = False
+            return None
+        except SourceError as error:
+            if not isinstance(error, AccessDenied | SourceNotFound):
+                raise
+            self.is_allowed = False
+            return None
+        if scan is None:
+            return None
+        seen = self._seen
+        if seen is not None and scan.has_looked_twice_since(seen[1]):
+            self._seen = end, scan
+            return seen[0]
+        if seen is None or seen[1].session != scan.session:
+            self._seen = end, scan
+        return None

@@ -1,0 +1,87 @@
+"""SqlServerSnapshots: reads tables of SQL Server at a number of their log; see :mod:`.mark`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from headwater.errors import TransientError
+from headwater.sources.errors import SnapshotExpired
+from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.sqlserver.connection import Dsn
+from headwater.sources.sqlserver.export import SqlServerSnapshot
+from headwater.sources.sqlserver.key_order import SqlServerKeyOrder, read_order, with_session
+from headwater.sources.sqlserver.key_range import printed_range
+from headwater.sources.sqlserver.part import SqlServerPart
+from headwater.sources.table import SourceTable
+
+PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
+"""Seconds before each new try; the count begins anew when rows came."""
+
+
+class SqlServerSnapshots:
+    """The snapshots of one database; see :class:`~headwater.sources.snapshots.UnsharedSnapshots`.
+
+    :param dsn: ``sqlserver://user:password@host:1433/database``.
+    :param lock_seconds: how long a snapshot waits for a locked table while it plans; ``None``: until it is free.
+    :raises InvalidDsn: it cannot be read.
+    """
+
+    def __init__(self, dsn: str, lock_seconds: float | None = None) -> None:
+        self._dsn = Dsn(dsn)
+        self._lock_seconds = lock_seconds
+
+    def __repr__(self) -> str:
+        return f"SqlServerSnapshots({str(self._dsn)!r})"
+
+    def export(self) -> SqlServerSnapshot:
+        """A new snapshot of this moment. :raises SourceUnreachable: no answer."""
+        return SqlServerSnapshot(self._dsn, self._lock_seconds)
+
+    def order(self, table: SourceTable) -> SqlServerKeyOrder:
+        """The order of its keys."""
+        return read_order(self._dsn, table)
+
+    def key_range(self, table: SourceTable, part: KeyRange) -> KeyRange:
+        """*part* as a person named it, its values as cuts have them. :raises InvalidRange: it has no such."""
+        return with_session(self._dsn, lambda session: printed_range(session, table, part))
+
+    def open_part(self, table: SourceTable, part: KeyRange, *, columns: Sequence[str] | None = None) -> SqlServerPart:
+        """The rows of *part* as they are now; see :class:`~headwater.sources.snapshots.LaterPart`."""
+        wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
+        return SqlServerPart(self._dsn, table, part, wanted)
+
+    def read(
+        self,
+        table: SourceTable,
+        kind: SplitKind,
+        part: KeyRange,
+        snapshot: str | None,
+        *,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of *part* as they are now, whichever *snapshot*; after a break those that follow as they are then.
+
+        :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
+        """
+        tries = 0
+        while True:
+            reached = None
+            try:
+                with self.open_part(table, part, columns=columns) as reading:
+                    for batch in reading.batches():
+                        yield batch
+                        tries, reached = 0, reading
+                return
+            except SnapshotExpired:
+                raise
+            except TransientError:
+                if tries == len(PAUSES):
+                    raise
+                time.sleep(PAUSES[tries])
+                tries += 1
+                if reached is not None:
+                    part = KeyRange(reached.cut, part.end)

@@ -1,0 +1,109 @@
+"""Values: the columns of a block of rows, as the library gives them, as Arrow columns. Pure.
+
+The library makes a Python value of everything that it reads, row by row; from there on a column is one call into Arrow.
+What is asked for (:func:`~headwater.sources.sqlserver.types.selected`) is whole numbers and texts as far as possible,
+which cost the least there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headwater.sources.errors import InvalidKey, SpecialValue, UndecodableValue
+from headwater.sources.sqlserver.ticks import Ticks
+from headwater.sources.sqlserver.types import TIMES, SqlType
+from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
+
+
+def columns_of(
+    table: SourceTable, columns: Sequence[SourceColumn], rows: Sequence[Sequence[Any]], ticks: Ticks
+) -> list[pa.Array]:
+    """The Arrow columns of *rows*, which have the values of *columns* in their order.
+
+    :raises SpecialValue: by policy. :raises InvalidKey: a key is null. :raises UndecodableValue: no value of its type.
+    """
+    if not rows:
+        return [pa.nulls(0, column.type) for column in columns]
+    return [
+        column_of(table, column, values, ticks) for column, values in zip(columns, zip(*rows, strict=True), strict=True)
+    ]
+
+
+def column_of(table: SourceTable, column: SourceColumn, values: Sequence[Any], ticks: Ticks) -> pa.Array:
+    """One column; see :func:`columns_of`."""
+    kind = SqlType.parse(column.source_type)
+    try:
+        if kind.name in TIMES and not pa.types.is_string(column.type):
+            made = _times(table, column, kind, pa.array(values, pa.int64()), ticks)
+        elif pa.types.is_decimal(column.type):
+            made = pa.array(values, pa.string()).cast(column.type)
+        elif pa.types.is_string(column.type) and not isinstance(_first(values), str | None):
+            made = pa.array(values).cast(pa.string())
+        else:
+            made = pa.array(values, column.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError):  # whose text shows the value
+        raise UndecodableValue(
+            table.full_name, column.name, column.source_type, "a value is none of its type."
+        ) from None
+    if made.null_count and column.name in table.key_columns:
+        raise InvalidKey(table.full_name, column.name, column.source_type, "a key is null.")
+    return made
+
+
+def _first(values: Sequence[Any]) -> Any:
+    return next((value for value in values if value is not None), None)
+
+
+def _times(table: SourceTable, column: SourceColumn, kind: SqlType, numbers: pa.Int64Array, ticks: Ticks) -> pa.Array:
+    """Days, microseconds, or ticks of 100 ns as a date or time."""
+    if kind.name == "date":
+        return numbers.cast(pa.int32()).cast(column.type)
+    if not kind.has_ticks:
+        return numbers.cast(column.type)
+    if column.type.unit == "ns":
+        return _checked(table, column, kind, numbers, (1 << 63) // 100).cast(column.type)
+    flat = numbers.fill_null(0).to_numpy()
+    whole, rest = np.divmod(flat, 10)
+    if ticks is not Ticks.TRUNCATE and rest.any():
+        is_special = pa.array(rest != 0)
+        numbers = _without(table, column, numbers, is_special, "digits below the microsecond")
+    return pa.array(whole, pa.int64(), mask=numbers.is_null().to_numpy(zero_copy_only=False)).cast(column.type)
+
+
+def _checked(table: SourceTable, column: SourceColumn, kind: SqlType, numbers: pa.Int64Array, limit: int) -> pa.Array:
+    """Ticks as nanoseconds, where they fit."""
+    outside = pc.or_(pc.greater_equal(numbers, limit), pc.less(numbers, -limit)).fill_null(False)
+    if pc.any(outside).as_py():
+        numbers = _without(table, column, numbers, outside, "times before 1677 or after 2262")
+    return pc.multiply_checked(numbers, 100)
+
+
+def _without(
+    table: SourceTable, column: SourceColumn, numbers: pa.Int64Array, special: pa.BooleanArray, what: str
+) -> pa.Int64Array:
+    if column.special_values is not SpecialValues.NULL or column.name in table.key_columns:
+        raise SpecialValue(table.full_name, column.name, column.source_type, what)
+    return pc.if_else(special, pa.scalar(None, pa.int64()), numbers)
+
+
+def texts_of(values: pa.Array) -> pa.StringArray:
+    """The values of a key column as cuts have their texts (:mod:`.key_columns`)."""
+    kind = values.type
+    if pa.types.is_string(kind):
+        return values
+    if pa.types.is_binary(kind):
+        return pa.array([value.hex().upper() for value in values.to_pylist()], pa.string())
+    if pa.types.is_floating(kind):
+        return pa.array([repr(value) for value in values.cast(pa.float64()).to_pylist()], pa.string())
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        plain = texts_of(values.cast(pa.timestamp(kind.unit)))
+        return pc.binary_join_element_wise(plain, "+00:00", " ")
+    texts = values.cast(pa.string())
+    if (pa.types.is_timestamp(kind) or pa.types.is_time64(kind)) and kind.unit == "ns":
+        return pc.utf8_slice_codeunits(texts, 0, -2)  # the server has seven digits, nanoseconds are nine
+    return texts
