@@ -1,9 +1,10 @@
 #!/bin/sh
-# The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12, MariaDB, MySQL, Kafka.
+# The real servers that the tests run against and that no wheel holds: Postgres 15 of Debian 12, MariaDB, MySQL, MongoDB, Kafka.
 # As root: installed with apt, without the cluster that Debian's package makes. Otherwise: unpacked into a cache directory.
 set -eu
 sh "$(dirname "$0")/install_mariadb.sh"
 sh "$(dirname "$0")/install_mysql.sh" || echo "The tests on MySQL will be skipped." >&2
+sh "$(dirname "$0")/install_mongodb.sh" || echo "The tests on MongoDB will be skipped." >&2
 sh "$(dirname "$0")/install_kafka.sh"
 MAJOR=15
 PACKAGE=postgresql-$MAJOR

@@ -120,3 +120,16 @@ def mysql_root() -> Path:
     if not (root / "usr/sbin/mysqld").exists():
         raise FileNotFoundError("The tests need a real MySQL. Run: sh scripts/install_mysql.sh")
     return root
+
+
+@cache
+def mongodb_root() -> Path:
+    """The directory with ``bin/mongod`` and, in ``lib``, the libraries that it needs.
+
+    :raises FileNotFoundError: when it is not on this machine; the text is the command that fetches it.
+    """
+    named = os.environ.get("HEADWATER_MONGODB")
+    root = Path(named) if named else unpacked_servers() / "mongodb"
+    if not (root / "bin/mongod").exists():
+        raise FileNotFoundError("The tests need a real MongoDB. Run: sh scripts/install_mongodb.sh")
+    return root

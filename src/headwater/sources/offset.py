@@ -20,6 +20,7 @@ from headwater.sources.errors import ForeignOffset, InvalidOffset
 
 _MODULES: Final = {
     "Citus": "headwater.sources.citus.offset",
+    "MongoDb": "headwater.sources.mongodb.offset",
     "MySql": "headwater.sources.mysql.offset",
     "Postgres": "headwater.sources.postgres.offset",
     "SqlServer": "headwater.sources.sqlserver.offset",

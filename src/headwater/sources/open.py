@@ -21,6 +21,7 @@ class Family(Enum):
     POSTGRES = "postgres"
     MYSQL = "mysql"
     SQLSERVER = "sqlserver"
+    MONGODB = "mongodb"
 
 
 def open_source(
@@ -32,15 +33,22 @@ def open_source(
     slot: str = "headwater",
     publication: str = "headwater",
     poll: bool = False,
+    columns: Mapping[str, str] | None = None,
 ) -> Source:
     """The source at *dsn*; nothing is connected yet.
 
     :param spill: where large transactions wait for their commit.
     :param special_values: policies by ``schema.table.column``.
+    :param columns: of collections without a schema, by ``database.collection``: how their columns are found.
     :raises InvalidDsn: no kind of database that can be captured. The text is not repeated: it may hold a password.
     :raises DriverMissing: Headwater was installed without the driver of this kind.
     """
     family = family_of(dsn)
+    if family is Family.MONGODB:
+        with mongodb_driver():
+            from headwater.sources.mongodb.source import MongoSource
+
+        return MongoSource(dsn, schema_policy=schema_policy, special_values=special_values or {}, columns=columns)
     if family is Family.MYSQL:
         with mysql_driver():
             from headwater.sources.mysql.source import MySqlSource
@@ -82,6 +90,14 @@ def open_source(
 
 def all_tables(dsn: str) -> list[str]:
     """The full names of all tables at *dsn* that are not the server's own."""
+    if family_of(dsn) is Family.MONGODB:
+        with mongodb_driver():
+            from headwater.sources.mongodb import catalog as of_mongodb
+            from headwater.sources.mongodb import connection as to_mongodb
+
+        cluster = to_mongodb.Dsn(dsn)
+        with to_mongodb.server_errors(cluster), closing(to_mongodb.connect(cluster)) as client:
+            return [str(one.name) for one in of_mongodb.all_collections(client, cluster.database)]
     if family_of(dsn) is Family.MYSQL:
         with mysql_driver():
             from headwater.sources.mysql import catalog as of_mysql
@@ -108,6 +124,12 @@ def all_tables(dsn: str) -> list[str]:
 
 def full_name(dsn: str, table: str) -> str:
     """The name of a table as its log has it. :raises InputError: *table* is no name of one."""
+    if family_of(dsn) is Family.MONGODB:
+        with mongodb_driver():
+            from headwater.sources.mongodb import connection as to_mongodb
+            from headwater.sources.mongodb import names as in_mongodb
+
+        return str(in_mongodb.CollectionName.parse(table, to_mongodb.Dsn(dsn).database))
     if family_of(dsn) is Family.MYSQL:
         with mysql_driver():
             from headwater.sources.mysql import connection as to_mysql
@@ -125,6 +147,13 @@ def full_name(dsn: str, table: str) -> str:
 
 def home_of(dsn: str) -> str:
     """Where tables are that are named alone: a schema or database as full names have it; empty where there is none."""
+    if family_of(dsn) is Family.MONGODB:
+        with mongodb_driver():
+            from headwater.sources.mongodb import connection as to_mongodb
+            from headwater.sources.mongodb import names as in_mongodb
+
+        home = to_mongodb.Dsn(dsn).database
+        return in_mongodb.shown(home) if home else ""
     if family_of(dsn) is Family.SQLSERVER:
         from headwater.sources.sqlserver import names as in_sqlserver
 
@@ -141,6 +170,12 @@ def home_of(dsn: str) -> str:
 
 def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) -> Diagnosis:
     """What the doctor of the database at *dsn* finds."""
+    if family_of(dsn) is Family.MONGODB:
+        with mongodb_driver():
+            from headwater.sources.mongodb import connection as to_mongodb
+            from headwater.sources.mongodb import doctor as of_mongodb
+
+        return of_mongodb.examine(to_mongodb.Dsn(dsn), tables)
     if family_of(dsn) is Family.MYSQL:
         with mysql_driver():
             from headwater.sources.mysql import connection as to_mysql
@@ -169,10 +204,12 @@ def family_of(dsn: str) -> Family | None:
     kind = dsn.partition("://")[0]
     if kind in ("mysql", "mariadb"):
         return Family.MYSQL
-    if kind in ("sqlserver", "mssql"):
-        return Family.SQLSERVER
     if kind == "citus":
         return Family.CITUS
+    if kind in ("sqlserver", "mssql"):
+        return Family.SQLSERVER
+    if kind in ("mongodb", "mongodb+srv"):
+        return Family.MONGODB
     return Family.POSTGRES if kind in ("postgres", "postgresql") or "=" in kind else None
 
 
@@ -185,7 +222,8 @@ def no_family(what: str) -> InvalidDsn:
     """The error of a text that names no database that can be *what*."""
     return InvalidDsn(
         f"The connection string names no database that can be {what}.",
-        next_step="Write postgresql://user@host:5432/database or mysql://user@host:3306/database.",
+        next_step="Write postgresql://user@host:5432/database (citus:// for a cluster), mysql://user@host:3306/database"
+        " or mongodb://user@host:27017/database?replicaSet=rs0.",
     )
 
 
@@ -202,6 +240,22 @@ def mysql_driver() -> Iterator[None]:
             raise
         raise DriverMissing(
             "The driver for MySQL and MariaDB is not installed.", next_step="Run: pip install 'headwater[mysql]'"
+        ) from None
+
+
+@contextmanager
+def mongodb_driver() -> Iterator[None]:
+    """Around imports that need the driver for MongoDB.
+
+    :raises DriverMissing: it is not installed.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] not in ("pymongo", "bson"):
+            raise
+        raise DriverMissing(
+            "The driver for MongoDB is not installed.", next_step="Run: pip install 'headwater[mongodb]'"
         ) from None
 
 

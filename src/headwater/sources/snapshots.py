@@ -23,6 +23,7 @@ from headwater.sources.table import SourceTable
 
 _MARKS: Final = {
     "Citus": "headwater.sources.citus.mark:CitusMark",
+    "MongoDb": "headwater.sources.mongodb.mark:MongoMark",
     "MySql": "headwater.sources.mysql.mark:MySqlMark",
     "Postgres": "headwater.sources.postgres.mark:PostgresMark",
     "SqlServer": "headwater.sources.sqlserver.mark:SqlServerMark",
@@ -191,9 +192,22 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
         from headwater.sources.written import NoSnapshots
 
         return NoSnapshots()
-    from headwater.sources.open import Family, family_of, mysql_driver, no_family, postgres_driver, sqlserver_driver
+    from headwater.sources.open import (
+        Family,
+        family_of,
+        mongodb_driver,
+        mysql_driver,
+        no_family,
+        postgres_driver,
+        sqlserver_driver,
+    )
 
     family = family_of(dsn)
+    if family is Family.MONGODB:
+        with mongodb_driver():
+            from headwater.sources.mongodb.snapshots import MongoSnapshots
+
+        return MongoSnapshots(dsn)
     if family is Family.MYSQL:
         with mysql_driver():
             from headwater.sources.mysql.snapshots import MySqlSnapshots

@@ -1,0 +1,287 @@
+"""MongoChangeStream: the events of a change stream as what the capture is told (:mod:`headwater.sources.events`).
+
+Nothing in the stream says that a transaction is over. All of its events have one cluster time, which no other change of
+a replica set has, so it is over when another time follows, or when the server has nothing more to tell. Until then its
+events wait here; a large one is told in pieces, and no boundary before its end.
+
+In a sharded cluster changes of several shards may have one time: there a time is over when the server says that it has
+passed it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from headwater.sources.errors import SourceError
+from headwater.sources.events import Boundary, Event, StreamStatus
+from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb.documents.decoder import Conflict
+from headwater.sources.mongodb.event_batches import EventBatches
+from headwater.sources.mongodb.followed import FollowedTables, ImagesMissing
+from headwater.sources.mongodb.names import CollectionName
+from headwater.sources.mongodb.offset import MongoOffset, token_text, token_time
+from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
+from headwater.sources.mongodb.server import Server
+from headwater.sources.mongodb.watch import IDLE_MS, Documents, open_watch
+from headwater.sources.offset import CdcOffset
+from headwater.sources.table import SourceTable
+
+MAX_ROWS: Final = 65_536
+MAX_BYTES: Final = 32 << 20
+QUICK_MS: Final = 10
+"""How long the server waits for more after it had something: an end of what there is, is an end of a transaction."""
+FEW_ROWS: Final = 500
+PACE_SECONDS: Final = 0.015
+"""After few rows it is worth while to wait for more of them."""
+_MOMENT_US: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """The last event that was told."""
+
+    time: int
+    token: str
+    wall_us: int | None
+
+
+class MongoChangeStream:
+    """The changes of *tables* after *start*.
+
+    :param images_are_missing: called before the stream ends because the server lacks post-images.
+    :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        client: Client,
+        server: Server,
+        tables: Iterable[SourceTable],
+        start: MongoOffset,
+        policy: SchemaPolicy = SchemaPolicy.EVOLVE,
+        documents: Documents = Documents.LOOKUP,
+        images_are_missing: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._dsn, self._client, self._server, self._documents = dsn, client, server, documents
+        self._images_are_missing, self._clock, self._wall_clock = images_are_missing, clock, wall_clock
+        self._followed = FollowedTables(tables, policy, documents)
+        self._spaces = {name.namespace for name in self._followed.names} or {dsn.database or "admin"}
+        self._told = start
+        self._last: _Last | None = None
+        self._is_half_told = False
+        self._seq = 0
+        self._is_idle = self._told_idle = False
+        self._after: dict[CollectionName, int] = {}
+        self._received = 0
+        self._failure: SourceError | None = None
+        self._cursor = self._open()
+
+    def _open(self) -> RawCursor:
+        self._batches = EventBatches()
+        self._queue: list[pa.RecordBatch] = []
+        self._held_rows = self._held_bytes = 0
+        self._is_whole = True
+        self._passed = ""
+        self._is_stale = False
+        self._came = 0.0
+        self._spaces = {name.namespace for name in self._followed.names} or self._spaces
+        return open_watch(
+            self._dsn, self._client, self._followed.names, sorted(self._spaces), self._told, self._documents
+        )
+
+    # -- tables ----------------------------------------------------------------------------------------------------
+
+    def begin_at(self, table: SourceTable, position: MongoOffset) -> None:
+        """What comes before *position* of a table that is about to be added is not of interest."""
+        self._after[CollectionName(table.namespace, table.name)] = position.time
+
+    def add_table(self, table: SourceTable) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary: there the stream begins anew."""
+        after = self._after.pop(CollectionName(table.namespace, table.name), 0)
+        self._followed.add(table, max(after, self._told.time))
+        self._is_stale = True
+
+    def remove_table(self, table: SourceTable) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        self._followed.remove(table)
+
+    def has_reached(self, position: MongoOffset) -> bool:
+        """Whether all that was committed before *position* was told."""
+        return self._told >= position
+
+    def take_conflicts(self) -> dict[str, list[Conflict]]:
+        """The values that columns did not take since this was last asked, by table."""
+        found, self._followed.conflicts = self._followed.conflicts, {}
+        return found
+
+    # -- polling ---------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        if self._failure is not None:
+            raise self._failure
+        if self._is_stale or (not self._cursor.is_open and not self._queue):
+            self._cursor.close()
+            self._cursor = self._open()
+        events: list[Event] = []
+        if not self._tell(events, stop_at_boundary=stop_at_boundary):
+            if self._receive(timeout):
+                self._linger(linger)
+            self._tell(events, stop_at_boundary=stop_at_boundary)
+        return events
+
+    def _linger(self, seconds: float) -> None:
+        """Take more while it comes: many rows at once are cheaper."""
+        until = self._clock() + seconds
+        while not self._is_full and (left := until - self._clock()) > 0:
+            try:
+                if not self._receive(left):
+                    return
+            except SourceError as error:
+                self._failure = error  # what came before it is told first
+                return
+
+    @property
+    def _is_full(self) -> bool:
+        return self._held_rows >= MAX_ROWS or self._held_bytes >= MAX_BYTES
+
+    def _receive(self, timeout: float) -> bool:
+        """Take the next answer, if it comes in time; whether it had events."""
+        pause = min(self._came + PACE_SECONDS - self._clock(), timeout)
+        if pause > 0:
+            time.sleep(pause)
+        batch = self._cursor.next(max(timeout - max(pause, 0.0), 0.0))
+        if batch is None:
+            return False
+        self._received += len(batch.documents)
+        self._cursor.wait_ms = IDLE_MS if batch.is_empty else QUICK_MS
+        if batch.is_empty:
+            self._cursor.ask()
+            self._take_silence(batch)
+            return False
+        if len(batch.documents) > MAX_BYTES // 64 and not self._is_full:
+            self._cursor.ask()  # the server goes on while these are decoded
+        self._take(batch)
+        return True
+
+    def _take_silence(self, batch: Batch) -> None:
+        """The server has told everything; how far that is."""
+        self._passed = batch.token
+        passed = token_time(batch.token) or 0
+        self._is_whole = not self._server.is_sharded or passed > self._newest_time()
+        self._is_idle = True
+
+    def _newest_time(self) -> int:
+        if self._queue:
+            return int(self._queue[-1].column("cluster_time")[-1].as_py())
+        return 0 if self._last is None else self._last.time
+
+    def _take(self, batch: Batch) -> None:
+        made = self._batches.decode(batch.documents)
+        times = made.column("cluster_time").to_numpy(zero_copy_only=False)
+        if len(times) and times[0] <= self._told.time:
+            made = made.slice(int(np.searchsorted(times, self._told.time, side="right")))
+        self._passed = ""
+        self._is_idle = False
+        self._came = self._clock() if made.num_rows < FEW_ROWS else 0.0
+        if made.num_rows:
+            self._queue.append(made)
+            self._held_rows += made.num_rows
+            self._held_bytes += len(batch.documents)
+            alone = not made.column("transaction")[made.num_rows - 1].is_valid
+            self._is_whole = alone and not self._server.is_sharded and not self._batches.is_half_way
+
+    # -- telling ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, events: list[Event], *, stop_at_boundary: bool) -> bool:
+        """Tell what is whole, and its boundary; whether there was anything."""
+        if self._held_rows:
+            self._tell_rows(events, stop_at_boundary=stop_at_boundary)
+        elif self._is_half_told and self._is_whole:
+            self._tell_boundary(events, 1)
+        elif self._is_idle and not self._is_half_told:
+            self._tell_place(events)
+        self._is_idle = False
+        return bool(events)
+
+    def _tell_rows(self, events: list[Event], *, stop_at_boundary: bool) -> None:
+        batch = self._together()
+        times = batch.column("cluster_time").to_numpy(zero_copy_only=False)
+        goes_on = self._last is not None and int(times[0]) == self._last.time
+        if self._is_half_told and not goes_on:
+            self._tell_boundary(events, 1)
+            if stop_at_boundary:
+                return
+        end = len(times) if self._is_whole else int(np.searchsorted(times, times[-1]))
+        if stop_at_boundary and end:
+            end = int(np.searchsorted(times, times[0], side="right"))
+        is_boundary = end > 0
+        if not is_boundary:
+            if not self._is_full:
+                return
+            end = len(times)
+        try:
+            self._seq = self._followed.tell(batch.slice(0, end), self._seq if goes_on else 0, events)
+        except ImagesMissing:
+            self._images_are_missing()
+            raise
+        self._keep_last(batch.slice(end - 1, 1))
+        self._queue = [batch.slice(end)] if end < len(times) else []
+        self._held_rows = len(times) - end
+        self._held_bytes = self._held_bytes * self._held_rows // len(times)
+        count = int((times[1:end] != times[: end - 1]).sum()) + (not (self._is_half_told and goes_on))
+        self._is_half_told = True
+        if is_boundary:
+            self._tell_boundary(events, count)
+
+    def _together(self) -> pa.RecordBatch:
+        if len(self._queue) > 1:
+            self._queue = pa.Table.from_batches(self._queue).combine_chunks().to_batches()
+        assert len(self._queue) == 1
+        return self._queue[0]
+
+    def _keep_last(self, event: pa.RecordBatch) -> None:
+        row = event.select(["cluster_time", "token", "type_bits", "wall_time"])
+        token = {"_data": row.column(1)[0].as_py(), "_typeBits": row.column(2)[0].as_py()}
+        wall = row.column(3).cast(pa.int64())[0].as_py()
+        self._last = _Last(row.column(0)[0].as_py(), token_text(token), None if wall is None else wall * 1000)
+
+    def _tell_boundary(self, events: list[Event], transactions: int) -> None:
+        assert self._last is not None
+        self._told = MongoOffset(self._last.time, self._last.token)
+        self._is_half_told = self._told_idle = False
+        events.append(Boundary(self._told, self._last.wall_us, transactions))
+
+    def _tell_place(self, events: list[Event]) -> None:
+        """Nothing came; the log has gone on to here."""
+        # where the stream was opened is a time that may still come: nothing at it was looked at
+        passed = None if self._passed == self._cursor.opened.token else token_time(self._passed)
+        if passed is not None and self._server.is_sharded:
+            passed -= 1  # of another shard something may follow at this very time
+        moment = int(self._wall_clock() * 1e6)
+        if passed is not None and passed > self._told.time:
+            self._told, self._told_idle = MongoOffset(passed, self._passed), False
+        if not self._told_idle or moment - (self._told.moment or 0) >= _MOMENT_US:
+            self._told, self._told_idle = replace(self._told, moment=moment), True
+            events.append(Boundary(self._told, None, 0))
+
+    def acknowledge(self, position: CdcOffset) -> None:
+        """See :class:`~headwater.sources.events.ChangeStream`: a server keeps its log by size, whoever has read it."""
+
+    def status(self) -> StreamStatus:
+        """See :class:`~headwater.sources.events.ChangeStream`."""
+        return StreamStatus(self._received, None, None, 0)
+
+    def close(self) -> None:
+        """End the stream."""
+        self._cursor.close()

@@ -1,0 +1,215 @@
+"""Connections to MongoDB: the address without its password, one client per process, errors in our own words.
+
+An address is what every MongoDB client takes (``mongodb://`` or ``mongodb+srv://``), with options of ours among its
+own:
+
+=================  =======================================================================================
+``startToken``     a resume token in hexadecimal: a new capture begins after it instead of now
+=================  =======================================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import pymongo
+from bson import CodecOptions
+from bson.raw_bson import RawBSONDocument
+from pymongo import errors as driver
+from pymongo.uri_parser import parse_uri
+
+from headwater.sources.errors import (
+    AccessDenied,
+    InvalidDsn,
+    LogPurged,
+    SnapshotExpired,
+    SourceBusy,
+    SourceError,
+    SourceMisconfigured,
+    SourceNotFound,
+    SourceUnreachable,
+)
+
+Client: TypeAlias = "pymongo.MongoClient[dict[str, Any]]"
+
+RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
+RESNAPSHOT: Final = "Run: headwater resnapshot"
+SILENCE_MS: Final = 60_000
+"""How long a server may be silent in the middle of an answer."""
+
+_OWN_OPTIONS: Final = frozenset(("starttoken",))
+_OLDEST: Final = (6, 0)
+_SELECTION_MS: Final = 10_000
+
+_DENIED: Final = frozenset((13, 18, 8000, 31, 33))
+_BUSY: Final = frozenset((24, 112, 117, 202, 46, 11601, 462, 325))
+_EXPIRED: Final = frozenset((239, 246, 13388))
+_PURGED: Final = frozenset((286, 136))
+_BAD_TOKEN: Final = frozenset((260, 280))
+_GONE: Final = frozenset(
+    (6, 7, 43, 63, 64, 89, 91, 133, 150, 175, 189, 237, 234, 262, 9001, 10107, 11600, 11602, 13435, 13436, 50, 314)
+)
+_NOT_FOUND: Final = frozenset((26,))
+_IS_PASSWORD: Final = re.compile(r"(mongodb(?:\+srv)?://[^:/@\s]*):[^@\s]*@")
+
+
+class BadToken(SourceError):
+    """The server does not know a resume token, and may still know its time."""
+
+
+class Dsn:
+    """Where a replica set or a cluster is. Its text and its errors never show the password.
+
+    :param text: ``mongodb://user:password@host:27017/database?replicaSet=rs0``.
+    :raises InvalidDsn: it cannot be read; the text is not repeated.
+    """
+
+    def __init__(self, text: str) -> None:
+        plain, _, query = text.partition("?")
+        options = [part for part in query.split("&") if part]
+        own = {
+            name.lower(): unquote(value)
+            for name, _, value in (part.partition("=") for part in options)
+            if name.lower() in _OWN_OPTIONS
+        }
+        theirs = "&".join(part for part in options if part.partition("=")[0].lower() not in _OWN_OPTIONS)
+        self._address = f"{plain}?{theirs}" if theirs else plain
+        try:
+            if not text.startswith(("mongodb://", "mongodb+srv://")):
+                raise ValueError
+            self.hosts, self.database, self.user, self._password = self._parsed(plain)
+        except (ValueError, driver.PyMongoError):
+            raise InvalidDsn(
+                "The connection string is not one of MongoDB.",
+                next_step="Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes.",
+            ) from None
+        self.start_token = own.get("starttoken", "")
+
+    def _parsed(self, plain: str) -> tuple[str, str, str, str]:
+        parts = urlsplit(plain)
+        if parts.scheme == "mongodb":
+            parse_uri(self._address, warn=False)
+        hosts = parts.netloc.rpartition("@")[2]
+        if not hosts:
+            raise ValueError
+        user, _, password = parts.netloc.rpartition("@")[0].partition(":")
+        return hosts, unquote(parts.path.lstrip("/")), unquote(user), unquote(password)
+
+    @property
+    def address(self) -> str:
+        """For the library, with the password: for connecting alone, never for a message."""
+        return self._address
+
+    def hide(self, text: str) -> str:
+        """*text* without the password, should a server or a library have repeated it."""
+        shown = _IS_PASSWORD.sub(r"\1:***@", text)
+        return shown.replace(self._password, "***") if self._password else shown
+
+    def __str__(self) -> str:
+        user = f"{self.user}@" if self.user else ""
+        return f"mongodb://{user}{self.hosts}/{self.database}"
+
+    def __repr__(self) -> str:
+        return f"Dsn({str(self)!r})"
+
+
+_clients: dict[tuple[int, str], Client] = {}
+_lock = threading.Lock()
+
+
+def connect(dsn: Dsn, **options: Any) -> Client:
+    """A client of its own; nothing is connected before it is asked. :raises InvalidDsn: an option is wrong."""
+    settings: dict[str, Any] = {
+        "serverSelectionTimeoutMS": _SELECTION_MS,
+        "connectTimeoutMS": _SELECTION_MS,
+        "socketTimeoutMS": SILENCE_MS,
+        "appname": "headwater",
+        "retryReads": False,  # a read that broke goes on where it was, which is ours to know
+    }
+    with server_errors(dsn):
+        return pymongo.MongoClient(dsn.address, **(settings | options))
+
+
+def shared(dsn: Dsn) -> Client:
+    """The client of this process for *dsn*: connections are used again, by any thread."""
+    key = os.getpid(), dsn.address
+    with _lock:
+        if key not in _clients:
+            for other in [one for one in _clients if one[0] != key[0]]:
+                del _clients[other]  # of the process that we were forked from
+            _clients[key] = connect(dsn)
+        return _clients[key]
+
+
+def require_version(dsn: Dsn, build: Mapping[str, Any]) -> str:
+    """The version that ``buildInfo`` tells. :raises SourceMisconfigured: it is too old."""
+    version = str(build["version"])
+    if tuple(build["versionArray"][:2]) < _OLDEST:
+        raise SourceMisconfigured(
+            f"{dsn} is MongoDB {version}, which is too old.", next_step="Capture from MongoDB 6.0 or later."
+        )
+    return version
+
+
+@contextlib.contextmanager
+def server_errors(dsn: Dsn) -> Iterator[None]:
+    """Errors of the library and the server leave the block as errors of our tree, without the password."""
+    try:
+        yield
+    except driver.PyMongoError as error:
+        raise translated(error, dsn) from None
+
+
+def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
+    """The error of our tree for one of the library: by the server's number. No document of an answer is repeated."""
+    if isinstance(error, driver.ConfigurationError | driver.InvalidURI):
+        return InvalidDsn(
+            "The connection string of MongoDB has an option that cannot be used.",
+            next_step="Write mongodb://user@host:27017/database?replicaSet=rs0.",
+        )
+    if not isinstance(error, driver.OperationFailure):
+        return _unreachable(type(error).__name__, dsn)
+    code = error.code or 0
+    said = _said(error, dsn)
+    if code in _PURGED:
+        return LogPurged(
+            f"{dsn} no longer has the changes after our position: its oplog has rolled over.",
+            next_step=f"{RESNAPSHOT}; and make the oplog larger: db.adminCommand({{replSetResizeOplog: 1, size: …}})",
+        )
+    if code in _BAD_TOKEN:
+        return BadToken(f"{dsn} does not know the resume token: {said}.", next_step=RESNAPSHOT)
+    if code in _EXPIRED:
+        return SnapshotExpired(
+            f"{dsn} no longer has the documents as they were at the time of the snapshot.",
+            next_step="Take a new snapshot; minSnapshotHistoryWindowInSeconds says how long the server keeps them.",
+        )
+    if code in _DENIED:
+        step = "Check the user name and its password." if code in (18, 8000) else f"Run: headwater doctor {dsn}"
+        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+    if code in _NOT_FOUND:
+        return SourceNotFound(f"{dsn} does not have it: {said}.")
+    if code in _BUSY:
+        return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again.")
+    if code in _GONE or error.has_error_label("ResumableChangeStreamError"):
+        return _unreachable(said, dsn)
+    return SourceError(f"{dsn} refused a command (error {code}): {said}.", next_step=f"Run: headwater doctor {dsn}")
+
+
+def _said(error: driver.OperationFailure, dsn: Dsn) -> str:
+    """The name of the error; what the server says more may hold values of documents."""
+    details = error.details or {}
+    name = details.get("codeName")
+    return dsn.hide(str(name or f"error {error.code}"))
+
+
+def _unreachable(said: str, dsn: Dsn) -> SourceUnreachable:
+    return SourceUnreachable(
+        f"{dsn} cannot be reached: {said or 'the connection broke'}.",
+        next_step="Check that the server runs and answers.",
+    )

@@ -1,0 +1,155 @@
+"""MongoOffset: a place in the commit order of a replica set or a sharded cluster.
+
+The order is that of the cluster time alone: seconds and a counter, one number of 64 bits. All changes of a transaction
+have one cluster time, and a replica set gives each other change its own. The resume token is what the server wants to
+be told to go on: it is opaque, kept beside the time, and never compared.
+
+=========================  ========================  ======================================================
+place                      rank                      meaning
+=========================  ========================  ======================================================
+row *n* of a transaction   ``(time, n)``             the transaction at *time* is half way
+between transactions       ``(time, 2**32)``         all changes up to *time*, and those at it, lie before it
+=========================  ========================  ======================================================
+
+The JSON form::
+
+    {"MongoDb": {"ordinal": 4, "seconds": 1794848883, "token": "826AFB3873000000042B0429296E1404"}}
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from headwater.sources.errors import InvalidOffset
+from headwater.sources.offset import CdcOffset
+
+POSITION_TYPE: Final = pa.binary(16)
+"""``_position``: cluster time (8 bytes), number in the transaction (4), 0 (4); big endian, so bytes sort as commits."""
+
+POSITION_DTYPE: Final = np.dtype([("time", ">u8"), ("seq", ">u4"), ("zero", ">u4")])
+_POSITION: Final = struct.Struct("!QII")
+_END: Final = (1 << 32) - 1
+_NEXT_STEP: Final = "Give the text that to_json() wrote."
+_TOKEN_TIME: Final = 0x82
+"""What the first byte of a token is; the cluster time follows, big endian."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MongoOffset(CdcOffset):
+    """One place.
+
+    :ivar time: the cluster time: seconds in the high 32 bits, the counter in the low ones.
+    :ivar token: what the server is told to go on after this place (:func:`token_text`); empty where only the time is
+        known.
+    :ivar seq: the number in the transaction; ``None`` where the place is between transactions.
+    :ivar moment: when the server was seen to be here, in microseconds since 1970; not part of the order.
+    """
+
+    kind: ClassVar[str] = "MongoDb"
+
+    time: int
+    token: str = ""
+    seq: int | None = None
+    moment: int | None = None
+
+    @classmethod
+    def from_token(cls, token: str) -> MongoOffset:
+        """The place just before the time that *token* names, which is what a person may give to start at.
+
+        :raises InvalidOffset: it is no resume token of a server that we know.
+        """
+        time = token_time(token)
+        if time is None or not time:
+            raise InvalidOffset(
+                "The text is no resume token of MongoDB.",
+                next_step="Give what _data holds in the _id of an event of a change stream: hexadecimal digits.",
+            )
+        return cls(time - 1, token)
+
+    @property
+    def is_boundary(self) -> bool:
+        """Whether no transaction is half way here."""
+        return self.seq is None
+
+    def rank(self) -> tuple[int, ...]:
+        return self.time, _END + 1 if self.seq is None else self.seq
+
+    def to_position(self) -> bytes:
+        """The row's ``_position``. :raises InvalidOffset: the place is not one of a row."""
+        if self.seq is None:
+            raise InvalidOffset("A place between transactions is not the position of a row.")
+        return _POSITION.pack(self.time, self.seq, 0)
+
+    def position_after(self, last: bytes | None) -> bytes:
+        if last is None:
+            return _POSITION.pack(self.time, _END, 0)
+        if len(last) != _POSITION.size:
+            raise InvalidOffset(f"Received a position of {len(last)} bytes; valid are {_POSITION.size}.")
+        time, seq, _ = _POSITION.unpack(last)
+        return _POSITION.pack(time, seq, _END)
+
+    def to_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {"seconds": self.time >> 32, "ordinal": self.time & _END}
+        if self.token:
+            fields["token"] = self.token
+        if self.seq is not None:
+            fields["seq"] = self.seq
+        if self.moment is not None:
+            fields["moment"] = self.moment
+        return fields
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> MongoOffset:
+        seconds, ordinal = fields.get("seconds"), fields.get("ordinal")
+        token, seq, moment = fields.get("token", ""), fields.get("seq"), fields.get("moment")
+        are_numbers = all(
+            type(number) is int and 0 <= number <= _END for number in (seconds, ordinal, 0 if seq is None else seq)
+        )
+        if not are_numbers or type(token) is not str or type(moment) not in (int, type(None)):
+            raise InvalidOffset("A field of a MongoDB position is missing or of another kind.", next_step=_NEXT_STEP)
+        assert type(seconds) is int
+        assert type(ordinal) is int
+        return cls(seconds << 32 | ordinal, token, seq, moment)
+
+
+def token_text(token: Mapping[str, Any]) -> str:
+    """A resume token as one text: its data, and after a colon its type bits where it has them."""
+    bits = token.get("_typeBits")
+    return f"{token['_data']}:{bytes(bits).hex()}" if bits else str(token["_data"])
+
+
+def token_document(text: str) -> dict[str, Any]:
+    """What :func:`token_text` made a text of, for the server. :raises InvalidOffset: it is none."""
+    data, _, bits = text.partition(":")
+    try:
+        return {"_data": data, "_typeBits": bytes.fromhex(bits)} if bits else {"_data": data}
+    except ValueError:
+        raise InvalidOffset("The text is no resume token of MongoDB.", next_step=_NEXT_STEP) from None
+
+
+def token_time(token: str) -> int | None:
+    """The cluster time that a resume token begins with; ``None`` where it is of a form that we do not know.
+
+    Nothing is made of it but a time: a place that no event tells can be had in no other way.
+    """
+    try:
+        start = bytes.fromhex(token[:18])
+    except ValueError:
+        return None
+    if len(start) != 9 or start[0] != _TOKEN_TIME:
+        return None
+    return int.from_bytes(start[1:], "big")
+
+
+def positions_of(time: NDArray[np.uint64], seq: NDArray[np.uint32]) -> pa.FixedSizeBinaryArray:
+    """The ``_position`` column of rows."""
+    made = np.zeros(len(time), POSITION_DTYPE)
+    made["time"], made["seq"] = time, seq
+    return pa.Array.from_buffers(POSITION_TYPE, len(made), [None, pa.py_buffer(made)])

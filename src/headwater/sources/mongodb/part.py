@@ -1,0 +1,168 @@
+"""Reads parts of collections at a cluster time, along the index of ``_id``, over connections that may break.
+
+The server finds a part by the bounds of the index alone (``min``, ``max``), which have the order of all types; a filter
+such as ``$gt`` would see one type only. Documents come in the order of the keys, so a read whose connection broke goes
+on behind the last document that was given, at the same time: it sees the same.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import pyarrow as pa
+from bson.max_key import MaxKey
+
+from headwater.errors import TransientError
+from headwater.sources.errors import SnapshotExpired
+from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb.documents.columns import ID_KEY
+from headwater.sources.mongodb.documents.decoder import DocumentDecoder
+from headwater.sources.mongodb.documents.types import ID, Kind, column_type
+from headwater.sources.mongodb.event_batches import documents_of
+from headwater.sources.mongodb.key_values import id_of, order_key, text_of, value_of
+from headwater.sources.mongodb.raw_cursor import RawCursor
+from headwater.sources.mongodb.server import as_timestamp
+from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.table import SourceColumn, SourceTable
+
+PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
+"""Seconds before each new try; the count begins anew when documents came."""
+FIRST_DOCUMENTS: Final = 1000
+MOST_DOCUMENTS: Final = 100_000
+"""Of one answer, which has no more than 16 MB."""
+_SIZE: Final = struct.Struct("<i")
+_MIN_KEY: Final = '{"$minKey":1}'
+
+
+def read_concern(at: int | None) -> dict[str, Any]:
+    """What a command says to see the documents as they were at a cluster time; ``None``: those of now."""
+    if at is None:
+        return {"level": "majority"}
+    return {"level": "snapshot", "atClusterTime": as_timestamp(at)}
+
+
+def finds(collection: str, part: KeyRange) -> Iterator[dict[str, Any]]:
+    """The commands that find the documents of *part*, in the order of their keys; without what they share."""
+    start, end = part.start, part.end
+    command: dict[str, Any] = {"find": collection, "hint": {"_id": 1}}
+    if start is None and end is None:
+        yield command | {"sort": {"_id": 1}}
+        return
+    low = _MIN_KEY if start is None else start.values[0]
+    if end is None or order_key(low) < order_key(end.values[0]):
+        bounded = command | {"sort": {"_id": 1}}
+        if start is not None:
+            bounded["min"] = {"_id": value_of(low)}
+            if start.after:
+                bounded["filter"] = {"_id": {"$ne": value_of(low)}}
+        if end is not None:
+            bounded["max"] = {"_id": value_of(end.values[0])}
+        yield bounded
+    if end is None:
+        last: Any = MaxKey()  # the end of an index's bounds, which they do not contain
+        is_in = start is not None and not (start.after and order_key(low) == order_key(text_of(last)))
+    else:
+        last = value_of(end.values[0])
+        is_in = end.after and (start is None or _lies_before(start, end))
+    if is_in:
+        yield {"find": collection, "filter": {"_id": {"$eq": last}}, "limit": 1}
+
+
+def _lies_before(start: Cut, end: Cut) -> bool:
+    """Whether the key of *end* lies behind *start*."""
+    low, high = order_key(start.values[0]), order_key(end.values[0])
+    return low < high or (low == high and not start.after)
+
+
+class PartReader:
+    """One read of *columns* of the documents of *part*, over as many connections as it takes.
+
+    :param at: the cluster time; ``None``: now, and after a break as they are then.
+    """
+
+    def __init__(
+        self,
+        dsn: Dsn,
+        client: Client,
+        table: SourceTable,
+        part: KeyRange,
+        at: int | None,
+        columns: Sequence[SourceColumn],
+    ) -> None:
+        self._dsn, self._client, self._table, self._part, self._at = dsn, client, table, part, at
+        self._names = [column.name for column in columns]
+        named = {*self._names, *table.key_columns}
+        read = replace(table, columns=tuple(column for column in table.columns if column.name in named))
+        self._decoder = DocumentDecoder(read)
+        self._is_all = self._names == [column.name for column in read.columns]
+        self._given: memoryview | None = None
+        whole = any(column_type(column).kind in (Kind.DOCUMENT, Kind.REST) for column in read.columns)
+        fields = {ID, *(column.name for column in read.columns if column.name != ID_KEY)}
+        self._fields = None if whole or len(read.columns) == len(table.columns) else dict.fromkeys(fields, 1)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows.
+
+        :raises SnapshotExpired: the server no longer has the documents of that time.
+        :raises SourceUnreachable: the connection broke again and again.
+        """
+        tries = 0
+        while True:
+            try:
+                for documents in self._answers():
+                    made = self._decoder.decode(documents_of(documents)).batch
+                    yield made if self._is_all else made.select(self._names)
+                    self._given, tries = documents, 0
+                return
+            except SnapshotExpired:
+                raise
+            except TransientError:
+                if tries == len(PAUSES):
+                    raise
+                time.sleep(PAUSES[tries])
+                tries += 1
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """What is left lies behind the last document that was given."""
+        if self._given is not None:
+            last = text_of(id_of(last_document(self._given)))
+            self._part, self._given = KeyRange(Cut((last,), after=True), self._part.end), None
+
+    def _answers(self) -> Iterator[memoryview]:
+        """The documents of each answer."""
+        for command in list(finds(self._table.name, self._part)):
+            with self._opened(command) as cursor:
+                answer = cursor.opened
+                while True:
+                    cursor.ask()  # the server goes on while these are decoded
+                    if not answer.is_empty:
+                        yield answer.documents
+                    if answer.is_last:
+                        break
+                    following = cursor.next()
+                    assert following is not None
+                    answer = following
+
+    def _opened(self, command: Mapping[str, Any]) -> RawCursor:
+        shared: dict[str, Any] = {"readConcern": read_concern(self._at), "batchSize": FIRST_DOCUMENTS}
+        if self._fields is not None:
+            shared["projection"] = self._fields
+        return RawCursor(
+            self._dsn, self._client, self._table.namespace, {**command, **shared}, batch_size=MOST_DOCUMENTS
+        )
+
+
+def last_document(array: memoryview) -> memoryview:
+    """The last document of a BSON array that is not empty."""
+    at, end, number = 4, len(array) - 1, 0
+    while True:
+        start = at + 2 + len(str(number))
+        at = start + _SIZE.unpack_from(array, start)[0]
+        if at >= end:
+            return array[start:at]
+        number += 1

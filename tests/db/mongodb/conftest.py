@@ -1,0 +1,47 @@
+"""A real MongoDB: a replica set of one per test session, without databases at the start of a test."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+from tests.servers.mongodb import MongoServer
+
+StartServer = Callable[..., MongoServer]
+
+
+@pytest.fixture(scope="session")
+def mongo_server() -> Iterator[MongoServer]:
+    """The session's server."""
+    with started_or_skipped() as server:
+        yield server
+
+
+@pytest.fixture
+def server(mongo_server: MongoServer) -> Iterator[MongoServer]:
+    """It, with no databases but its own."""
+    with mongo_server.fresh():
+        yield mongo_server
+
+
+@pytest.fixture
+def start_mongodb() -> Iterator[StartServer]:
+    """Starts servers of the test's own, to be killed, restarted or set up as it likes."""
+    with contextlib.ExitStack() as servers:
+
+        def start(settings: Mapping[str, str] | None = None) -> MongoServer:
+            return servers.enter_context(started_or_skipped(settings))
+
+        yield start
+
+
+def started_or_skipped(settings: Mapping[str, str] | None = None) -> MongoServer:
+    """A server; where it is not on this machine the test is skipped, but never in CI."""
+    try:
+        return MongoServer(settings)
+    except FileNotFoundError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))

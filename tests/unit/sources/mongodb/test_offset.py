@@ -1,0 +1,103 @@
+"""Positions of MongoDB: ordered by cluster time, resumed by tokens that nobody orders."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from headwater.sources.errors import ForeignOffset, InvalidOffset
+from headwater.sources.mongodb.mark import MongoMark
+from headwater.sources.mongodb.offset import MongoOffset, positions_of, token_document, token_text, token_time
+from headwater.sources.offset import CdcOffset
+from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.snapshots import mark_from_json
+
+TOKEN = "826AFB3873000000042B0429296E1404"
+TIME = 0x6AFB3873 << 32 | 4
+
+
+def test_the_cluster_time_orders_and_the_token_does_not() -> None:
+    assert MongoOffset(5, "ff") < MongoOffset(6, "00")
+    assert MongoOffset(5, "ff") == MongoOffset(5, "00") == MongoOffset(5, moment=7)
+    assert hash(MongoOffset(5, "ff")) == hash(MongoOffset(5))
+    assert MongoOffset(5, seq=9) < MongoOffset(5) < MongoOffset(6, seq=0)
+
+
+def test_the_json_form_is_read_back() -> None:
+    for offset in (MongoOffset(TIME, TOKEN), MongoOffset(TIME), MongoOffset(TIME, TOKEN, 3), MongoOffset(1, moment=5)):
+        read = CdcOffset.from_json(offset.to_json())
+        assert isinstance(read, MongoOffset)
+        assert (read.time, read.token, read.seq, read.moment) == (
+            offset.time,
+            offset.token,
+            offset.seq,
+            offset.moment,
+        )
+    assert json.loads(MongoOffset(TIME, TOKEN).to_json()) == {
+        "MongoDb": {"seconds": 0x6AFB3873, "ordinal": 4, "token": TOKEN}
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"seconds": 1},
+        {"seconds": 1, "ordinal": -1},
+        {"seconds": 1 << 32, "ordinal": 0},
+        {"seconds": "1", "ordinal": 0},
+        {"seconds": 1, "ordinal": 0, "token": 5},
+        {"seconds": 1, "ordinal": 0, "seq": -1},
+        {"seconds": 1, "ordinal": 0, "moment": "x"},
+    ],
+)
+def test_fields_that_are_no_place_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidOffset):
+        CdcOffset.from_json(json.dumps({"MongoDb": fields}))
+
+
+def test_positions_of_other_databases_have_no_order_with_it() -> None:
+    with pytest.raises(ForeignOffset):
+        _ = MongoOffset(1) < PostgresOffset.at(1)
+
+
+def test_the_bytes_of_rows_sort_as_their_places_and_history_lies_between() -> None:
+    rows = [MongoOffset(5, seq=0), MongoOffset(5, seq=7), MongoOffset(6, seq=0)]
+    positions = [row.to_position() for row in rows]
+    assert positions == sorted(positions)
+    made = positions_of(np.array([5, 5, 6], np.uint64), np.array([0, 7, 0], np.uint32)).to_pylist()
+    assert made == positions
+    assert positions[1] < MongoOffset(5).position_after(None) < positions[2]
+    assert positions[0] < MongoOffset(5).position_after(positions[0]) < positions[1]
+    with pytest.raises(InvalidOffset):
+        MongoOffset(5).to_position()
+    with pytest.raises(InvalidOffset):
+        MongoOffset(5).position_after(b"short")
+
+
+def test_a_token_that_a_person_gives_begins_with_what_follows_it() -> None:
+    start = MongoOffset.from_token(TOKEN)
+    assert start.token == TOKEN
+    assert start.time == TIME - 1  # others may have the same time, and none of it was told
+    for text in ("", "xyz", "82", "00" + TOKEN[2:]):
+        with pytest.raises(InvalidOffset):
+            MongoOffset.from_token(text)
+    assert token_time("not hexadecimal....") is None
+
+
+def test_a_token_keeps_its_type_bits() -> None:
+    for token in ({"_data": TOKEN}, {"_data": TOKEN, "_typeBits": b"\x01\x80"}):
+        assert token_document(token_text(token)) == token
+
+
+def test_a_snapshot_contains_what_committed_at_its_time_or_before() -> None:
+    mark = MongoMark(MongoOffset(6))
+    positions = positions_of(np.array([5, 6, 6, 7], np.uint64), np.array([0, 0, 1, 0], np.uint32))
+    assert mark.contains(positions).tolist() == [True, True, True, False]
+    assert mark.contains(positions.slice(2)).tolist() == [True, False]
+    assert mark.unseen(positions).tolist() == [False, False, False, True]
+    assert mark_from_json(mark.to_json()) == mark
+    assert mark.low == mark.high == MongoOffset(6)
