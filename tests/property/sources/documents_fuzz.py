@@ -15,11 +15,11 @@ from typing import Any
 
 import bson
 import pyarrow as pa
-from tests.unit.sources.mongodb.documents_cases import CODECS, EVERY_TYPE, table
+from tests.unit.sources.mongodb.documents_cases import CODECS, EVERY_TYPE, document, table
 
 from headwater.errors import CorruptionError
 from headwater.sources.mongodb.documents.columns import inferred_columns
-from headwater.sources.mongodb.documents.decoder import Decoded, DocumentDecoder
+from headwater.sources.mongodb.documents.decoder import Decoded, DocumentDecoder, RawArray
 from headwater.sources.mongodb.documents.events import EventDecoder
 from headwater.sources.mongodb.documents.key_order import id_key
 from headwater.sources.table import SourceTable, SpecialValues
@@ -92,9 +92,17 @@ def documents(chance: random.Random) -> list[bytes]:
     return made
 
 
-def mutated(document: bytes, chance: random.Random) -> bytes:
+def in_arrow(made: list[bytes]) -> pa.Array:
+    return pa.array([*made, None], pa.binary())
+
+
+def in_an_array(made: list[bytes]) -> RawArray:
+    return RawArray(document(*((3, str(place).encode(), one) for place, one in enumerate(made))))
+
+
+def mutated(whole: bytes, chance: random.Random) -> bytes:
     """Some of its bytes changed, cut or put in; mostly its length fits again."""
-    body = bytearray(document)
+    body = bytearray(whole)
     for _ in range(chance.choice((0, 0, 0, 1, 1, 3))):
         place = chance.randrange(len(body)) if body else 0
         match chance.randrange(6):
@@ -140,7 +148,7 @@ def shown(batch: pa.RecordBatch) -> str:
 def feed(chance: random.Random) -> None:
     of = tables(chance)
     made = [mutated(one, chance) for one in documents(chance)]
-    batch: Any = b"".join(made) if chance.random() < 0.7 else pa.array([*made, None], pa.binary())
+    batch: Any = chance.choice((b"".join, in_arrow, in_an_array))(made)
     outcomes = [outcome(DocumentDecoder(of, codec_used=codec), batch) for codec in CODECS.values()]
     if any(not same(outcomes[0], other) for other in outcomes[1:]):
         raise AssertionError(f"the decoders differ: {outcomes} of {batch!r} as {of.schema}")

@@ -23,7 +23,7 @@ from tests.unit.sources.mongodb.documents_cases import (
 )
 
 from headwater.sources.errors import InvalidKey, SourceProtocolError, SpecialValue
-from headwater.sources.mongodb.documents.decoder import DocumentDecoder
+from headwater.sources.mongodb.documents.decoder import DocumentDecoder, RawArray
 from headwater.sources.mongodb.documents.errors import UnreadableText
 from headwater.sources.table import SpecialValues
 
@@ -298,6 +298,17 @@ def test_bytes_lists_of_bytes_and_views_are_the_same_batch(codec: str) -> None:
     assert decode(codec, {"v": "double"}, memoryview(joined)).batch == wanted
     assert decode(codec, {"v": "double"}, bytearray(joined)).batch == wanted
     assert decode(codec, {"v": "double"}, b"").batch.num_rows == 0
+
+
+def test_an_array_of_documents_is_decoded_as_a_server_sends_it(codec: str) -> None:
+    documents = [{"_id": number, "v": str(number)} for number in range(120)]
+    answer = bson.encode({"nextBatch": documents})
+    array = memoryview(answer)[4 + 1 + len(b"nextBatch\0") : -1]
+    assert decode(codec, {"v": "string"}, RawArray(array)).batch == decode(codec, {"v": "string"}, raw(documents)).batch
+    assert decode(codec, {"v": "string"}, RawArray(b"\5\0\0\0\0")).batch.num_rows == 0
+    for broken in (b"", bytes(array)[:-1], bytes(array) + b"\0", document((16, b"0", b"\1\0\0\0"))):
+        with pytest.raises(SourceProtocolError):
+            decode(codec, {"v": "string"}, RawArray(broken))
 
 
 def test_a_batch_that_was_given_stays_while_the_decoder_goes_on(codec: str) -> None:

@@ -598,13 +598,30 @@ static PyObject *make_plan(PyObject *Py_UNUSED(module), PyObject *columns) {
 typedef struct {
     Py_buffer data, offsets, validity;
     bool has_offsets, has_validity;
-    Py_ssize_t first, rows;
+    Py_ssize_t first, rows; /* without offsets, first: how the documents stand */
 } Batch;
+
+enum { IN_A_ROW, IN_AN_ARRAY };
+
+/* The documents of a BSON array; *number: the one that was read last. */
+static int take_array(State *state, Node *root, const uint8_t *at, const uint8_t *last, Py_ssize_t *number) {
+    const uint8_t *end = document_end(state, at, last);
+    if (end == NULL) return WRONG;
+    if (end != last) return wrong(state, ENDLESS);
+    Element element;
+    for (at += 4, end--; at < end; at = element.stop, (*number)++) {
+        if (!next_element(state, at, end, &element)) return WRONG;
+        if (element.kind != OBJECT) return wrong(state, "an array holds what is no document");
+        if (take_document(state, root, element.start, element.stop) != DONE) return WRONG;
+    }
+    return DONE;
+}
 
 /* The documents of a batch; *number: the one that was read last. */
 static int take_batch(State *state, Node *root, const Batch *batch, Py_ssize_t *number) {
     const uint8_t *start = batch->data.buf, *last = start + batch->data.len;
     *number = 0;
+    if (!batch->has_offsets && batch->first == IN_AN_ARRAY) return take_array(state, root, start, last, number);
     if (!batch->has_offsets) {
         for (const uint8_t *at = start; at < last; (*number)++) {
             const uint8_t *end = document_end(state, at, last);
@@ -634,8 +651,8 @@ static int take_batch(State *state, Node *root, const Batch *batch, Py_ssize_t *
 
 /* decode(plan, data, offsets or None, validity or None, first, rows) -> (rows, [column])
  *
- * data: documents one after another; with offsets: those of a binary Arrow array, of which *rows* elements from *first*
- * on are taken. ValueError: these are no documents. */
+ * data: documents one after another (first 0) or a BSON array of them (first 1); with offsets: those of a binary Arrow
+ * array, of which *rows* elements from *first* on are taken. ValueError: these are no documents. */
 static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args) {
     PyObject *capsule, *offsets, *validity, *made = NULL;
     Batch batch = {0};

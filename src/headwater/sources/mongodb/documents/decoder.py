@@ -5,8 +5,9 @@
 ...     decoded = decoder.decode(batch)  # decoded.batch, decoded.conflicts
 
 What is decoded is one of: the bytes of documents that stand one after another (a batch of ``find_raw_batches``), a
-sequence of such bytes, or a binary Arrow array with one document in each element, where a null gives a row of nulls (a
-column of :class:`~.events.EventDecoder`). Rows come in the order of the documents.
+sequence of such bytes, a :class:`RawArray` (a batch as it stands in the answer of a server), or a binary Arrow array
+with one document in each element, where a null gives a row of nulls (a column of :class:`~.events.EventDecoder`). Rows
+come in the order of the documents.
 
 The columns, their types and what happens to values that they do not take are those of the
 :class:`~headwater.sources.table.SourceTable` (:mod:`.types`, :mod:`.columns`). With the special-value policy ``null``
@@ -28,6 +29,8 @@ import pyarrow as pa
 from headwater.sources.errors import InvalidKey, SourceProtocolError, SpecialValue
 from headwater.sources.mongodb.documents.errors import UnreadableText
 from headwater.sources.mongodb.documents.layout import (
+    IN_A_ROW,
+    IN_AN_ARRAY,
     NO_TEXT,
     Codec,
     Made,
@@ -38,7 +41,17 @@ from headwater.sources.mongodb.documents.layout import (
 from headwater.sources.mongodb.documents.types import ID, DocumentType, Kind, column_type
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
-RawDocuments: TypeAlias = "bytes | bytearray | memoryview | Sequence[bytes] | pa.BinaryArray | pa.LargeBinaryArray"
+
+@dataclass(frozen=True, slots=True)
+class RawArray:
+    """The bytes of a BSON array whose elements are documents."""
+
+    data: bytes | bytearray | memoryview
+
+
+RawDocuments: TypeAlias = (
+    "bytes | bytearray | memoryview | Sequence[bytes] | RawArray | pa.BinaryArray | pa.LargeBinaryArray"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +142,10 @@ def decoded(codec_used: Codec, plan: Any, raw: RawDocuments) -> tuple[int, list[
         return codec_used.decode(
             plan, data or b"", offsets or bytes(4), validity if whole.null_count else None, whole.offset, len(whole)
         )
-    if isinstance(raw, (bytes, bytearray, memoryview)):
-        return codec_used.decode(plan, raw, None, None, 0, 0)
-    return codec_used.decode(plan, b"".join(raw), None, None, 0, 0)
+    if isinstance(raw, RawArray):
+        return codec_used.decode(plan, raw.data, None, None, IN_AN_ARRAY, 0)
+    joined = raw if isinstance(raw, (bytes, bytearray, memoryview)) else b"".join(raw)
+    return codec_used.decode(plan, joined, None, None, IN_A_ROW, 0)
 
 
 def array(kind: DocumentType, made: Made) -> pa.Array:

@@ -24,6 +24,10 @@ FOUND_INEXACT: Final = 1 << 24
 FOUND_SUBTYPE: Final = 1 << 25
 """Bits of what was found beside those of the types, of which each has its own number."""
 
+IN_A_ROW: Final = 0
+IN_AN_ARRAY: Final = 1
+"""How documents stand that are no Arrow array."""
+
 MOST_MS: Final = ((1 << 63) - 1) // 1000
 """Dates farther from 1970 have no microseconds, which is what tables of Spark have."""
 
@@ -69,8 +73,8 @@ class Codec(Protocol):
     def decode(
         self, plan: Any, data: Any, offsets: Any | None, validity: Any | None, first: int, rows: int, /
     ) -> tuple[int, list[Made]]:
-        """The columns of documents that stand one after another, or, with *offsets*, of the elements of an Arrow array
-        from *first* on.
+        """The columns of documents that stand one after another (*first* is :data:`IN_A_ROW`) or in a BSON array
+        (:data:`IN_AN_ARRAY`), or, with *offsets*, of the elements of an Arrow array from *first* on.
 
         :raises ValueError: these are no documents.
         """

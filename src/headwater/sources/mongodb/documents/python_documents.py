@@ -18,6 +18,7 @@ from headwater.sources.mongodb.documents.layout import (
     FOUND_MISSING,
     FOUND_NO_TEXT,
     FOUND_SUBTYPE,
+    IN_AN_ARRAY,
     MOST_MS,
     Described,
     Made,
@@ -161,7 +162,15 @@ def decode(
     made.root.clear()
     number = 0
     try:
-        if offsets is None:
+        if offsets is None and first == IN_AN_ARRAY:
+            if bson.document_end(raw, 0, len(raw)) != len(raw):
+                raise ValueError("a document does not end where it says")
+            for kind, _, start, stop in bson.elements(raw, 0, len(raw), 0):
+                if kind != bson.OBJECT:
+                    raise ValueError("an array holds what is no document")
+                _take_document(made, raw, start, stop)
+                number += 1
+        elif offsets is None:
             at = 0
             while at < len(raw):
                 end = bson.document_end(raw, at, len(raw))
