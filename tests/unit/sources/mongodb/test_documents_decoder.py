@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from decimal import Decimal
 from typing import Any
@@ -51,6 +52,7 @@ def codec(request: pytest.FixtureRequest) -> str:
         ("string", "été\0☃", "été\0☃"),
         ("objectId", bson.ObjectId("0123456789abcdef01234567"), "0123456789abcdef01234567"),
         ("date", IN_2020, IN_2020),
+        ("date", bson.DatetimeMS(-62_135_596_800_000), dt.datetime(1, 1, 1, tzinfo=dt.UTC)),
         ("timestamp", bson.Timestamp(2**32 - 1, 7), (2**32 - 1) << 32 | 7),
         ("decimal", bson.Decimal128("1.10"), "1.10"),
         ("decimal", bson.Decimal128("-0E-7"), "-0E-7"),
@@ -100,7 +102,8 @@ def test_a_value_is_exact_in_a_column_of_its_type(codec: str, kind: str, value: 
         ("string", bson.MinKey(), "minKey"),
         ("string", bson.MaxKey(), "maxKey"),
         ("objectId", "0123456789abcdef01234567", "string"),
-        ("date", bson.DatetimeMS(2**63 // 1000 + 1), "does not hold exactly"),
+        ("date", bson.DatetimeMS(253_402_300_800_000), "does not hold exactly"),
+        ("date", bson.DatetimeMS(-62_135_596_800_001), "does not hold exactly"),
         ("date", bson.Timestamp(1, 1), "timestamp"),
         ("timestamp", IN_2020, "date"),
         ("decimal", 1.5, "double"),

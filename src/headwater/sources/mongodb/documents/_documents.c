@@ -33,7 +33,8 @@ enum {
 #define FOUND_SUBTYPE (1u << 25)
 
 #define MOST_CHILDREN 65536
-#define MOST_MS (INT64_MAX / 1000)
+#define FIRST_MS INT64_C(-62135596800000) /* the years 1 to 9999 */
+#define LAST_MS INT64_C(253402300799999)
 #define MOST_DATA INT32_MAX
 
 static locale_t plain_locale; /* numbers with a point, whatever the process is set to */
@@ -254,7 +255,7 @@ static int take(State *state, Node *node, uint8_t kind, const uint8_t *start, co
     case AS_DATE: {
         if (kind != DATE) break;
         int64_t ms = int64_at(start);
-        if (ms > MOST_MS || ms < -MOST_MS) return refuse(state, node, FOUND_INEXACT);
+        if (ms > LAST_MS || ms < FIRST_MS) return refuse(state, node, FOUND_INEXACT);
         return add_fixed(state, node, &ms);
     }
     case AS_TIMESTAMP:

@@ -19,7 +19,7 @@ double; double and int                                     double
 double and long, perhaps int                               double if it holds each of those longs, else json
 decimal; with int or long                                  decimal: its text
 string; objectId; bool; timestamp                          the same
-date                                                       date; json if one is beyond its reach
+date                                                       date; json if one is out of its years
 binData of one subtype                                     uuid for 4 with 16 bytes each, else binData(n)
 objects, arrays, all other types, any other mixture        json
 =========================================================  ================================================
@@ -39,7 +39,7 @@ from typing import Final
 from headwater.sources.errors import SourceProtocolError
 from headwater.sources.mongodb.documents import elements as bson
 from headwater.sources.mongodb.documents.errors import InvalidType
-from headwater.sources.mongodb.documents.layout import MOST_MS, found_bit
+from headwater.sources.mongodb.documents.layout import FIRST_MS, LAST_MS, found_bit
 from headwater.sources.mongodb.documents.types import ID, DocumentType, Kind, column_type, parsed, source_column
 from headwater.sources.table import RESERVED_COLUMNS, SourceColumn, SpecialValues
 
@@ -142,7 +142,7 @@ class _Facts:
     found: int = 0
     subtypes: set[int] = field(default_factory=set)
     inexact: bool = False  # a long that a double does not hold
-    far: bool = False  # a date beyond microseconds
+    far: bool = False  # a date outside of the years 1 to 9999
     odd_uuid: bool = False
 
     def add(self, data: bytes, kind: int, start: int, stop: int) -> None:
@@ -152,7 +152,7 @@ class _Facts:
             number = int.from_bytes(data[start:stop], "little", signed=True)
             self.inexact |= int(float(number)) != number
         elif kind == bson.DATE:
-            self.far |= abs(int.from_bytes(data[start:stop], "little", signed=True)) > MOST_MS
+            self.far |= not FIRST_MS <= int.from_bytes(data[start:stop], "little", signed=True) <= LAST_MS
         elif kind == bson.BINARY:
             self.subtypes.add(data[start + 4])
             self.odd_uuid |= stop - start != 21

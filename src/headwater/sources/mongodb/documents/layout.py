@@ -28,8 +28,9 @@ IN_A_ROW: Final = 0
 IN_AN_ARRAY: Final = 1
 """How documents stand that are no Arrow array."""
 
-MOST_MS: Final = ((1 << 63) - 1) // 1000
-"""Dates farther from 1970 have no microseconds, which is what tables of Spark have."""
+FIRST_MS: Final = -62_135_596_800_000
+LAST_MS: Final = 253_402_300_799_999
+"""The years 1 to 9999: Python, SQL and most readers of tables have no others."""
 
 _FOUND: Final = {
     bson.DOUBLE: "double",

@@ -14,12 +14,13 @@ from headwater.sources.mongodb.documents.decimals import Decimal128, units
 from headwater.sources.mongodb.documents.extended_json import NoText, document_json, field_json, value_json
 from headwater.sources.mongodb.documents.key_order import value_key
 from headwater.sources.mongodb.documents.layout import (
+    FIRST_MS,
     FOUND_INEXACT,
     FOUND_MISSING,
     FOUND_NO_TEXT,
     FOUND_SUBTYPE,
     IN_AN_ARRAY,
-    MOST_MS,
+    LAST_MS,
     Described,
     Made,
     found_bit,
@@ -247,7 +248,7 @@ def _value(node: _Node, data: bytes, kind: int, start: int, stop: int, depth: in
         return data[start:stop].hex().encode()
     if wanted is Kind.DATE and kind == bson.DATE:
         ms = int.from_bytes(data[start:stop], "little", signed=True)
-        if abs(ms) > MOST_MS:
+        if not FIRST_MS <= ms <= LAST_MS:
             raise _Conflict(FOUND_INEXACT)
         return ms
     if wanted is Kind.TIMESTAMP and kind == bson.TIMESTAMP:

@@ -8,7 +8,7 @@ double                   double: any double, and any int or long that a double h
 bool                     bool
 string                   string
 objectId                 string: 24 hexadecimal digits, whose order is that of the ids
-date                     timestamp[ms, UTC], as far as microseconds reach (290,000 years from now)
+date                     timestamp[ms, UTC], of the years 1 to 9999
 timestamp                uint64: seconds in the high 32 bits, the ordinal in the low
 decimal                  string: all digits and the exponent, as MongoDB prints it; also NaN, Infinity and -0
 decimal(p,s)             decimal128 up to 38 digits, else decimal256: decimals, ints and longs with no more than s
