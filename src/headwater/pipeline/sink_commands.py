@@ -37,15 +37,13 @@ def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: i
         lock.parent.mkdir(parents=True, exist_ok=True)
         try:
             with OwnerLock(lock, str(config.work)):
-                if isinstance(section, DeriveSection):
-                    return _do_derived(config, section, request)
                 return _do(config, section, request)
         except OwnedElsewhereError:
             pass  # it was started just now
     return SinkRequests(config.work).ask(request, ANSWER_SECONDS)
 
 
-def _do(config: PipelineConfig, section: SinkSection, request: SinkRequest) -> dict[str, Any]:
+def _do(config: PipelineConfig, section: SinkSection | DeriveSection, request: SinkRequest) -> dict[str, Any]:
     requests = SinkRequests(config.work)
     match request.kind:
         case SinkRequestKind.PAUSE:
@@ -55,41 +53,25 @@ def _do(config: PipelineConfig, section: SinkSection, request: SinkRequest) -> d
             return {"state": "paused"}
         case SinkRequestKind.RESUME:
             if requests.wish(section.label).dropped:  # a process that died may have left something
-                forget_sink(config, section)
+                _forget(config, section)
             requests.put_wish(section.label, SinkWish())
             return {"state": "not running"}
         case SinkRequestKind.RETRY:
-            return {"state": "not running", "tables": let_back(config.store, config.query(section))}
+            parked = isinstance(section, SinkSection)
+            return {"state": "not running", "tables": let_back(config.store, config.query(section)) if parked else []}
         case SinkRequestKind.REWIND:
+            if isinstance(section, DeriveSection):
+                raise cannot_rewind(section.label)
             return rewind_sink(config, section, request.epoch)
         case SinkRequestKind.DROP:
             requests.put_wish(section.label, SinkWish(dropped=True))
-            return {"tables": forget_sink(config, section)}
+            return {"tables": _forget(config, section)}
     raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
 
 
-def _do_derived(config: PipelineConfig, section: DeriveSection, request: SinkRequest) -> dict[str, Any]:
-    requests = SinkRequests(config.work)
-    match request.kind:
-        case SinkRequestKind.PAUSE:
-            if requests.wish(section.label).dropped:
-                return {"state": "dropped"}
-            requests.put_wish(section.label, SinkWish(paused=True))
-            return {"state": "paused"}
-        case SinkRequestKind.RESUME:
-            if requests.wish(section.label).dropped:  # a process that died may have left something
-                forget_derived(config, section)
-            requests.put_wish(section.label, SinkWish())
-            return {"state": "not running"}
-        case SinkRequestKind.RETRY:
-            return {"state": "not running", "tables": []}
-        case SinkRequestKind.REWIND:
-            raise cannot_rewind(section.label)
-        case SinkRequestKind.DROP:
-            requests.put_wish(section.label, SinkWish(dropped=True))
-            forget_derived(config, section)
-            return {"tables": [section.derivation.full_name]}
-    raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
+def _forget(config: PipelineConfig, section: SinkSection | DeriveSection) -> list[str]:
+    """Forget all that is known of it; its tables."""
+    return forget_derived(config, section) if isinstance(section, DeriveSection) else forget_sink(config, section)
 
 
 def dead_letters(config: PipelineConfig, label: str) -> DeadLetters:

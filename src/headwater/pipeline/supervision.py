@@ -10,7 +10,6 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,9 +25,10 @@ from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
-from headwater.pipeline.sink_query import SinkQuery, SinkState
+from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
+from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
 from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables
 from headwater.spark.failure import Failure
 
@@ -42,8 +42,6 @@ LOG_FOLDER: Final = "logs"
 _STEP_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 0.5
 _JOURNAL_SECONDS: Final = 60.0
-
-Note = Callable[[str, dict[str, Any]], None]
 
 
 class CaptureKeeper:
@@ -127,7 +125,7 @@ class Supervisor:
         self._requests = SinkRequests(config.work)
         self._stop = threading.Event()
         self._capture: CaptureKeeper | None = None
-        self._sinks: list[SinkQuery | DerivedQuery] = []
+        self._sinks: list[SupervisedQuery] = []
         self._phases: dict[tuple[str, str], str] = {}
         self._told = self._measured = 0.0
         self._left_out: dict[str, str] = {}

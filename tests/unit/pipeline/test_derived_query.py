@@ -12,13 +12,13 @@ from headwater.pipeline import derived_query
 from headwater.pipeline.config import configure
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import SinkRequestFailed
-from headwater.pipeline.sink_query import SinkState
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
+from headwater.pipeline.supervised_query import SinkState
 
 
 def test_nothing_is_forgotten_while_a_batch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(derived_query, "_STOP_SECONDS", 0.05)
+    monkeypatch.setattr(derived_query, "STOP_SECONDS", 0.05)
     settings: dict[str, Any] = {
         "source": {"dsn": "postgresql://x", "tables": ["public.orders"]},
         "sink": [{"kind": "table"}, {"kind": "delta", "path": "lake"}],

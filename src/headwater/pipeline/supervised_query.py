@@ -1,0 +1,191 @@
+"""SupervisedQuery: what delivers to one sink, or keeps one derived table going: started again when it fails.
+
+========  =================================================  ====================================
+state     meaning                                            goes to
+========  =================================================  ====================================
+starting  it was not started yet                             running, waiting, failed, paused
+running   it delivers                                        waiting, failed, paused, stopped
+waiting   it failed, and is started again after a pause      running, waiting, failed, paused, stopped
+failed    a person must act first                            starting (retry), paused, stopped
+paused    a person paused it                                 starting (resume), dropped, stopped
+dropped   nothing is known of it, its logs do not wait       starting (resume), stopped
+stopped   it was told to                                     (the end)
+========  =================================================  ====================================
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import Enum
+from typing import Any, ClassVar, Final
+
+from headwater.errors import HeadwaterError
+from headwater.pipeline.config import PipelineConfig
+from headwater.pipeline.restarts import RestartPolicy
+from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
+from headwater.pipeline.spark_host import SparkHost
+from headwater.spark.failure import Failure
+
+STOP_SECONDS: Final = 60.0
+"""So long the end of a batch is waited for."""
+
+Note = Callable[[str, dict[str, Any]], None]
+
+
+class SinkState(Enum):
+    STARTING = "starting"
+    RUNNING = "running"
+    WAITING = "waiting"
+    FAILED = "failed"
+    PAUSED = "paused"
+    DROPPED = "dropped"
+    STOPPED = "stopped"
+
+
+class SupervisedQuery(ABC):
+    """One part of a pipeline that is looked after by its name; one thread.
+
+    :param note: writes an entry of the journal.
+    :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started.
+    """
+
+    kind: ClassVar[str]
+    """What entries of the journal call it."""
+
+    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note) -> None:
+        self._config, self.label, self._host, self._note = config, label, host, note
+        self._requests = SinkRequests(config.work)
+        self._policy = RestartPolicy()
+        self._retry_at = 0.0
+        self.state = SinkState.STARTING
+        wish = self._requests.wish(label)
+        if wish.paused or wish.dropped:
+            self.state = SinkState.DROPPED if wish.dropped else SinkState.PAUSED
+        self.failure: Failure | None = None
+        self.restarts = self.batches = self.epoch = 0
+
+    def step(self) -> None:
+        """Look after it: start it, notice what it did, start it again."""
+        if self.state is SinkState.RUNNING:
+            self._look()
+        elif self.state is SinkState.STARTING or (
+            self.state is SinkState.WAITING and time.monotonic() >= self._retry_at
+        ):
+            try:
+                self._start()
+            except Exception as error:
+                self._failed(failure_of(error))
+            else:
+                self.state = SinkState.RUNNING
+
+    @abstractmethod
+    def _start(self) -> None:
+        """Start it; what it raises is its failure."""
+
+    @abstractmethod
+    def _look(self) -> None:
+        """Notice what it did since."""
+
+    @abstractmethod
+    def lost(self) -> None:
+        """Its session is gone."""
+
+    @abstractmethod
+    def ask_to_stop(self) -> None:
+        """No batch begins from now on."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Wait until its batch is over, then end it."""
+
+    def _progressed(self) -> None:
+        """A batch was delivered."""
+        self.failure = None
+        self._policy.progressed()
+
+    def _failed(self, failure: Failure) -> None:
+        if failure.next_step is None:
+            logs = self._config.work / "logs"
+            failure = replace(failure, next_step=f"Look at {logs}; headwater run goes on from where it was.")
+        self.failure = failure
+        pause = self._policy.pause(failure)
+        fields = {"error": failure.kind, "text": str(failure)}
+        if pause is None:
+            self.state = SinkState.FAILED
+            self._tell("failed", **fields)
+            return
+        self.restarts += 1
+        self.state, self._retry_at = SinkState.WAITING, time.monotonic() + pause
+        self._tell("restarts", **fields, pause_seconds=round(pause, 1))
+
+    def _begin_anew(self) -> None:
+        self._policy.progressed()
+        self.failure, self.state = None, SinkState.STARTING
+        self._tell("starts")
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def serve(self, request: SinkRequest) -> dict[str, Any]:
+        """Do what is asked. :raises HeadwaterError: it cannot be done; nothing has changed."""
+        match request.kind:
+            case SinkRequestKind.PAUSE:
+                if self.state is not SinkState.DROPPED:
+                    self._rest(SinkState.PAUSED, SinkWish(paused=True))
+            case SinkRequestKind.RESUME:
+                if self.state is SinkState.DROPPED:  # a process that died may have left something
+                    self._forget()
+                if self.state in (SinkState.PAUSED, SinkState.DROPPED):
+                    self._requests.put_wish(self.label, SinkWish())
+                    self._begin_anew()
+            case SinkRequestKind.RETRY:
+                back = self._let_back()
+                if self.state in (SinkState.STARTING, SinkState.FAILED, SinkState.WAITING):
+                    self._begin_anew()
+                return {"state": self.state.value, "tables": back}
+            case SinkRequestKind.REWIND:
+                return self._rewind(request.epoch)
+            case SinkRequestKind.DROP:
+                self._rest(SinkState.DROPPED, SinkWish(dropped=True))
+                return {"tables": self._forget()}
+        return {"state": self.state.value}
+
+    @abstractmethod
+    def _rest(self, state: SinkState, wish: SinkWish) -> None:
+        """End it, and be in *state* from now on, also after a restart of the pipeline."""
+
+    @abstractmethod
+    def _forget(self) -> list[str]:
+        """Forget all that is known of it, while it rests; the tables that it had."""
+
+    @abstractmethod
+    def _let_back(self) -> list[str]:
+        """Before it is started anew: let tables come back that it had parked; which."""
+
+    @abstractmethod
+    def _rewind(self, epoch: int | None) -> dict[str, Any]:
+        """Deliver again what came after *epoch*."""
+
+    def _stopped(self) -> None:
+        if self.state not in (SinkState.FAILED, SinkState.PAUSED, SinkState.DROPPED):
+            self.state = SinkState.STOPPED
+
+    def _tell(self, event: str, **fields: Any) -> None:
+        self._note("notice", {self.kind: self.label, "event": f"{self.kind}_{event}"} | fields)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """What an exception of ours, or of Spark, says."""
+    if isinstance(error, HeadwaterError):
+        return Failure.of(error)
+    return Failure.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))
+
+
+def _traces(error: BaseException | None) -> Iterator[str]:
+    """What an exception of Spark knows beside its text, and its causes."""
+    while error is not None:
+        yield str(getattr(error, "_stackTrace", None) or "")
+        error = getattr(error, "_cause", None) or error.__cause__
+        yield "" if error is None else f"{type(error).__name__}: {error}"
