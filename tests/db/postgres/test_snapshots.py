@@ -80,7 +80,7 @@ def test_m21_a_server_that_is_away_for_a_moment_is_waited_for_and_then_no_more(
         pauses.append(seconds)
         proxy.refuse(len(pauses) != 3)
 
-    monkeypatch.setattr("headwater.sources.postgres.snapshots.time.sleep", sleep)
+    monkeypatch.setattr("headwater.sources.postgres.snapshots.sleep", sleep)
     database.execute(*WIDE)
     table = described(database, "t")
     with PostgresSnapshots(database.dsn).export() as snapshot:
@@ -265,8 +265,8 @@ def test_a_snapshot_outlives_questions_that_fail_and_the_patience_of_the_server(
         "CREATE TABLE hidden (id int PRIMARY KEY)",
         f'GRANT SELECT ON t TO "{role}"',
         f"ALTER ROLE \"{role}\" SET idle_in_transaction_session_timeout = '50ms'",
-        f"ALTER ROLE \"{role}\" SET statement_timeout = '1ms'",
-        f"ALTER ROLE \"{role}\" SET lock_timeout = '1ms'",
+        f"ALTER ROLE \"{role}\" SET statement_timeout = '200ms'",
+        f"ALTER ROLE \"{role}\" SET lock_timeout = '200ms'",
     )
     if postgres.server.major >= 17:
         postgres.execute(f"ALTER ROLE \"{role}\" SET transaction_timeout = '50ms'")
@@ -278,6 +278,7 @@ def test_a_snapshot_outlives_questions_that_fail_and_the_patience_of_the_server(
         with pytest.raises(SourceNotFound):
             snapshot.table(replace(table, name="missing"))
         postgres.execute("SELECT pg_sleep(0.2)", "DELETE FROM t")
+        snapshot._session.execute("SELECT pg_sleep(0.3)")
         assert snapshot.is_open()
         assert keys(source.read(table, SplitKind.KEY, ALL, snapshot.name)) == [1]
         postgres.execute("ALTER TABLE t ADD COLUMN v int")  # is not held up

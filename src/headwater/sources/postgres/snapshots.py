@@ -9,8 +9,8 @@ passed over, and the read goes on after it. Where they differ the order changed,
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Generator, Iterator, Sequence
+from time import sleep
 from typing import Final
 
 import pyarrow as pa
@@ -116,7 +116,7 @@ class _Reading:
             except TransientError:
                 if tries == len(PAUSES) or (self._given and self._snapshot is None):
                     raise
-                time.sleep(PAUSES[tries])
+                sleep(PAUSES[tries])
                 tries += 1
 
     def _after_given(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
