@@ -10,7 +10,6 @@ from uuid import UUID
 
 import bson
 from bson.codec_options import CodecOptions, DatetimeConversion
-from bson.raw_bson import RawBSONDocument
 
 from headwater.sources.mongodb.documents import python_documents
 from headwater.sources.mongodb.documents.decoder import Decoded, DocumentDecoder, RawDocuments
@@ -54,6 +53,86 @@ EVERY_TYPE: Final[dict[str, Any]] = {
     "maxKey": bson.MaxKey(),
 }
 
+IN_ORDER: Final[list[Any]] = [
+    bson.MinKey(),
+    None,
+    float("nan"),
+    float("-inf"),
+    bson.Decimal128("-1E+6144"),
+    -1.7976931348623157e308,
+    bson.Int64(-(2**63)),
+    -(2.0**53),
+    -101,
+    -100.5,
+    bson.Decimal128("-100"),
+    -1,
+    -0.1,
+    bson.Decimal128("-0.1"),  # the double next to it is a little less
+    bson.Decimal128("-1E-6176"),
+    0,
+    bson.Decimal128("1E-6176"),
+    5e-324,
+    bson.Decimal128("0.1"),
+    0.1,
+    1,
+    1.5,
+    2,
+    9,
+    10,
+    11,
+    99,
+    100,
+    101,
+    2.0**53,
+    bson.Int64(2**53 + 1),
+    bson.Int64(2**63 - 1),
+    2.0**63,
+    1.7976931348623157e308,
+    bson.Decimal128("9.999999999999999999999999999999999E+6144"),
+    float("inf"),
+    "",
+    "\0",
+    "\0a",
+    "a",
+    "a\0",
+    "aa",
+    "b",
+    "é",
+    {},
+    {"a": 1},
+    {"a": 1, "b": 1},
+    {"a": 2},
+    {"b": 1},
+    {"a": "1"},
+    {"a": {"b": 1}},
+    [],
+    [1],
+    [1, 2],
+    ["a"],
+    b"",
+    b"b",
+    bson.Binary(b"a", 5),
+    b"aa",
+    bson.ObjectId("0" * 24),
+    bson.ObjectId("f" * 24),
+    False,
+    True,
+    bson.DatetimeMS(-(2**63)),
+    bson.DatetimeMS(-1),
+    bson.DatetimeMS(0),
+    bson.DatetimeMS(2**63 - 1),
+    bson.Timestamp(0, 0),
+    bson.Timestamp(1, 2),
+    bson.Timestamp(2**32 - 1, 0),
+    bson.Regex("a", ""),
+    bson.Regex("a", "i"),
+    bson.Regex("b", ""),
+    bson.Code("a"),
+    bson.Code("a", {"x": 1}),
+    bson.MaxKey(),
+]
+"""Values of all types, each less than the next."""
+
 
 def document(*elements: tuple[int, bytes, bytes]) -> bytes:
     """Of type, name and value of each element, for what no library writes."""
@@ -92,7 +171,3 @@ def one(codec: str, kind: str, value: Any, **policies: SpecialValues) -> Any:
     """What a single value becomes in a column of *kind*."""
     found = decode(codec, {"v": kind}, bson.encode({"_id": 1, "v": value}), **policies)
     return found.batch.column("v")[0].as_py()
-
-
-def elements_of(value: bytes) -> dict[str, Any]:
-    return dict(RawBSONDocument(value, OPTIONS.with_options(document_class=RawBSONDocument)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +25,7 @@ from tests.unit.sources.mongodb.documents_cases import (
 )
 
 from headwater.sources.errors import InvalidKey, SourceProtocolError, SpecialValue
+from headwater.sources.mongodb.documents import layout
 from headwater.sources.mongodb.documents.decoder import DocumentDecoder, RawArray
 from headwater.sources.mongodb.documents.errors import UnreadableText
 from headwater.sources.table import SpecialValues
@@ -265,6 +267,7 @@ def test_a_document_without_a_key_that_its_column_takes_is_refused_whatever_the_
     for wrong, found in (({"_id": SECRET}, "string"), ({"a": 1}, "no value"), ({"_id": None}, "null")):
         with pytest.raises(InvalidKey, match=found) as raised:
             decoder.decode(bson.encode(wrong))
+        assert 'Declare _id = "key"' in str(raised.value)
         assert SECRET not in str(raised.value)
 
 
@@ -368,3 +371,21 @@ def test_a_column_that_was_dropped_is_null(codec: str) -> None:
     gone = replace(of, columns=(of.columns[0], replace(of.columns[1], dropped=True)))
     decoded = DocumentDecoder(gone, codec_used=CODECS[codec]).decode(raw([{"_id": 1, "v": 5}]))
     assert decoded.batch.to_pylist() == [{"_id": 1, "v": None}]
+
+
+def test_decoders_work_side_by_side_in_threads(codec: str) -> None:
+    documents = raw([{"_id": number, "v": [{"a": str(number)}]} for number in range(300)])
+    wanted = decode(codec, {"v": "json", "document": "document"}, documents).batch
+
+    def work(_: int) -> bool:
+        return all(decode(codec, {"v": "json", "document": "document"}, documents).batch == wanted for _ in range(5))
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(8)))
+
+
+def test_python_does_it_where_the_compiled_code_is_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HEADWATER_PURE", "1")
+    assert layout.codec() is CODECS["python"]
+    monkeypatch.setenv("HEADWATER_PURE", "0")
+    assert layout.codec() is CODECS.get("compiled", CODECS["python"])

@@ -46,11 +46,11 @@ static inline int wrong(State *state, const char *reason) {
 
 typedef struct {
     uint8_t *at;
-    size_t used, room;
+    size_t used, room, hint; /* hint: what was used the time before */
 } Bytes;
 
 static bool bytes_grow(Bytes *bytes, size_t more) {
-    size_t wanted = bytes->used + more, room = bytes->room < 256 ? 256 : bytes->room;
+    size_t wanted = bytes->used + more, room = bytes->room ? bytes->room : bytes->hint + 256;
     while (room < wanted) room += room / 2 + 64;
     uint8_t *at = realloc(bytes->at, room);
     if (at == NULL) return false;

@@ -439,7 +439,7 @@ static PyObject *block_of(Bytes *bytes) {
                        : bytes->at;
     block->at = fitted != NULL ? fitted : bytes->at;
     block->size = (Py_ssize_t)bytes->used;
-    memset(bytes, 0, sizeof *bytes);
+    *bytes = (Bytes){.hint = bytes->used + bytes->used / 16};
     if (block->at == NULL) {
         Py_DECREF(block);
         return PyErr_NoMemory();
@@ -691,10 +691,10 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args) {
     else state.wrong = NO_MEMORY;
     uselocale(before);
     Py_END_ALLOW_THREADS;
-    plan->busy = false;
     if (ended != DONE) {
         if (state.wrong == NO_MEMORY) PyErr_NoMemory();
         else PyErr_Format(PyExc_ValueError, "document %zd: %s", number, state.wrong);
+        plan->busy = false;
         goto end;
     }
     PyObject *columns = PyList_New(plan->root.count);
@@ -704,6 +704,7 @@ static PyObject *decode(PyObject *Py_UNUSED(module), PyObject *args) {
         else PyList_SET_ITEM(columns, place, column);
     }
     if (columns != NULL) made = Py_BuildValue("LN", (long long)plan->root.length, columns);
+    plan->busy = false;
 end:
     if (batch.has_offsets) PyBuffer_Release(&batch.offsets);
     if (batch.has_validity) PyBuffer_Release(&batch.validity);

@@ -12,7 +12,7 @@ come in the order of the documents.
 The columns, their types and what happens to values that they do not take are those of the
 :class:`~headwater.sources.table.SourceTable` (:mod:`.types`, :mod:`.columns`). With the special-value policy ``null``
 such a value is null and counted in :attr:`Decoded.conflicts`; a key column has no such policy. A row of a document has
-a key always; otherwise :class:`~headwater.sources.errors.InvalidKey`.
+a key always; otherwise :class:`~.errors.KeyOfOtherType`.
 
 A batch is decoded whole or not at all. Nothing of a document is ever part of an error. A decoder is used by one thread
 at a time.
@@ -26,8 +26,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from headwater.sources.errors import InvalidKey, SourceProtocolError, SpecialValue
-from headwater.sources.mongodb.documents.errors import UnreadableText
+from headwater.sources.errors import SourceProtocolError, SpecialValue
+from headwater.sources.mongodb.documents.errors import KeyOfOtherType, UnreadableText
 from headwater.sources.mongodb.documents.layout import (
     IN_A_ROW,
     IN_AN_ARRAY,
@@ -94,7 +94,7 @@ class DocumentDecoder:
     def decode(self, raw: RawDocuments) -> Decoded:
         """:raises SourceProtocolError: these are no documents.
         :raises SpecialValue: a column does not take a value, and its policy is ``error``.
-        :raises InvalidKey: a document has no key that its column takes.
+        :raises KeyOfOtherType: a document has no key that its column takes.
         """
         try:
             rows, made = decoded(self._codec, self._plan, raw)
@@ -124,7 +124,7 @@ class DocumentDecoder:
         )
         name, kind = column.name, column.source_type
         if name in self._table.key_columns:
-            raise InvalidKey(self._table.full_name, name, kind, f"a key is of another type: {found}.")
+            raise KeyOfOtherType(self._table.full_name, name, kind, found)
         if column.special_values is SpecialValues.NULL:
             return
         for one in conflicts:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headwater.errors import InputError
-from headwater.sources.errors import SourceError
+from headwater.errors import HeadwaterError, InputError
+from headwater.sources.errors import InvalidKey, SourceError
 
 
 class UnreadableText(SourceError, InputError):
@@ -17,6 +17,22 @@ class UnreadableText(SourceError, InputError):
         super().__init__(
             f"Table {table}, column {column!r} holds text that is not UTF-8, at {path}.",
             next_step=f"Repair it in the collection, or capture with --special-values {table}.{column}=null.",
+        )
+
+
+class KeyOfOtherType(InvalidKey):
+    """The ``_id`` of a document is not of the type that the key column has, or there is none.
+
+    :ivar found: what was found, as MongoDB names types.
+    """
+
+    def __init__(self, table: str, column: str, source_type: str, found: str) -> None:
+        self.table, self.column, self.source_type, self.found = table, column, source_type, found
+        HeadwaterError.__init__(
+            self,
+            f"Table {table}, key column {column!r} ({source_type}): the _id of a document is of another type: {found}.",
+            next_step=f'Declare _id = "key" among the columns of {table}, which takes every type, and run: headwater'
+            f" resnapshot {table}.",
         )
 
 

@@ -100,7 +100,7 @@ _ARROW: Final = {
     Kind.KEY: pa.binary(),
     Kind.RAW: pa.binary(),
 }
-_TOKEN: Final = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|`([^`]+)`|(\d+)|([<>(),:]))")
+_TOKEN: Final = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_]*)|`([^`\0]+)`|(\d+)|([<>(),:]))")
 _PLAIN: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _DEEPEST: Final = 32
 
