@@ -33,7 +33,7 @@ def types(found: CollectionColumns) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("values", "wanted"),
     [
-        ([1], "int"),
+        ([1], "long"),
         ([1, bson.Int64(2)], "long"),
         ([1.5], "double"),
         ([1, 1.5], "double"),
@@ -137,7 +137,7 @@ def test_keys_that_do_not_sort_as_mongodb_sorts_them_say_so(text: str) -> None:
 
 def test_names_that_no_column_can_have_are_left_to_the_rest() -> None:
     odd = {"ok": 1, "OK": 2, "": 3, "a b": 4, "a.b": 5, "_position": 6, "_rest": 7, "_id_key": 8, "_op": 9}
-    assert types(inferred_columns([bson.encode({"_id": 1, **odd})])) == {"_id": "long", "ok": "int", "_rest": "rest"}
+    assert types(inferred_columns([bson.encode({"_id": 1, **odd})])) == {"_id": "long", "ok": "long", "_rest": "rest"}
 
 
 def test_fields_come_in_the_order_in_which_they_are_first_seen() -> None:

@@ -13,8 +13,7 @@ What the values of a field in a sample make of its column, whatever their order;
 =========================================================  ================================================
 types that were found                                      column
 =========================================================  ================================================
-int                                                        int
-int, long                                                  long
+int, long                                                  long: the next int may need it
 double; double and int                                     double
 double and long, perhaps int                               double if it holds each of those longs, else json
 decimal; with int or long                                  decimal: its text
@@ -164,7 +163,7 @@ class _Facts:
         if not kinds:
             return DocumentType(Kind.JSON)
         if kinds <= {bson.INT, bson.LONG}:
-            return DocumentType(Kind.LONG if bson.LONG in kinds else Kind.INT)
+            return DocumentType(Kind.LONG)
         if bson.DOUBLE in kinds and kinds <= {bson.DOUBLE, bson.INT, bson.LONG}:
             return DocumentType(Kind.JSON if self.inexact else Kind.DOUBLE)
         if bson.DECIMAL in kinds and kinds <= {bson.DECIMAL, bson.INT, bson.LONG}:
@@ -223,8 +222,6 @@ def _add_document(facts: dict[str, _Facts], document: bytes) -> None:
 
 def _id_type(facts: _Facts | None) -> DocumentType:
     found = DocumentType(Kind.KEY) if facts is None or facts.found >> bson.NULL & 1 else facts.type
-    if found.kind is Kind.INT:
-        found = DocumentType(Kind.LONG)
     return found if found.kind in _PLAIN_IDS else DocumentType(Kind.KEY)
 
 
