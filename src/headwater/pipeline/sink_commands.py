@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from headwater.backfill.control import RESNAPSHOT, ask_query
 from headwater.backfill.log_ranges import described_tables
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock, current_owner
-from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection, load
+from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection, configure, load
 from headwater.pipeline.derived_query import cannot_rewind, forget_derived
 from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
@@ -140,18 +141,21 @@ def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     before = path.read_text(encoding="utf-8")
     lines = [f"{name} = {_toml(value)}" for name, value in options.items()]
     text = before.rstrip() + f"\n\n[[{table}]]\n" + "\n".join(lines) + "\n"
+    config = configure(_read(text), folder=path.absolute().parent, origin=str(path), text=text)
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(text, encoding="utf-8")
-    try:
-        config = load(fresh)
-    except BaseException:
-        fresh.unlink()
-        raise
     fresh.replace(path)
     section = config.sink[-1] if table == "sink" else config.derive[-1]
     if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:
         SinkRequests(config.work).ask(SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)
     return config
+
+
+def _read(text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"With these options it is no TOML: {error}.", next_step="Check the names.") from None
 
 
 def _toml(value: Any) -> str:

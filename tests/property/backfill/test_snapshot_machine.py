@@ -111,14 +111,14 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_downstream_of_a_versioned_table_is_what_it_claims_after_each_batch() -> None:
-    run(SnapshotMachine, 300 if SOAK else 8, 50 if SOAK else 25)
+    run(SnapshotMachine, 300 if SOAK else 5, 50 if SOAK else 25)
 
 
 def test_the_same_seed_gives_the_same_trace() -> None:
     found = []
     for _ in range(2):
         SnapshotMachine.traces = []
-        run(SnapshotMachine, 3, 25, random=False)
+        run(SnapshotMachine, 2, 25, random=False)
         found.append(SnapshotMachine.traces)
     SnapshotMachine.traces = None
     assert found[0] == found[1]

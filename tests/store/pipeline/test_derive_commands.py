@@ -63,6 +63,7 @@ def test_what_cannot_be_derived_leaves_the_file_as_it_was(folder: Path, more: li
     done = runner.invoke(app, [*SALES, *more])
     assert done.exit_code != 0
     assert words in str(done.exception)
+    assert ".new" not in str(done.exception), "what it says is of the file that the person has"
     assert (folder / "pipeline.toml").read_text() == before
 
 
