@@ -254,9 +254,10 @@ class Engine:
             table = self.table(schema, name)
             self._drop_triggers(connection, table)
             if words[0].upper() == "ADD":
-                column = _column(table, words[1:])
-                connection.execute(f'ALTER TABLE "{table.stored}" ADD COLUMN {_declared(column)}')
-                table.columns.append(column)
+                for part in split_at_commas(words[1:]):
+                    column = _column(table, part)
+                    connection.execute(f'ALTER TABLE "{table.stored}" ADD COLUMN {_declared(column)}')
+                    table.columns.append(column)
             else:
                 gone = name_of(words[2])
                 connection.execute(f'ALTER TABLE "{table.stored}" DROP COLUMN "{gone}"')

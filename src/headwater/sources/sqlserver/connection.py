@@ -7,6 +7,7 @@ session has the settings of :data:`SETTINGS`, so that the text of a value is the
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections.abc import Iterator
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -109,8 +110,12 @@ class Dsn:
         return self.host, self.port, self.database, self.user, self._password
 
     def open(self) -> Any:
-        """A connection of the library, in autocommit."""
+        """A connection of the library, in autocommit.
+
+        The socket is ours: the library takes its whole time limit to tell that nobody listens.
+        """
         return pytds.connect(
+            sock=socket.create_connection((self.host, self.port), self._timeout),
             dsn=self.host,
             port=self.port,
             database=self.database,
@@ -211,6 +216,8 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
     except tds_base.Error as error:
         raise translated(error, dsn) from None
     except OSError as error:
+        if isinstance(error.__cause__, tds_base.Error):  # the library tried again until its time was up
+            raise translated(error.__cause__, dsn) from None
         raise unreachable(type(error).__name__, dsn) from None
 
 

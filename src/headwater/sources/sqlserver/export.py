@@ -20,14 +20,14 @@ from headwater.sources.sqlserver.instances import read_instances
 from headwater.sources.sqlserver.mark import SqlServerMark
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import SqlServerOffset
-from headwater.sources.sqlserver.server import Server, captured_end, log_end
+from headwater.sources.sqlserver.server import Server, settled_end
 from headwater.sources.sqlserver.sessions import borrow, give_back
 from headwater.sources.sqlserver.splitting import page_end, plan_splits
 from headwater.sources.sqlserver.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
-COMMIT_SECONDS: Final = 0.3
-"""How long a commit that the capture job has read may take until a snapshot has it; nothing tells."""
+COMMIT_SECONDS: Final = 0.1
+"""How long a commit that is on disk, where the capture job has read it, may take until a snapshot has it."""
 
 
 class SqlServerSnapshot:
@@ -36,6 +36,7 @@ class SqlServerSnapshot:
     :param lock_seconds: how long a question waits for a locked table; ``None``: until it is free.
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
     :raises SourceMisconfigured: the user may not ask how far the log is, without which no row can be placed.
+    :raises SourceBusy: the capture job does not come to the end of the log.
     """
 
     def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
@@ -46,8 +47,7 @@ class SqlServerSnapshot:
             with self._asked() as session:
                 server = Server.ask(session)
                 server.require_cdc(session)
-                log_end(session)
-                self._mark = SqlServerMark(SqlServerOffset(captured_end(session)))
+                self._mark = SqlServerMark(SqlServerOffset(settled_end(session)))
                 if server.allows_snapshots:
                     time.sleep(COMMIT_SECONDS)
         except BaseException:

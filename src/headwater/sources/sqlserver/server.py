@@ -8,10 +8,11 @@ first look may have begun before.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.sources.errors import AccessDenied, SourceError, SourceMisconfigured, SourceNotFound
+from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceMisconfigured, SourceNotFound
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.lsn import Lsn
 
@@ -37,6 +38,8 @@ _SCAN: Final = """
 SELECT TOP (1) s.session_id AS id, s.empty_scan_count AS empty FROM sys.dm_cdc_log_scan_sessions AS s
 WHERE s.session_id > 0 ORDER BY s.session_id DESC
 """
+SETTLE_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.05
 GRANT: Final = "Run: GRANT VIEW DATABASE STATE TO [{user}];"
 
 
@@ -138,6 +141,32 @@ def scan_of(session: Session) -> Scan | None:
     """What the job does; ``None`` where it was not seen since the server started."""
     rows = session.ask(_SCAN)
     return Scan(int(rows[0]["id"]), int(rows[0]["empty"] or 0)) if rows else None
+
+
+def settled_end(session: Session, seconds: float = SETTLE_SECONDS) -> Lsn:
+    """A place of now: the capture job has read everything before it, so that it is on disk, and seen by everybody.
+
+    :raises SourceMisconfigured: the user may not ask for it. :raises SourceBusy: the job does not come to it.
+    """
+    end = log_end(session)  # in this order: looks that are counted later began after it
+    before = scan_of(session)
+    until = time.monotonic() + seconds
+    while (captured := captured_end(session)) < end:
+        scan = scan_of(session)
+        if before is not None and scan is not None:
+            if scan.has_looked_twice_since(before):
+                return max(end, captured_end(session))
+            if scan.session != before.session:
+                before = scan
+        else:
+            before = scan
+        if time.monotonic() > until:
+            raise SourceBusy(
+                f"{session.dsn}: the capture job has not come to the end of the log within {seconds:g} s.",
+                next_step=f"Look whether it runs: headwater doctor {session.dsn}",
+            )
+        time.sleep(_LOOK_SECONDS)
+    return captured
 
 
 class LogWatch:

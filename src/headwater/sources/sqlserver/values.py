@@ -42,6 +42,8 @@ def column_of(table: SourceTable, column: SourceColumn, values: Sequence[Any], t
             made = _times(table, column, kind, pa.array(values, pa.int64()), ticks)
         elif pa.types.is_decimal(column.type):
             made = pa.array(values, pa.string()).cast(column.type)
+        elif pa.types.is_boolean(column.type) and not isinstance(_first(values), bool | None):
+            made = pa.array(values, pa.int8()).cast(pa.bool_())
         elif pa.types.is_string(column.type) and not isinstance(_first(values), str | None):
             made = pa.array(values).cast(pa.string())
         else:

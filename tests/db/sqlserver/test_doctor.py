@@ -1,0 +1,96 @@
+"""The doctor of SQL Server: every finding is one of the double's, and its statement mends it there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.db.sqlserver.running import TABLE, create
+from tests.servers.sqlserver import AnySqlServer
+from tests.servers.sqlserver_double.server import SqlServerDouble
+
+from headwater.sources.diagnosis import Diagnosis, Finding, Level
+from headwater.sources.open import diagnose
+
+
+def examined(dsn: str, *tables: str) -> Diagnosis:
+    return diagnose(dsn, tables, slot="", publication="")
+
+
+def found(diagnosis: Diagnosis, check: str) -> Finding:
+    (finding,) = [finding for finding in diagnosis.findings if finding.check == check]
+    return finding
+
+
+def test_a_database_that_can_be_captured_is_healthy(server: AnySqlServer) -> None:
+    create(server)
+    diagnosis = examined(server.dsn, TABLE)
+    assert diagnosis.is_healthy
+    assert found(diagnosis, "isolation").level is Level.OK
+    assert found(diagnosis, "table").level is Level.OK
+    assert diagnosis.version is not None
+    assert diagnosis.version.startswith("SQL Server")
+
+
+def test_what_is_off_is_switched_on_by_its_statements(double: SqlServerDouble) -> None:
+    double.engine.has_cdc = False
+    double.engine.allows_snapshots = False
+    double.execute("CREATE TABLE shop.orders (id int NOT NULL PRIMARY KEY)")
+    sick = examined(double.dsn, TABLE)
+    assert not sick.is_healthy
+    assert found(sick, "change data capture").level is Level.PROBLEM
+    assert found(sick, "isolation").level is Level.WARNING
+    for finding in sick.findings:
+        if finding.fix is not None:
+            double.execute(finding.fix)
+    healthy = examined(double.dsn, TABLE)
+    assert healthy.is_healthy
+    assert found(healthy, "isolation").level is Level.OK
+
+
+def test_an_agent_that_does_not_run_is_a_problem(double: SqlServerDouble) -> None:
+    create(double)
+    double.engine.agent_runs = False
+    finding = found(examined(double.dsn, TABLE), "agent")
+    assert finding.level is Level.PROBLEM
+    assert finding.fix is not None
+    assert "xp_servicecontrol" in finding.fix
+
+
+def test_a_column_that_is_not_captured_is_a_warning_and_its_statement_captures_it(server: AnySqlServer) -> None:
+    create(server)
+    server.execute("ALTER TABLE shop.orders ADD rate int")
+    finding = found(examined(server.dsn, TABLE), "columns")
+    assert finding.level is Level.WARNING
+    assert finding.fix is not None
+    server.execute(finding.fix)
+    assert not [one for one in examined(server.dsn, TABLE).findings if one.check == "columns"]
+
+
+def test_a_user_who_may_not_see_the_log_is_told_what_to_grant(double: SqlServerDouble) -> None:
+    create(double)
+    finding = found(examined(double.dsn_of("plain"), TABLE), "log")
+    assert finding.level is Level.PROBLEM
+    assert finding.fix == "GRANT VIEW DATABASE STATE TO [plain];"
+
+
+def test_all_tables_are_summed_up(server: AnySqlServer) -> None:
+    create(server)
+    server.execute("CREATE TABLE shop.keyless (name nvarchar(9))")
+    diagnosis = examined(server.dsn)
+    assert found(diagnosis, "tables").text.startswith("1 of ")
+    assert found(diagnosis, "table").table == "shop.keyless"
+
+
+def test_the_command_tells_it(double: SqlServerDouble) -> None:
+    create(double)
+    told = subprocess.run(
+        [sys.executable, "-m", "headwater.cli.main", "doctor", double.dsn, "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert told.returncode == 0, told.stderr
+    assert '"healthy": true' in told.stdout or '"healthy":true' in told.stdout
+    assert "cret" not in told.stdout + told.stderr
