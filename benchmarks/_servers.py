@@ -9,7 +9,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.db.mysql.binlog_reading import packets_of, plan_of
 from tests.servers.mariadb import MariaDbServer
+from tests.servers.mongodb import MongoServer
 from tests.servers.mysql_family import start_server
 from tests.servers.postgres import Database, PostgresServer
 
-__all__ = ["Database", "MariaDbServer", "PostgresServer", "packets_of", "plan_of", "start_server"]
+__all__ = ["Database", "MariaDbServer", "MongoServer", "PostgresServer", "packets_of", "plan_of", "start_server"]

@@ -74,8 +74,12 @@ class MongoServer:
     def address(self, user: str, password: str, database: str = "", **options: str) -> str:
         """The address for a user of the database ``admin``."""
         more = "".join(f"&{name}={value}" for name, value in options.items())
-        where = f"127.0.0.1:{self.port}/{database}?replicaSet=rs0&authSource=admin{more}"
+        where = f"127.0.0.1:{self.port}/{database}?replicaSet={self.set_name}&authSource=admin{more}"
         return f"mongodb://{user}:{password}@{where}"
+
+    @property
+    def set_name(self) -> str:
+        return self._settings.get("replSet", "rs0")
 
     @property
     def client(self) -> pymongo.MongoClient[dict[str, Any]]:
@@ -171,7 +175,13 @@ class MongoServer:
             member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}
             with suppress(OperationFailure):  # it is set up, and becomes the primary in a moment
                 client.admin.command(
-                    {"replSetInitiate": {"_id": "rs0", "members": [member], "settings": {"electionTimeoutMillis": 500}}}
+                    {
+                        "replSetInitiate": {
+                            "_id": self.set_name,
+                            "members": [member],
+                            "settings": {"electionTimeoutMillis": 500},
+                        }
+                    }
                 )
         return False
 

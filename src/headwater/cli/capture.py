@@ -37,6 +37,10 @@ def capture(
         list[str] | None,
         typer.Option(help="What Arrow cannot hold, per column: schema.table.column=error|null|text; again for more."),
     ] = None,
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(help="Of a collection: database.name=inferred|document|struct<name: type, …>; again for more."),
+    ] = None,
     epoch_ms: Annotated[int, typer.Option(help="Seal an epoch after so many milliseconds.", min=1)] = 200,
     slot: Annotated[str, typer.Option(help="The replication slot; made if it is not there.")] = "headwater",
     publication: Annotated[str, typer.Option(help="The publication; made if it is not there.")] = "headwater",
@@ -62,6 +66,7 @@ def capture(
         slot=slot,
         publication=publication,
         poll=poll,
+        columns=dict(map(_columns, columns or [])),
     )
     running = Capture(source, store, table or [], options, takeover=takeover, renew=renew)
     _stop_on_signals(running)
@@ -99,6 +104,16 @@ def _special(text: str) -> tuple[str, SpecialValues]:
             f"Received --special-values {text!r}.", next_step=f"Write schema.table.column={'|'.join(valid)}."
         )
     return column, SpecialValues(policy)
+
+
+def _columns(text: str) -> tuple[str, str]:
+    table, separator, columns = text.partition("=")
+    if not separator:
+        raise InputError(
+            f"Received --columns {text!r}.",
+            next_step="Write database.collection=inferred|document|struct<name: type, …>.",
+        )
+    return table, columns
 
 
 def _stop_on_signals(running: Capture) -> None:

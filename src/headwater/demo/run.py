@@ -82,7 +82,7 @@ class DemoOptions:
     """How much, and for how long.
 
     :ivar rows: of history, in all tables. :ivar seconds: of live changes after it. :ivar rate: changes a second.
-    :ivar source: the kind of database, ``postgres`` or ``mariadb``.
+    :ivar source: the kind of database: ``postgres``, ``mariadb`` or ``mongodb``.
     """
 
     rows: int = 1_000_000
@@ -147,7 +147,8 @@ class _Course:
     def _configure(self) -> PipelineConfig:
         names = ", ".join(f'"{name}"' for name in self._shop.TABLES)
         path = self._folder / "pipeline.toml"
-        path.write_text(_SETTINGS.format(variable=DSN_VARIABLE, tables=f"[{names}]"))
+        more = getattr(self._shop, "SETTINGS", "")
+        path.write_text(_SETTINGS.format(variable=DSN_VARIABLE, tables=f"[{names}]") + more)
         os.environ[DSN_VARIABLE] = self._environment[DSN_VARIABLE]
         self._stack.callback(os.environ.pop, DSN_VARIABLE, None)
         return load(path)
@@ -345,5 +346,6 @@ def _spoil(table: Path) -> None:
     """Change a row of the mirror and remove another one."""
     from deltalake import DeltaTable
 
-    DeltaTable(table).update({"state": "'spoiled'"}, predicate="id = 1")
-    DeltaTable(table).delete("id = 2")
+    key = "_id" if "_id" in DeltaTable(table).to_pyarrow_table().schema.names else "id"
+    DeltaTable(table).update({"state": "'spoiled'"}, predicate=f"{key} = 1")
+    DeltaTable(table).delete(f"{key} = 2")

@@ -117,6 +117,7 @@ def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
         "publication": source.publication,
         "poll": source.poll,
         "special_values": {column: policy.value for column, policy in config.special_values.items()},
+        "columns": config.columns,
         "schema_policy": source.schema_policy,
         "options": {
             name: getattr(options, name)
@@ -175,6 +176,7 @@ def main() -> int:
             slot=settings["slot"],
             publication=settings["publication"],
             poll=settings["poll"],
+            columns=settings["columns"],
         )
         options = CaptureOptions(**settings["options"], schema_policy=SchemaPolicy(settings["schema_policy"]))
         running = Capture(source, settings["store"], settings["tables"], options)

@@ -94,9 +94,13 @@ class SourceSection(_Section):
 
 
 class TableSection(_Section):
-    """One table. ``special_values``: by column, what happens to values that Arrow does not have."""
+    """One table. ``special_values``: by column, what happens to values that Arrow does not have.
+
+    ``columns``: of a collection without a schema: ``inferred``, ``document``, or names and types.
+    """
 
     special_values: dict[str, SpecialValue] = Field(default_factory=dict)
+    columns: Literal["inferred", "document"] | dict[str, str] = "inferred"
 
 
 class SinkSection(_Section):
@@ -271,6 +275,15 @@ class PipelineConfig(_Section):
             for column, policy in section.special_values.items()
         }
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """Of collections without a schema, by name: how their columns are found."""
+        return {
+            table: section.columns if isinstance(section.columns, str) else _struct(section.columns)
+            for table, section in self.table.items()
+            if section.columns != "inferred"
+        }
+
     def query(self, sink: SinkSection | DeriveSection) -> str:
         """The name of the query that delivers to *sink*, or derives."""
         return f"{self.name}-{sink.label}"
@@ -311,6 +324,11 @@ class PipelineConfig(_Section):
             max_rows=self.limits.max_rows,
             max_epochs=self.limits.max_epochs,
         )
+
+
+def _struct(columns: Mapping[str, str]) -> str:
+    """Names and types as one type."""
+    return f"struct<{', '.join(f'`{name}`: {kind}' for name, kind in columns.items())}>"
 
 
 def is_pattern(name: str) -> bool:

@@ -88,7 +88,9 @@ def _at_the_source(
     names = all_tables(config.dsn)
     found: list[str] = []
     left_out: dict[str, tuple[str, str | None]] = {}
-    source = open_source(config.dsn, spill=config.work / "spill", special_values=config.special_values)
+    source = open_source(
+        config.dsn, spill=config.work / "spill", special_values=config.special_values, columns=config.columns
+    )
     try:
         for name in matching(patterns, names, config.home):
             try:

@@ -21,7 +21,7 @@ import pyarrow as pa
 from headwater.sources.errors import SourceError
 from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb.connection import BadToken, Client, Dsn
 from headwater.sources.mongodb.documents.decoder import Conflict
 from headwater.sources.mongodb.event_batches import EventBatches
 from headwater.sources.mongodb.followed import FollowedTables, ImagesMissing
@@ -160,7 +160,13 @@ class MongoChangeStream:
         pause = min(self._came + PACE_SECONDS - self._clock(), timeout)
         if pause > 0:
             time.sleep(pause)
-        batch = self._cursor.next(max(timeout - max(pause, 0.0), 0.0))
+        try:
+            batch = self._cursor.next(max(timeout - max(pause, 0.0), 0.0))
+        except BadToken:
+            if self._is_half_told or token_time(self._told.token) != self._told.time:
+                raise
+            self._go_on_by_time()
+            return False
         if batch is None:
             return False
         self._received += len(batch.documents)
@@ -173,6 +179,12 @@ class MongoChangeStream:
             self._cursor.ask()  # the server goes on while these are decoded
         self._take(batch)
         return True
+
+    def _go_on_by_time(self) -> None:
+        """The server does not find the event of our token: at a boundary the time says the same."""
+        self._cursor.close()
+        self._told = replace(self._told, token="")
+        self._cursor = self._open()
 
     def _take_silence(self, batch: Batch) -> None:
         """The server has told everything; how far that is."""

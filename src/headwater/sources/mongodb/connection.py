@@ -5,11 +5,13 @@ own:
 
 =================  =======================================================================================
 ``startToken``     a resume token in hexadecimal: a new capture begins after it instead of now
+``columns``        ``inferred`` or ``document``: of collections for which nothing else is said
 =================  =======================================================================================
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -43,7 +45,7 @@ RESNAPSHOT: Final = "Run: headwater resnapshot"
 SILENCE_MS: Final = 60_000
 """How long a server may be silent in the middle of an answer."""
 
-_OWN_OPTIONS: Final = frozenset(("starttoken",))
+_OWN_OPTIONS: Final = frozenset(("starttoken", "columns"))
 _OLDEST: Final = (6, 0)
 _SELECTION_MS: Final = 10_000
 
@@ -84,10 +86,14 @@ class Dsn:
             if not text.startswith(("mongodb://", "mongodb+srv://")):
                 raise ValueError
             self.hosts, self.database, self.user, self._password = self._parsed(plain)
+            self.columns = own.get("columns", "inferred")
+            if self.columns not in ("inferred", "document"):
+                raise ValueError
         except (ValueError, driver.PyMongoError):
             raise InvalidDsn(
                 "The connection string is not one of MongoDB.",
-                next_step="Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes.",
+                next_step="Write mongodb://user@host:27017/database?replicaSet=rs0, with %-escapes; options of ours are"
+                " columns (inferred or document) and startToken.",
             ) from None
         self.start_token = own.get("starttoken", "")
 
@@ -141,10 +147,15 @@ def shared(dsn: Dsn) -> Client:
     key = os.getpid(), dsn.address
     with _lock:
         if key not in _clients:
-            for other in [one for one in _clients if one[0] != key[0]]:
-                del _clients[other]  # of the process that we were forked from
             _clients[key] = connect(dsn)
         return _clients[key]
+
+
+@atexit.register
+def _close_shared() -> None:
+    for (process, _), client in _clients.items():
+        if process == os.getpid():
+            client.close()
 
 
 def require_version(dsn: Dsn, build: Mapping[str, Any]) -> str:

@@ -62,12 +62,14 @@ def _rights(dsn: Dsn, client: Client, names: Sequence[CollectionName]) -> Iterat
     try:
         now(dsn, client, spaces)
     except SourceError as error:
-        user, where = dsn.user or "headwater", spaces[0] if len(spaces) == 1 else ""
-        role = f'{{role: "read", db: "{where}"}}' if where else '{role: "readAnyDatabase", db: "admin"}'
-        fix = f'db.getSiblingDB("admin").grantRolesToUser("{user}", [{role}])'
-        yield Finding("change stream", Level.PROBLEM, error.message, fix)
+        yield Finding("change stream", Level.PROBLEM, error.message, _grant(dsn, spaces))
         return
     yield Finding("change stream", Level.OK, "The user may watch the changes.")
+
+
+def _grant(dsn: Dsn, spaces: Sequence[str]) -> str:
+    role = f'{{role: "read", db: "{spaces[0]}"}}' if len(spaces) == 1 else '{role: "readAnyDatabase", db: "admin"}'
+    return f'db.getSiblingDB("admin").grantRolesToUser("{dsn.user or "headwater"}", [{role}])'
 
 
 def _oplog(client: Client, server: Server) -> Iterator[Finding]:
@@ -124,6 +126,10 @@ def _tables(dsn: Dsn, client: Client, names: Sequence[CollectionName]) -> Iterat
             collection = catalog.find(client, name)
         except SourceNotFound as error:
             yield Finding("table", Level.PROBLEM, error.message, statement_of(error.next_step), str(name))
+            continue
+        except OperationFailure:
+            fix = _grant(dsn, [name.namespace])
+            yield Finding("table", Level.PROBLEM, "The user may not look at its database.", fix, str(name))
             continue
         found.append(collection)
         yield from _table(collection)

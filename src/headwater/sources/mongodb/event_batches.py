@@ -5,14 +5,13 @@ An event of more than 16 MB comes as several, each with some of its fields (``$c
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 import pyarrow as pa
 
+from headwater.sources.mongodb.documents.decoder import RawArray
 from headwater.sources.mongodb.documents.events import EVENT_SCHEMA, EventDecoder
 
-_SIZE: Final = struct.Struct("<i")
 _FRAGMENT: Final = EVENT_SCHEMA.get_field_index("fragment")
 _FRAGMENTS: Final = EVENT_SCHEMA.get_field_index("fragments")
 
@@ -31,7 +30,7 @@ class EventBatches:
 
     def decode(self, array: memoryview) -> pa.RecordBatch:
         """The whole events of an answer. :raises SourceProtocolError: these are no events."""
-        made = self._decoder.decode(documents_of(array))
+        made = self._decoder.decode(RawArray(array))
         if made.column(_FRAGMENT).null_count == made.num_rows and not self._parts:
             return made
         return self._joined(made)
@@ -61,19 +60,3 @@ def _whole(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
         is_number = place in (_FRAGMENT, _FRAGMENTS)
         columns.append(pa.nulls(1, field.type) if is_number or not known else known[0])
     return pa.RecordBatch.from_arrays(columns, schema=EVENT_SCHEMA)
-
-
-def documents_of(array: memoryview) -> bytes:
-    """The documents of a BSON array, one after another."""
-    parts = []
-    at, end, number = 4, len(array) - 1, 0
-    digits, limit = 1, 10
-    unpack = _SIZE.unpack_from
-    while at < end:
-        if number == limit:
-            digits, limit = digits + 1, limit * 10
-        start = at + 2 + digits
-        at = start + unpack(array, start)[0]
-        parts.append(array[start:at])
-        number += 1
-    return b"".join(parts)

@@ -14,15 +14,13 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
-from bson.max_key import MaxKey
 
 from headwater.errors import TransientError
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.mongodb.connection import Client, Dsn
 from headwater.sources.mongodb.documents.columns import ID_KEY
-from headwater.sources.mongodb.documents.decoder import DocumentDecoder
+from headwater.sources.mongodb.documents.decoder import DocumentDecoder, RawArray
 from headwater.sources.mongodb.documents.types import ID, Kind, column_type
-from headwater.sources.mongodb.event_batches import documents_of
 from headwater.sources.mongodb.key_values import id_of, order_key, text_of, value_of
 from headwater.sources.mongodb.raw_cursor import RawCursor
 from headwater.sources.mongodb.server import as_timestamp
@@ -36,6 +34,7 @@ MOST_DOCUMENTS: Final = 100_000
 """Of one answer, which has no more than 16 MB."""
 _SIZE: Final = struct.Struct("<i")
 _MIN_KEY: Final = '{"$minKey":1}'
+_MAX_KEY: Final = '{"$maxKey":1}'
 
 
 def read_concern(at: int | None) -> dict[str, Any]:
@@ -53,23 +52,19 @@ def finds(collection: str, part: KeyRange) -> Iterator[dict[str, Any]]:
         yield command | {"sort": {"_id": 1}}
         return
     low = _MIN_KEY if start is None else start.values[0]
-    if end is None or order_key(low) < order_key(end.values[0]):
+    high = _MAX_KEY if end is None else end.values[0]
+    if order_key(low) < order_key(high):  # otherwise the server refuses the bounds
         bounded = command | {"sort": {"_id": 1}}
         if start is not None:
             bounded["min"] = {"_id": value_of(low)}
             if start.after:
                 bounded["filter"] = {"_id": {"$ne": value_of(low)}}
         if end is not None:
-            bounded["max"] = {"_id": value_of(end.values[0])}
+            bounded["max"] = {"_id": value_of(high)}
         yield bounded
-    if end is None:
-        last: Any = MaxKey()  # the end of an index's bounds, which they do not contain
-        is_in = start is not None and not (start.after and order_key(low) == order_key(text_of(last)))
-    else:
-        last = value_of(end.values[0])
-        is_in = end.after and (start is None or _lies_before(start, end))
-    if is_in:
-        yield {"find": collection, "filter": {"_id": {"$eq": last}}, "limit": 1}
+    # the end of the bounds is not in them; without an end it is the greatest key of all
+    if (end is None or end.after) and (start is None or _lies_before(start, Cut((high,)))):
+        yield {"find": collection, "filter": {"_id": {"$eq": value_of(high)}}, "limit": 1}
 
 
 def _lies_before(start: Cut, end: Cut) -> bool:
@@ -114,7 +109,7 @@ class PartReader:
         while True:
             try:
                 for documents in self._answers():
-                    made = self._decoder.decode(documents_of(documents)).batch
+                    made = self._decoder.decode(RawArray(documents)).batch
                     yield made if self._is_all else made.select(self._names)
                     self._given, tries = documents, 0
                 return

@@ -91,7 +91,7 @@ class MongoSource:
             for column, policy in self._special.items()
             if column.startswith(f"{full}.")
         }
-        return catalog.describe(self._client, collection, self._columns.get(full, catalog.INFERRED), policies)
+        return catalog.describe(self._client, collection, self._columns.get(full, self._dsn.columns), policies)
 
     def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
         """See :class:`~headwater.sources.source.Source`: now, or after the token that the address names."""

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import Any, Final
 
-from headwater.sources.mongodb.connection import BadToken, Client, Dsn
+from headwater.sources.mongodb.connection import Client, Dsn
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_document
 from headwater.sources.mongodb.raw_cursor import RawCursor
@@ -49,12 +49,7 @@ def open_watch(
     :param spaces: the databases that are watched.
     :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
     """
-    try:
-        return _opened(dsn, client, names, spaces, documents, _after(start))
-    except BadToken:
-        # at a boundary the time says the same: everything up to it was told
-        later = {"startAtOperationTime": as_timestamp(start.time + 1)}
-        return _opened(dsn, client, names, spaces, documents, later)
+    return _opened(dsn, client, names, spaces, documents, _after(start))
 
 
 def now(dsn: Dsn, client: Client, spaces: Sequence[str]) -> str:

@@ -1,0 +1,218 @@
+"""What happens to a capture of MongoDB when its server fails, forgets, is another one, or refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.db.mongodb.conftest import StartServer
+from tests.db.mongodb.delivering import TABLE, create
+from tests.db.mongodb.running import MongoCapture, running
+from tests.servers.mongodb import MongoServer
+
+from headwater.capture import renewal
+from headwater.errors import InputError
+from headwater.sources.errors import (
+    AccessDenied,
+    ForeignOffset,
+    InvalidOffset,
+    LogPurged,
+    ServerReplaced,
+    SourceWentBack,
+)
+from headwater.sources.events import Registered
+from headwater.sources.mongodb.connection import Dsn
+from headwater.sources.mongodb.offset import MongoOffset
+from headwater.sources.mongodb.server import operation_time
+from headwater.sources.mongodb.source import MongoSource
+from headwater.sources.open import open_source
+from headwater.sources.postgres.offset import PostgresOffset
+
+COLUMNS = {TABLE: "struct<_id: long, state: string>"}
+
+
+def insert(server: MongoServer, first: int, last: int, **fields: Any) -> None:
+    server.client.shop.orders.insert_many([{"_id": number, **fields} for number in range(first, last + 1)])
+
+
+def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(
+    start_mongodb: StartServer, tmp_path: Path
+) -> None:
+    server = start_mongodb()
+    create(server, 1)
+    with running(server, tmp_path, TABLE, columns=COLUMNS) as capture:
+        insert(server, 100, 110)
+        capture.catch_up()
+        server.kill9()
+        server.start()
+        insert(server, 200, 210)
+        capture.catch_up()
+        found = [row["_id"] for row in capture.rows(TABLE)]
+        assert found == [*range(100, 111), *range(200, 211)]
+        capture.assert_once(TABLE)
+        assert capture.capture.statistics.restarts > 0
+
+
+def test_m22_an_oplog_that_rolled_over_ends_the_capture_and_a_resnapshot_goes_on(
+    start_mongodb: StartServer, tmp_path: Path
+) -> None:
+    server = start_mongodb({"oplogSize": "1", "syncdelay": "1"})
+    create(server, 1)
+    capture = MongoCapture(server, tmp_path, [TABLE], columns=COLUMNS)
+    capture.start()
+    insert(server, 100, 110)
+    capture.catch_up()
+    capture.stop()
+    lost = server.client.local["oplog.rs"]
+    oldest = lost.find_one(sort=[("$natural", 1)])
+    for _ in range(600):
+        insert(server, 1_000_000, 1_000_100, state="x" * 2000)
+        server.client.shop.orders.delete_many({"_id": {"$gte": 1_000_000}})
+        newest = lost.find_one(sort=[("$natural", 1)])
+        offset = capture.offset()
+        assert oldest is not None
+        assert newest is not None
+        assert offset is not None
+        if (newest["ts"].time, newest["ts"].inc) > (offset.time >> 32, offset.time & 0xFFFFFFFF):
+            break
+    failure = capture.fails_to_start()
+    assert isinstance(failure, LogPurged)
+    assert "headwater resnapshot" in str(failure.next_step)
+    assert "replSetResizeOplog" in str(failure.next_step)
+    assert renewal.renew(capture.store, None) is False
+    capture.start()
+    insert(server, 200, 205)
+    capture.catch_up()
+    assert [row["_id"] for row in capture.rows(TABLE)] == [*range(100, 111), *range(200, 206)]
+    capture.stop()
+
+
+def test_a_capture_begins_after_the_token_that_a_person_gives(server: MongoServer, tmp_path: Path) -> None:
+    create(server, 1)
+    with server.client.shop.orders.watch() as stream:
+        insert(server, 10, 14)
+        tokens = [next(stream)["_id"]["_data"] for _ in range(3)]
+    dsn = server.address("headwater", server.password, startToken=tokens[1])
+    with running(server, tmp_path, TABLE, columns=COLUMNS, dsn=dsn) as capture:
+        capture.catch_up()
+        assert [row["_id"] for row in capture.rows(TABLE)] == [12, 13, 14]
+    wrong = server.address("headwater", server.password, startToken="zz")
+    source = open_source(wrong, spill=tmp_path)
+    with pytest.raises(InvalidOffset):
+        source.begin(source.tables([TABLE]), resumed=False)
+    source.close()
+
+
+def test_a_token_that_the_server_does_not_know_is_replaced_by_its_time(server: MongoServer, tmp_path: Path) -> None:
+    create(server, 1)
+    source = MongoSource(server.dsn, columns=COLUMNS)
+    tables = source.tables([TABLE])
+    _, identity = source.begin(tables, resumed=False)
+    at = operation_time(server.client)
+    insert(server, 10, 11)
+    with server.client.stock.other.watch() as stream:
+        server.client.stock.other.insert_one({})
+        foreign = next(stream)["_id"]["_data"]
+    # the event of this token is not among those that are asked for
+    stream_ = source.open(tables, MongoOffset(at, foreign[:2] + f"{at:016X}" + foreign[18:]), identity)
+    found: list[int] = []
+    for _ in range(20):
+        for event in stream_.poll(0.5, stop_at_boundary=False):
+            found += event.rows.column("_id").to_pylist() if hasattr(event, "rows") else []
+        if len(found) == 2:
+            break
+    assert found == [10, 11]
+    stream_.close()
+    source.close()
+
+
+def test_another_server_an_older_state_and_foreign_positions_are_refused(
+    server: MongoServer, start_mongodb: StartServer, tmp_path: Path
+) -> None:
+    create(server, 1)
+    capture = MongoCapture(server, tmp_path, [TABLE], columns=COLUMNS)
+    capture.start()
+    capture.catch_up()
+    capture.stop()
+    source = MongoSource(server.dsn, columns=COLUMNS)
+    tables = source.tables([TABLE])
+    _, identity = source.begin(tables, resumed=False)
+    with pytest.raises(SourceWentBack, match="older state"):
+        source.open(tables, MongoOffset((1 << 63) - 1), identity)
+    with pytest.raises(ForeignOffset):
+        source.open(tables, PostgresOffset.at(1), identity)
+    source.close()
+    other = start_mongodb({"replSet": "rs1"})
+    create(other, 1)
+    moved = MongoCapture(other, tmp_path, [TABLE], columns=COLUMNS)
+    failure = moved.fails_to_start()
+    assert isinstance(failure, ServerReplaced)
+    assert "rs1" in str(failure)
+
+
+def test_a_collection_of_a_restored_server_is_noticed(server: MongoServer, tmp_path: Path) -> None:
+    """Its name is the same, and no drop is in the log that is left."""
+    create(server, 1)
+    source = MongoSource(server.dsn, columns=COLUMNS)
+    (table,) = source.tables([TABLE])
+    position, identity = source.begin([table], resumed=False)
+    known = replace(table, source_id=5)
+    stream = source.open([known], position, identity)
+    server.client.shop.other.insert_one({})
+    found: list[Any] = []
+    for _ in range(20):
+        stream.poll(0.5, stop_at_boundary=False)
+        source._checked = 0.0
+        found = source.check([Registered(known, "{}")])
+        if found:
+            break
+    assert found[0].stops
+    assert "headwater resnapshot" in found[0].reason
+    stream.close()
+    source.close()
+
+
+def test_a_user_who_may_read_one_database_captures_it_and_no_other(server: MongoServer, tmp_path: Path) -> None:
+    create(server, 1)
+    server.client.stock.articles.insert_one({"_id": 1})
+    role = {"role": "read", "db": "shop"}
+    with_password = {"createUser": "reader", "pwd": "reader password", "roles": [role]}
+    server.client.admin.command(with_password)
+    try:
+        dsn = server.address("reader", "reader%20password")
+        with running(server, tmp_path / "one", TABLE, columns=COLUMNS, dsn=dsn) as capture:
+            insert(server, 10, 12)
+            capture.catch_up()
+            assert len(capture.rows(TABLE)) == 3
+        refused = MongoCapture(server, tmp_path / "two", [TABLE, "stock.articles"], dsn=dsn)
+        failure = refused.fails_to_start()
+        assert isinstance(failure, AccessDenied)
+        assert "reader password" not in str(failure)
+        wrong = MongoCapture(server, tmp_path / "three", [TABLE], dsn=server.address("reader", "wrong"))
+        failure = wrong.fails_to_start()
+        assert isinstance(failure, AccessDenied)
+        assert "wrong" not in str(failure)
+    finally:
+        server.client.admin.command({"dropUser": "reader"})
+
+
+def test_a_resnapshot_of_one_table_goes_on_from_now_on_an_idle_server(server: MongoServer, tmp_path: Path) -> None:
+    create(server, 1)
+    with running(server, tmp_path, TABLE, columns=COLUMNS) as capture:
+        capture.catch_up()
+        before = capture.tables()[TABLE].since.to_json()
+        assert renewal.renew(capture.store, [TABLE]) is True
+        assert capture.tables()[TABLE].since.to_json() != before
+        insert(server, 10, 12)
+        capture.catch_up()
+        assert len(capture.rows(TABLE)) == 3
+
+
+def test_the_source_names_itself_without_its_password(server: MongoServer) -> None:
+    source: Any = open_source(server.dsn, spill=Path())
+    assert server.password not in source.name
+    assert source.name.startswith("mongodb://headwater@127.0.0.1:")
+    with pytest.raises(InputError):
+        Dsn("mongodb://")
