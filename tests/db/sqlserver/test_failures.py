@@ -131,9 +131,9 @@ def test_tables_that_cannot_be_captured_name_the_statement_that_helps(server: An
     source = open_source(server.dsn, spill=tmp_path)
     with pytest.raises(UnsupportedTable, match="ADD PRIMARY KEY"):
         source.tables(["shop.keyless"])
-    with pytest.raises(UnsupportedTable, match="EXEC sys.sp_cdc_enable_table @source_schema = N'shop'"):
+    with pytest.raises(UnsupportedTable, match=r"EXEC sys\.sp_cdc_enable_table @source_schema = N'shop'"):
         source.tables(["shop.off"])
-    with pytest.raises(SourceNotFound, match="Did you mean shop.off"):
+    with pytest.raises(SourceNotFound, match=r"Did you mean shop\.off"):
         source.tables(["dbo.off"])
     source.close()
 
@@ -142,6 +142,6 @@ def test_a_database_without_change_data_capture_is_told(double: SqlServerDouble,
     create(double)
     double.engine.has_cdc = False
     source = open_source(double.dsn, spill=tmp_path)
-    with pytest.raises(SourceMisconfigured, match="EXEC sys.sp_cdc_enable_db"):
+    with pytest.raises(SourceMisconfigured, match=r"EXEC sys\.sp_cdc_enable_db"):
         source.tables([TABLE])
     source.close()
