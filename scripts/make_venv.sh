@@ -23,4 +23,4 @@ if [ ! -x "$VENV/bin/pip" ]; then
   "$VENV/bin/pip" install --quiet --upgrade 'pip>=25.1'
 fi
 echo "Installing headwater and its tools into $VENV (the first time takes a minute or two) …"
-"$VENV/bin/pip" install --quiet --constraint constraints.txt --editable '.[spark,postgres,mysql,mongodb,delta,kafka,iceberg,objectstore]' --group dev
+"$VENV/bin/pip" install --quiet --constraint constraints.txt --editable '.[spark,postgres,mysql,mongodb,sqlserver,delta,kafka,iceberg,objectstore]' --group dev

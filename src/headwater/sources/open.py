@@ -222,8 +222,8 @@ def no_family(what: str) -> InvalidDsn:
     """The error of a text that names no database that can be *what*."""
     return InvalidDsn(
         f"The connection string names no database that can be {what}.",
-        next_step="Write postgresql://user@host:5432/database (citus:// for a cluster), mysql://user@host:3306/database"
-        " or mongodb://user@host:27017/database?replicaSet=rs0.",
+        next_step="Write postgresql://user@host:5432/database (citus:// for a cluster), mysql://user@host:3306/database,"
+        " mongodb://user@host:27017/database?replicaSet=rs0 or sqlserver://user@host:1433/database.",
     )
 
 
