@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from tests.servers.kafka import KafkaServer
+from tests.servers.mariadb import MariaDbServer
+from tests.servers.mysql_family import start_server
 from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
 
 StartPostgres = Callable[..., PostgresServer]
+StartServer = Callable[..., MariaDbServer]
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +56,42 @@ def start_postgres() -> Iterator[StartPostgres]:
             return servers.enter_context(PostgresServer(major, settings, primary=primary))
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def mysql_servers() -> Iterator[Callable[[str], MariaDbServer]]:
+    """Gives the session's server of a family, started when it is first asked for."""
+    started: dict[str, MariaDbServer] = {}
+
+    def server(family: str) -> MariaDbServer:
+        if family not in started:
+            started[family] = started_or_skipped(family)
+        return started[family]
+
+    yield server
+    for one in started.values():
+        one.close()
+
+
+@pytest.fixture
+def start_mysql() -> Iterator[StartServer]:
+    """Starts servers of the test's own, to be killed, restarted or set up as it likes."""
+    with contextlib.ExitStack() as servers:
+
+        def start(family: str = "mariadb", settings: Mapping[str, str] | None = None) -> MariaDbServer:
+            return servers.enter_context(started_or_skipped(family, settings))
+
+        yield start
+
+
+def started_or_skipped(family: str, settings: Mapping[str, str] | None = None) -> MariaDbServer:
+    """A server; where it is not on this machine the test is skipped, but never in CI."""
+    try:
+        return start_server(family, settings)
+    except FileNotFoundError as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")

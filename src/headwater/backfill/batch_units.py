@@ -35,13 +35,21 @@ def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, parall
 
 
 def split_units(
-    table: QueryTable, newest: SourceTable, plan: PlanRecord, snapshot: ExportedSnapshot, upto: int, parallelism: int
+    table: QueryTable,
+    newest: SourceTable,
+    plan: PlanRecord,
+    snapshot: ExportedSnapshot,
+    upto: int,
+    parallelism: int,
+    *,
+    by_number: bool,
 ) -> list[SplitUnit]:
     """The history of *table* that *plan* reads inside *snapshot*.
 
     :param newest: the table as its log has it at the end of the batch, the epoch *upto*.
+    :param by_number: see :meth:`QueryTable.readable`.
     """
-    readable = table.readable(newest, snapshot)
+    readable = table.readable(newest, snapshot, by_number=by_number)
     return [
         SplitUnit(
             table=readable,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from headwater.backfill.batch_units import split_units
 from headwater.backfill.cdc.executor import HandedOut
-from headwater.backfill.errors import SourceBehind
+from headwater.backfill.errors import LogBehind, SourceBehind
 from headwater.backfill.held_snapshot import HeldSnapshot
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
@@ -17,7 +17,7 @@ from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.errors import TransientError
 from headwater.sinks.sink import Committed
 from headwater.sources.errors import SourceBusy
-from headwater.sources.snapshots import ExportedSnapshot, SnapshotSource, mark_from_json
+from headwater.sources.snapshots import ExportedSnapshot, SnapshotSource, UnsharedSnapshots, mark_from_json
 from headwater.sources.table import SourceTable
 
 CommittedOf = Callable[[SourceTable, str], Committed]
@@ -189,7 +189,9 @@ class HistoryPlans:
         snapshot = self._held.of(end.plan, ask=recovering) or self._retake(ranges, names)
         for name in names:
             newest = ranges.changes(name, end.epoch, end.epoch).table
-            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, self._options.parallelism)
+            by_number = isinstance(self._source, UnsharedSnapshots)
+            parallelism = self._options.parallelism
+            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, parallelism, by_number=by_number)
         return made
 
     def _retake(self, ranges: LogRanges, names: Sequence[str]) -> ExportedSnapshot:
@@ -202,6 +204,7 @@ class HistoryPlans:
                     "The server that history is read from is behind the log: its snapshots lack what was delivered.",
                     next_step="Wait until the standby has caught up, or read from the primary.",
                 )
+            self._require_current(snapshot, ranges, names)
             plan = self._state.plan
             for name in names:
                 table = self._tables[name]
@@ -223,6 +226,18 @@ class HistoryPlans:
         self._held.hold(snapshot, plan.number, rows)
         self._retaken = True
         return snapshot
+
+    def _require_current(self, snapshot: ExportedSnapshot, ranges: LogRanges, names: Sequence[str]) -> None:
+        """:raises LogBehind: which columns are which is told by the log, and it has not come to the snapshot."""
+        if not isinstance(self._source, UnsharedSnapshots) or not self._options.new_columns:
+            return
+        for name in names:
+            table = self._tables[name]
+            if ranges.stopped(name) is None and not table.has_columns_of(snapshot, table.latest):
+                raise LogBehind(
+                    f"The columns of {name} have changed, and the capture has not come to that.",
+                    next_step="Look whether it runs: headwater status",
+                )
 
     def check_attempt(self) -> None:
         """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""

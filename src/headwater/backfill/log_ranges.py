@@ -120,6 +120,10 @@ class LogRanges:
             defaulted,
         )
 
+    def latest(self, name: str) -> SourceTable:
+        """The table as its log has it now."""
+        return self._table(name, self._views[name].log.schema_version, self.newest)
+
     def since(self, name: str, upto: int) -> CdcOffset | None:
         """Where the log of *name* begins; ``None`` while *upto* is before the epoch in which that moved."""
         later = events_of(self._view, name, upto, self.newest)
@@ -156,4 +160,4 @@ def described_tables(location: str) -> list[SourceTable]:
     with open_reader(location) as reader, reader.snapshot() as view:
         captured = list(LogRanges(view, []).captured)
         ranges = LogRanges(view, captured)
-        return [ranges.changes(name, ranges.newest, ranges.newest).table for name in captured]
+        return [ranges.latest(name) for name in captured]

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from headwater.backfill.batch_units import large_first, log_units
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import QueryStateLost
+from headwater.backfill.errors import LogBehind, QueryStateLost
 from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.kept_history import release_pins
@@ -46,6 +46,8 @@ from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
 _LOOK_SECONDS: Final = 0.05
 _LOCK_SECONDS: Final = 2.0
 """Who plans for many tables does not wait longer for one that is locked."""
+_COLUMNS_SECONDS: Final = 20.0
+"""How long the log may take to come to columns that a new snapshot has."""
 _COMMIT_SECONDS: Final = 1.0
 _REST_SECONDS: Final = 0.1
 _STATUS_SECONDS: Final = 0.5
@@ -373,6 +375,8 @@ class QueryPlanner:
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
             for name, changes in found.items():
                 self._tables[name].see(changes, ranges.since(name, end))
+                if self._tables[name].reads_source:
+                    self._tables[name].latest = ranges.latest(name)
                 self._tables[name].catch_up(changes.rows, ranges, end)
             if end == ranges.newest and ranges.record is not None:
                 self._end = (end, ranges.record)
@@ -401,6 +405,7 @@ class QueryPlanner:
 
         :raises QueryStateLost: *end* is not of this state. :raises SourceUnreachable: no new snapshot can be had.
         :raises SourceBehind: one can be had that is older than the changes of the batch.
+        :raises LogBehind: the columns have changed, and the capture does not come to that.
         """
         if end.plan != self._state.plan.number:
             raise QueryStateLost(
@@ -408,16 +413,28 @@ class QueryPlanner:
                 f"{self._state.plan.number}.",
                 next_step="Restore the state beside the store, or begin anew with an empty checkpoint and sink.",
             )
+        limit = time.monotonic() + _COLUMNS_SECONDS
+        while True:
+            with self._reader.snapshot() as view:
+                try:
+                    return large_first(self._units(LogRanges(view, list(self._tables)), start, end))
+                except LogBehind:
+                    if time.monotonic() > limit:
+                        raise
+                    epoch = view.epoch
+            self._reader.wait_for_epoch(epoch, _LOOK_SECONDS)
+
+    def _units(self, ranges: LogRanges, start: QueryOffset, end: QueryOffset) -> list[Unit]:
         made: list[Unit] = []
-        with self._reader.snapshot() as view:
-            ranges = LogRanges(view, list(self._tables))
-            for name, table in self._tables.items():
-                changes = ranges.changes(name, table.after(start.epoch), end.epoch)
-                if changes:
-                    made += log_units(table, changes, end, self._options.parallelism)
+        for name, table in self._tables.items():
             if end.plan > start.plan:
-                made += self._history.units(ranges, end, recovering=self._recovering)
-        return large_first(made)
+                table.latest = ranges.latest(name)
+            changes = ranges.changes(name, table.after(start.epoch), end.epoch)
+            if changes:
+                made += log_units(table, changes, end, self._options.parallelism)
+        if end.plan > start.plan:
+            made += self._history.units(ranges, end, recovering=self._recovering)
+        return made
 
     # -- requests, status, end -------------------------------------------------------------------------------------
 

@@ -27,12 +27,17 @@ from headwater.stream import Barrier
 
 
 class QueryTable:
-    """One table. What changes is written with the next save of the query's state."""
+    """One table. What changes is written with the next save of the query's state.
+
+    :ivar table: as its log has it where the next batch ends. :ivar latest: as its log has it by now: where a source
+        knows its columns by their names alone, a column is found by the name that it has last.
+    """
 
     def __init__(self, options: QueryOptions, state: QueryState, table: SourceTable, consumer: LogConsumer) -> None:
         self._options = options
         self._state = state
         self.table = table
+        self.latest = table
         self.consumer = consumer
         self.waiting: str | None = None
         self.held_back: str | None = None
@@ -399,15 +404,20 @@ class QueryTable:
 
     def has_columns_of(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
         """Whether the table has in *snapshot* just the columns that its log has."""
-        there = {c.field_id: (c.name, c.type) for c in snapshot.table(table).columns if not c.dropped}
+        there = {c.field_id: (c.name, c.type) for c in snapshot.table(self.latest).columns if not c.dropped}
         here = {c.field_id: (c.name, c.type) for c in table.columns if not c.dropped}
         return there == here if self._options.new_columns else here.items() <= there.items()
 
-    def readable(self, table: SourceTable, snapshot: ExportedSnapshot) -> SourceTable:
-        """*table* as it can be read in *snapshot*: what that has no longer counts as dropped."""
-        there = {column.field_id: column.name for column in snapshot.table(table).columns if not column.dropped}
+    def readable(self, table: SourceTable, snapshot: ExportedSnapshot, *, by_number: bool) -> SourceTable:
+        """*table* as it can be read in *snapshot*: what that has no longer counts as dropped.
+
+        :param by_number: readers find a column whatever its name is by now.
+        """
+        there = {column.field_id: column.name for column in snapshot.table(self.latest).columns if not column.dropped}
         columns = tuple(
-            column if there.get(column.field_id) == column.name else replace(column, dropped=True)
+            column
+            if (column.field_id in there if by_number else there.get(column.field_id) == column.name)
+            else replace(column, dropped=True)
             for column in table.columns
         )
         return replace(table, columns=columns)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.backfill.cdc.columns_now import as_planned, check_columns, columns_now, names_now
 from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.cdc.rewind import read_rewound
 from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
@@ -25,6 +26,7 @@ from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import (
     KeyOrder,
+    SnapshotMark,
     SnapshotSource,
     UnsharedSnapshots,
     mark_from_json,
@@ -86,16 +88,19 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
         yield from SnapshotReader(external).read(unit)
         return
     mark = mark_from_json(unit.snapshot)
+    with _store(options.store).snapshot() as view:
+        table = columns_now(unit.table, LogView.open(view, unit.table.full_name).log.schema)
     for part in unit.ranges:
-        yield from read_rewound(
+        for batch in read_rewound(
             external.source,
-            unit.table,
+            table,
             part,
             mark,
-            lambda high: _changes_up_to(options, unit, high),
-            lambda: external.order,
-            unit.columns,
-        )
+            lambda high: _changes_up_to(options, unit, table, mark, high),
+            lambda: _order(options.source, table),
+            names_now(unit.table, table, unit.columns),
+        ):
+            yield batch if table == unit.table else as_planned(batch, unit.table, unit.columns)
 
 
 def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:
@@ -113,14 +118,22 @@ def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] |
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
 
 
-def _changes_up_to(options: QueryOptions, unit: SplitUnit, high: CdcOffset) -> Iterator[pa.RecordBatch]:
-    """The changes of the table since its rows were planned, at least those that committed before *high*."""
+def _changes_up_to(
+    options: QueryOptions, unit: SplitUnit, table: SourceTable, mark: SnapshotMark, high: CdcOffset
+) -> Iterator[pa.RecordBatch]:
+    """The changes of *table* since its rows were planned at *mark*, at least those that committed before *high*.
+
+    :raises SnapshotExpired: a column that was planned is another one by now, which has its name.
+    """
     store = _store(options.store)
-    _wait_for(store, unit.table, high)
+    _wait_for(store, table, high)
     with store.snapshot() as view:
-        log = LogView.open(view, unit.table.full_name)
+        log = LogView.open(view, table.full_name)
+        check_columns(table, log.log.schema)
+        if not high > mark.high:
+            return
         for batch in log.read_range(unit.upto, view.epoch):
-            yield conform(batch, unit.table)
+            yield conform(batch, table)
 
 
 def _wait_for(store: StateReader, table: SourceTable, until: CdcOffset | None) -> None:

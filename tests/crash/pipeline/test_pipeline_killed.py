@@ -16,45 +16,62 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
+import pymysql
 import pytest
-from tests.servers.postgres import Database, PostgresServer
+from tests.db.backfill.shops import ALL, POSTGRES, MySqlShop, PostgresShop, Session, Shop
+from tests.db.conftest import started_or_skipped
+from tests.servers.mariadb import MariaDbServer
+from tests.servers.postgres import PostgresServer
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
 
 from headwater.sinks.parquet import read
 
 pytestmark = pytest.mark.crash
 
+MYSQL_SAFE = {"sync-binlog": "1", "innodb-flush-log-at-trx-commit": "1"}
 SAFE = {"fsync": "on", "full_page_writes": "on", "logical_decoding_work_mem": "64kB", "wal_sender_timeout": "4s"}
 ROUNDS = 30 if os.environ.get("HEADWATER_SOAK") else 4
 ROWS = 60_000
-VICTIMS = ("capture", "run", "planner", "worker", "java", "postgres")
+VICTIMS = ("capture", "run", "planner", "worker", "java", "server")
 CHANGES = '[[sink]]\nname = "changes"\nkind = "parquet"\npath = "changes"'
 
 
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    with PostgresServer(settings=SAFE) as made:
+Server = PostgresServer | MariaDbServer
+
+
+@pytest.fixture(params=[POSTGRES, *(pytest.param(kind, marks=pytest.mark.soak) for kind in ALL if kind != POSTGRES)])
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    made = PostgresServer(settings=SAFE) if request.param == POSTGRES else started_or_skipped(request.param, MYSQL_SAFE)
+    with made:
         yield made
 
 
 @pytest.fixture
-def shop(server: PostgresServer) -> Iterator[Database]:
-    with server.database() as made:
-        made.execute(
-            "CREATE TABLE orders (id bigint PRIMARY KEY, name text)",
-            "CREATE TABLE ledger (id bigint PRIMARY KEY, name text)",
-            f"INSERT INTO orders SELECT n, 'order ' || n FROM generate_series(1, {ROWS}) n",
-            f"INSERT INTO ledger SELECT n, 'old' FROM generate_series(1, {ROWS}) n",
-            "ANALYZE",
-        )
-        yield made
+def shop(server: Server) -> Iterator[Shop]:
+    if isinstance(server, PostgresServer):
+        with server.database() as database:
+            yield _filled(PostgresShop(database))
+    else:
+        server.execute("CREATE DATABASE `public`")
+        yield _filled(MySqlShop(server))
 
 
-class Shop:
+def _filled(shop: Shop) -> Shop:
+    shop.execute(
+        "CREATE TABLE orders (id bigint PRIMARY KEY, name varchar(40))",
+        "CREATE TABLE ledger (id bigint PRIMARY KEY, name varchar(40))",
+        f"INSERT INTO orders SELECT n, 'order ' || n FROM generate_series(1, {ROWS}) n",
+        f"INSERT INTO ledger SELECT n, 'old' FROM generate_series(1, {ROWS}) n",
+        *(["ANALYZE"] if shop.kind == POSTGRES else []),
+    )
+    return shop
+
+
+class Writer:
     """Writes until it is told to stop, through every restart of the database."""
 
-    def __init__(self, database: Database, seed: int) -> None:
-        self._database, self._random = database, random.Random(seed)
+    def __init__(self, shop: Shop, seed: int) -> None:
+        self._shop, self._random = shop, random.Random(seed)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -63,39 +80,38 @@ class Shop:
         number = ROWS
         while not self._stop.is_set():
             try:
-                with psycopg.connect(self._database.dsn, autocommit=True) as session:
+                with self._shop.transaction() as session:
                     while not self._stop.wait(0.01):
                         number += 3
                         self._write(session, number)
-            except psycopg.OperationalError:
+                        session.commit()
+            except (psycopg.OperationalError, pymysql.err.Error, OSError):
                 time.sleep(0.2)
 
-    def _write(self, session: psycopg.Connection[tuple[object, ...]], number: int) -> None:
+    def _write(self, session: Session, number: int) -> None:
         key = self._random.randrange(1, 2 * ROWS)
-        with session.transaction():
-            session.execute(
-                "INSERT INTO ledger SELECT n, 'new' FROM generate_series(%s::bigint, %s) n", [number, number + 2]
-            )
-            session.execute("UPDATE orders SET name = %s WHERE id BETWEEN %s AND %s", [str(number), key, key + 5])
-            session.execute("DELETE FROM orders WHERE id = %s", [key + 10])
-            session.execute("INSERT INTO orders VALUES (%s, 'again') ON CONFLICT DO NOTHING", [key + 20])
-            session.execute(
-                "UPDATE orders SET id = -id WHERE id = %s AND NOT EXISTS (SELECT FROM orders o WHERE o.id = %s)",
-                [key + 30, -key - 30],
-            )
+        for statement in (
+            f"INSERT INTO ledger SELECT n, 'new' FROM generate_series({number}, {number + 2}) n",
+            f"UPDATE orders SET name = '{number}' WHERE id BETWEEN {key} AND {key + 5}",
+            f"DELETE FROM orders WHERE id = {key + 10}",
+            f"INSERT INTO orders VALUES ({key + 20}, 'again') ON CONFLICT DO NOTHING",
+            f"UPDATE orders SET id = -id WHERE id = {key + 30} AND id NOT IN"
+            f" (SELECT -id FROM (SELECT id FROM orders WHERE id = {-key - 30} LIMIT 1) o)",
+        ):
+            session.execute(statement)
 
     def stop(self) -> None:
         self._stop.set()
         self._thread.join(30)
 
 
-def _kill(victim: str, pipeline: RunningPipeline, server: PostgresServer, chance: random.Random) -> None:
+def _kill(victim: str, pipeline: RunningPipeline, server: Server, chance: random.Random) -> None:
     if victim == "run":
         children = pipeline.children()
         pipeline.kill9()
         assert are_gone(children)
         pipeline.start()
-    elif victim == "postgres":
+    elif victim == "server":
         server.kill9()
         time.sleep(chance.random())
         server.start()
@@ -114,14 +130,14 @@ def _kill(victim: str, pipeline: RunningPipeline, server: PostgresServer, chance
 
 
 @pytest.mark.timeout(300 + 120 * ROUNDS)
-def test_nothing_is_lost_or_doubled(server: PostgresServer, shop: Database, tmp_path: Path) -> None:
+def test_nothing_is_lost_or_doubled(server: Server, shop: Shop, tmp_path: Path) -> None:
     seed = int(os.environ.get("HEADWATER_SEED", random.randrange(1 << 30)))
     print(f"HEADWATER_SEED={seed}")
     chance = random.Random(seed)
     backfill = "[backfill]\nsplit_rows = 2000\ninterval_seconds = 0.5\nrows_per_second = 4000\n"
     pipeline = RunningPipeline(tmp_path, shop, '["orders", "ledger"]', backfill + CHANGES)
     pipeline.start()
-    writer = Shop(shop, seed)
+    writer = Writer(shop, seed)
     try:
         pipeline.wait_for(lambda: pipeline.table("public.orders")["rows"] > 0)
         victims = [*chance.sample(VICTIMS, len(VICTIMS)), *chance.choices(VICTIMS, k=ROUNDS)][:ROUNDS]
@@ -148,7 +164,7 @@ def _phases(pipeline: RunningPipeline) -> set[object]:
     return {table["phase"] for table in _tables(pipeline)}
 
 
-def _check_ledger(folder: Path, shop: Database) -> None:
+def _check_ledger(folder: Path, shop: Shop) -> None:
     """A table of inserts only: each row came once, from history or as a change."""
     told = read(folder / "changes" / "public.ledger")
     assert set(told["_change_type"].to_pylist()) == {"insert"}
@@ -162,7 +178,7 @@ def _check_ledger(folder: Path, shop: Database) -> None:
         assert len(keys) > 3 or min(keys) <= ROWS or max(keys) - min(keys) <= 2
 
 
-def _check_changes(folder: Path, shop: Database) -> None:
+def _check_changes(folder: Path, shop: Shop) -> None:
     """Nothing is told twice, and what is told comes to the table as it is."""
     told = read(folder / "changes" / "public.orders")
     rows = list(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.db.backfill.test_parked_tables import LINES, ORDERS, Parking, change, park
+from tests.db.backfill.test_parked_tables import ENTRIES, ORDERS, Parking, change, park
 from tests.db.capture.running import RunningCapture, running
 from tests.servers.postgres import PostgresServer
 from tests.store.sinks.file_sinks import INSERT, log_rows
@@ -45,19 +45,19 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def capture(server: PostgresServer, tmp_path: Path) -> Iterator[RunningCapture]:
     with server.database() as database:
-        for name in ("orders", "lines"):
+        for name in ("orders", "entries"):
             database.execute(
                 f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)",
                 f"INSERT INTO {name} SELECT n, 'old' FROM generate_series(1, 100) n",
             )
-        with running(database, tmp_path, ORDERS, LINES) as made:
+        with running(database, tmp_path, ORDERS, ENTRIES) as made:
             yield made
 
 
 def config_of(capture: RunningCapture) -> PipelineConfig:
     settings = {
         "pipeline": {"name": "shop", "store": str(capture.store), "work": str(capture.folder / "work")},
-        "source": {"dsn": capture.database.dsn, "tables": [ORDERS, LINES]},
+        "source": {"dsn": capture.database.dsn, "tables": [ORDERS, ENTRIES]},
         "sink": [{"kind": "delta", "path": str(capture.folder / "lake")}],
     }
     return configure(settings, folder=capture.folder)
@@ -86,7 +86,7 @@ def killed(config: PipelineConfig, what: str, at: int) -> bool:
 
 
 def delivered(capture: RunningCapture) -> Parking:
-    query = Parking(capture, ORDERS, LINES, query="shop-delta")
+    query = Parking(capture, ORDERS, ENTRIES, query="shop-delta")
     query.finish()
     told = {"waiting"}
     while told != {"done"}:
@@ -133,8 +133,8 @@ def test_a_table_is_let_back_once_and_nothing_of_it_is_missing(capture: RunningC
         park(query, 100 + 2 * at)
         query.planner.close()
         assert killed(config, "back", at)
-        assert list(read_parked(config.store, query.options.query)) == [LINES]
-        assert let_back(config.store, query.options.query) == [LINES]
+        assert list(read_parked(config.store, query.options.query)) == [ENTRIES]
+        assert let_back(config.store, query.options.query) == [ENTRIES]
         query.start()
         change(capture, 101 + 2 * at)
         query.finish()
@@ -195,15 +195,15 @@ def test_a_table_that_is_parked_stays_so_when_its_sink_is_set_back(capture: Runn
     park(query, 101)
     query.planner.close()
     assert rewind_sink(config, section, place)["tables"] == [ORDERS]
-    assert list(read_parked(config.store, query.options.query)) == [LINES]
+    assert list(read_parked(config.store, query.options.query)) == [ENTRIES]
     query.checkpoint = query.logged = None
     query.start()
     change(capture, 102)
     query.finish()
     assert query.sink.mirror[ORDERS].keys() == {(key,) for key in range(3, 103)}
     query.planner.close()
-    assert let_back(config.store, query.options.query) == [LINES]
+    assert let_back(config.store, query.options.query) == [ENTRIES]
     query.start()
     query.finish()
-    query.assert_equal(LINES)
+    query.assert_equal(ENTRIES)
     query.close()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-from tests.db.capture.running import RunningCapture, selected
+from tests.db.capture.running import RunningCapture
 
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
@@ -197,7 +197,8 @@ class Delivering:
             (table,) = source.tables([name])
             source.close()
             expected = {
-                tuple(row[column] for column in table.key_columns): row for row in self.selected(table).to_pylist()
+                tuple(row[column] for column in table.key_columns): row
+                for row in self.capture.selected(table).to_pylist()
             }
             found = self.sink.mirror.get(name, {})
             assert found.keys() == expected.keys(), (
@@ -208,10 +209,6 @@ class Delivering:
             wrong = [key for key, row in expected.items() if found[key] != row]
             assert not wrong, (len(wrong), wrong[:5])
             assert all(count == 1 for count in self.sink.changes.get(name, Counter()).values())
-
-    def selected(self, table: SourceTable) -> pa.Table:
-        """The rows of a table as the server has them now."""
-        return selected(self.capture.database, table)
 
     def close(self) -> None:
         self.planner.close()

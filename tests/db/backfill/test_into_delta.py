@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
-from tests.db.capture.running import RunningCapture, running
-from tests.servers.postgres import Database
+from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, only, running, shared
+from tests.db.capture.running import RunningCapture
 
 from headwater.backfill.control import RESNAPSHOT, ask_query
 from headwater.backfill.offset import QueryOffset
@@ -84,24 +84,25 @@ class IntoDelta:
         assert Counter(zip(*(found.column(name).to_pylist() for name in names), strict=True)) == Counter(expected)
 
 
-def _orders(database: Database) -> None:
-    database.execute(
+def _orders(shop: Shop) -> None:
+    shop.execute(
         "CREATE TABLE orders (id bigint PRIMARY KEY, state text, note text)",
         "INSERT INTO orders SELECT n, 'new', repeat('x', 200) FROM generate_series(1, 2000) n",
     )
 
 
-def test_rows_that_move_in_the_heap_come_once(newest_postgres: Database, tmp_path: Path) -> None:
+@only(POSTGRES)
+def test_rows_that_move_in_the_heap_come_once(shop: Shop, tmp_path: Path) -> None:
     """A row is read in one block, and updated into another before that is read."""
-    _orders(newest_postgres)
+    _orders(shop)
     heap: dict[str, Any] = {"keyed": True, "split_kind": SplitKind.HEAP, "split_rows": 500, "parallelism": 1}
-    with running(newest_postgres, tmp_path, "public.orders") as capture:
+    with running(shop, tmp_path, "public.orders") as capture:
         query = IntoDelta(capture, "public.orders", interval_seconds=0.001, **heap)
         for number in range(3):
             start = query.checkpoint or query.planner.initial()
             planned = query.planner.advance(start, timeout=5)
             query.planner.close()  # the driver dies, and the snapshot with it
-            newest_postgres.execute(f"UPDATE orders SET state = 'moved' WHERE id % 97 = {number}")
+            shop.execute(f"UPDATE orders SET state = 'moved' WHERE id % 97 = {number}")
             query.open()
             query.deliver(start, planned)
         query.finish()
@@ -109,16 +110,17 @@ def test_rows_that_move_in_the_heap_come_once(newest_postgres: Database, tmp_pat
         query.planner.close()
 
 
-def test_a_plan_that_the_sink_has_is_not_given_again(newest_postgres: Database, tmp_path: Path) -> None:
+@shared(MARIADB)
+def test_a_plan_that_the_sink_has_is_not_given_again(shop: Shop, tmp_path: Path) -> None:
     """The checkpoint is gone, and with it the last plan that was delivered."""
-    _orders(newest_postgres)
-    with running(newest_postgres, tmp_path, "public.orders") as capture:
+    _orders(shop)
+    with running(shop, tmp_path, "public.orders") as capture:
         query = IntoDelta(capture, "public.orders", split_rows=100, parallelism=1, interval_seconds=0.001)
         for _ in range(3):
             query.batch()
         query.planner.close()
         query.checkpoint = None
-        newest_postgres.execute("UPDATE orders SET state = 'later'")
+        shop.execute("UPDATE orders SET state = 'later'")
         capture.catch_up()
         query.open()
         query.finish()
@@ -126,57 +128,60 @@ def test_a_plan_that_the_sink_has_is_not_given_again(newest_postgres: Database, 
         query.planner.close()
 
 
-def test_a_table_that_was_away_is_read_again(newest_postgres: Database, tmp_path: Path) -> None:
-    newest_postgres.execute(
+@shared(MYSQL)
+def test_a_table_that_was_away_is_read_again(shop: Shop, tmp_path: Path) -> None:
+    shop.execute(
         "CREATE TABLE a (id int PRIMARY KEY, v int)",
         "CREATE TABLE b (id int PRIMARY KEY, v int)",
         "INSERT INTO a VALUES (1, 1)",
         "INSERT INTO b VALUES (1, 1), (2, 2)",
     )
-    with running(newest_postgres, tmp_path, "public.a", "public.b") as capture:
+    with running(shop, tmp_path, "public.a", "public.b") as capture:
         query = IntoDelta(capture, "public.a", "public.b")
         query.finish()
         query.planner.close()
         alone = IntoDelta(capture, "public.a")
         alone.checkpoint = query.checkpoint
-        newest_postgres.execute("UPDATE b SET v = 5 WHERE id = 1", "DELETE FROM b WHERE id = 2", "UPDATE a SET v = 2")
+        shop.execute("UPDATE b SET v = 5 WHERE id = 1", "DELETE FROM b WHERE id = 2", "UPDATE a SET v = 2")
         alone.finish()
         alone.planner.close()
         both = IntoDelta(capture, "public.a", "public.b")
         both.checkpoint = alone.checkpoint
-        newest_postgres.execute("INSERT INTO b VALUES (3, 3)")
+        shop.execute("INSERT INTO b VALUES (3, 3)")
         both.finish()
         both.assert_equal("public.b")
         both.assert_equal("public.a")
         both.planner.close()
 
 
-def test_changes_without_history_go_on_after_a_gap(newest_postgres: Database, tmp_path: Path) -> None:
-    newest_postgres.execute("CREATE TABLE a (id int PRIMARY KEY, v int)")
-    with running(newest_postgres, tmp_path, "public.a") as capture:
+@shared(MARIADB)
+def test_changes_without_history_go_on_after_a_gap(shop: Shop, tmp_path: Path) -> None:
+    shop.execute("CREATE TABLE a (id int PRIMARY KEY, v int)")
+    with running(shop, tmp_path, "public.a") as capture:
         query = IntoDelta(capture, "public.a", mode=Mode.CHANGES, history=False)
-        newest_postgres.execute("INSERT INTO a VALUES (2, 2)")
+        shop.execute("INSERT INTO a VALUES (2, 2)")
         query.finish()
-        newest_postgres.execute("DROP TABLE a", "CREATE TABLE a (id int PRIMARY KEY, v int, w text)")
+        shop.execute("DROP TABLE a", "CREATE TABLE a (id int PRIMARY KEY, v int, w text)")
         capture.wait_until_stopped("public.a")
         assert renew(str(capture.store), ["public.a"])
-        newest_postgres.execute("INSERT INTO a VALUES (10, 10, 'x')")
+        shop.execute("INSERT INTO a VALUES (10, 10, 'x')")
         query.finish()
-        newest_postgres.execute("INSERT INTO a VALUES (11, 11, 'x')")
+        shop.execute("INSERT INTO a VALUES (11, 11, 'x')")
         query.finish()
         assert sorted(query.rows("public.a").column("id").to_pylist()) == [2, 10, 11]
         query.planner.close()
 
 
-def test_a_table_without_a_key_is_read_again_as_a_whole(newest_postgres: Database, tmp_path: Path) -> None:
-    newest_postgres.execute(
+@only(POSTGRES)
+def test_a_table_without_a_key_is_read_again_as_a_whole(shop: Shop, tmp_path: Path) -> None:
+    shop.execute(
         "CREATE TABLE clicks (at int, what text)",
         "ALTER TABLE clicks REPLICA IDENTITY FULL",
         "INSERT INTO clicks SELECT n, nullif('w' || n % 7, 'w0') FROM generate_series(1, 500) n",
     )
-    with running(newest_postgres, tmp_path, "public.clicks") as capture:
+    with running(shop, tmp_path, "public.clicks") as capture:
         query = IntoDelta(capture, "public.clicks", keyed=True, rows_per_second=0)
-        newest_postgres.execute("INSERT INTO clicks VALUES (NULL, 'before its history')")
+        shop.execute("INSERT INTO clicks VALUES (NULL, 'before its history')")
         query.batch()
         _ask(query, "throttle", rows_per_second=None)
         query.finish()
@@ -187,12 +192,13 @@ def test_a_table_without_a_key_is_read_again_as_a_whole(newest_postgres: Databas
         query.planner.close()
 
 
-def test_columns_that_the_capture_leaves_out_do_not_stop_the_history(newest_postgres: Database, tmp_path: Path) -> None:
-    _orders(newest_postgres)
-    with running(newest_postgres, tmp_path, "public.orders", schema_policy=SchemaPolicy.IGNORE) as capture:
+@shared(MYSQL)
+def test_columns_that_the_capture_leaves_out_do_not_stop_the_history(shop: Shop, tmp_path: Path) -> None:
+    _orders(shop)
+    with running(shop, tmp_path, "public.orders", schema_policy=SchemaPolicy.IGNORE) as capture:
         query = IntoDelta(capture, "public.orders", split_rows=200, interval_seconds=0.001, new_columns=False)
         query.batch()
-        newest_postgres.execute("ALTER TABLE orders ADD COLUMN w int", "UPDATE orders SET w = 1 WHERE id < 10")
+        shop.execute("ALTER TABLE orders ADD COLUMN w int", "UPDATE orders SET w = 1 WHERE id < 10")
         query.finish()
         query.assert_equal("public.orders")
         query.planner.close()

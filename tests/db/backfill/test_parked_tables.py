@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.db.backfill.delivering import Delivering
-from tests.db.capture.running import RunningCapture, running
-from tests.servers.postgres import Database
+from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, running, shared
+from tests.db.capture.running import RunningCapture
 
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.units import Unit
@@ -21,7 +21,7 @@ from headwater.sinks.delta import DeltaSink
 
 pytestmark = pytest.mark.db
 
-ORDERS, LINES = "public.orders", "public.lines"
+ORDERS, ENTRIES = "public.orders", "public.entries"
 
 
 class Parking(Delivering):
@@ -45,19 +45,19 @@ class Parking(Delivering):
 
 
 @pytest.fixture
-def capture(newest_postgres: Database, tmp_path: Path) -> Iterator[RunningCapture]:
-    for name in ("orders", "lines"):
-        newest_postgres.execute(
+def capture(shop: Shop, tmp_path: Path) -> Iterator[RunningCapture]:
+    for name in ("orders", "entries"):
+        shop.execute(
             f"CREATE TABLE {name} (id bigint PRIMARY KEY, note text)",
             f"INSERT INTO {name} SELECT n, 'old' FROM generate_series(1, 100) n",
         )
-    with running(newest_postgres, tmp_path, ORDERS, LINES) as made:
+    with running(shop, tmp_path, ORDERS, ENTRIES) as made:
         yield made
     arm("")
 
 
 def change(capture: RunningCapture, key: int) -> None:
-    for name in ("orders", "lines"):
+    for name in ("orders", "entries"):
         capture.database.execute(
             f"INSERT INTO {name} VALUES ({key}, 'new')", f"DELETE FROM {name} WHERE id = {key} - 100"
         )
@@ -67,18 +67,19 @@ def change(capture: RunningCapture, key: int) -> None:
 def park(query: Parking, key: int = 101) -> None:
     """Deliver a batch of which the sink does not take one table."""
     change(query.capture, key)
-    query.refused = LINES
+    query.refused = ENTRIES
     assert query.batch()
     query.refused = None
-    assert list(read_parked(query.options.store, query.options.query)) == [LINES]
+    assert list(read_parked(query.options.store, query.options.query)) == [ENTRIES]
 
 
+@shared(MARIADB)
 def test_one_that_comes_back_before_its_query_knew_of_it_is_read_once_more(capture: RunningCapture) -> None:
-    query = Parking(capture, ORDERS, LINES)
+    query = Parking(capture, ORDERS, ENTRIES)
     query.finish()
     park(query)
     query.planner.close()  # killed before anything else was planned
-    assert let_back(query.options.store, query.options.query) == [LINES]
+    assert let_back(query.options.store, query.options.query) == [ENTRIES]
     query.start()
     change(capture, 102)
     query.finish()
@@ -86,8 +87,9 @@ def test_one_that_comes_back_before_its_query_knew_of_it_is_read_once_more(captu
     query.close()
 
 
+@shared(POSTGRES)
 def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(capture: RunningCapture) -> None:
-    query = Parking(capture, ORDERS, LINES)
+    query = Parking(capture, ORDERS, ENTRIES)
     query.finish()
     park(query)
     arm("query.before_save=raise")
@@ -96,7 +98,7 @@ def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(captu
     arm("")
     assert list(group_rows(query.options.store, query.options.query)) == [ORDERS]
     query.planner.close()
-    assert let_back(query.options.store, query.options.query) == [LINES]
+    assert let_back(query.options.store, query.options.query) == [ENTRIES]
     query.start()
     change(capture, 102)
     query.finish()
@@ -104,19 +106,20 @@ def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(captu
     query.close()
 
 
+@shared(MYSQL)
 def test_one_that_was_away_for_a_while_comes_back(capture: RunningCapture) -> None:
-    query = Parking(capture, ORDERS, LINES)
+    query = Parking(capture, ORDERS, ENTRIES)
     query.finish()
     park(query)
     change(capture, 102)
     while query.batch(timeout=0.1):
         pass
-    assert query.planner.status()["tables"][LINES]["phase"] == "parked"
+    assert query.planner.status()["tables"][ENTRIES]["phase"] == "parked"
     assert list(group_rows(query.options.store, query.options.query)) == [ORDERS]  # its log does not wait
     query.crash()
     change(capture, 103)
     query.planner.close()
-    assert let_back(query.options.store, query.options.query) == [LINES]
+    assert let_back(query.options.store, query.options.query) == [ENTRIES]
     assert let_back(query.options.store, query.options.query) == []
     query.start()
     query.finish()

@@ -134,6 +134,10 @@ class RunningCapture:
             raise self.failure
         return str(self.tables()[log].reason)
 
+    def selected(self, table: SourceTable) -> pa.Table:
+        """The rows of a table as the server has them now."""
+        return selected(self.database, table)
+
     def assert_equal(self, *names: str) -> None:
         """The table that each log tells of is the table at the source."""
         self.catch_up()
@@ -141,7 +145,7 @@ class RunningCapture:
             source = open_source(self._dsn, spill=self.folder / "unused", **self._source)
             (table,) = source.tables([name])
             source.close()
-            expected = selected(self.database, table)
+            expected = self.selected(table)
             found = self.replayed(table.full_name).select(expected.schema.names)
             order = [(column, "ascending") for column in table.key_columns]
             found, expected = found.sort_by(order), expected.sort_by(order)

@@ -1,19 +1,17 @@
-"""Real servers of the MySQL family: one of each per test session, without databases at the start of a test."""
+"""Servers of the MySQL family, without databases at the start of a test."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import pytest
 from tests.servers.mariadb import MariaDbServer
-from tests.servers.mysql_family import FAMILY, start_server
+from tests.servers.mysql_family import FAMILY
 
-StartServer = Callable[..., MariaDbServer]
-
-_SHARED_OUT = ("test_capture", "test_failures", "test_doctor")
+_SHARED_OUT = ("test_backfill", "test_capture", "test_failures", "test_doctor")
 _ON_BOTH = (
     "replayed_log",
     "goes_on",
@@ -23,6 +21,7 @@ _ON_BOTH = (
     "xa_transaction",
     "reset",
     "partitioned",
+    "values_of_every_type",
 )
 
 
@@ -36,21 +35,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     on_both = not is_shared or any(part in name for part in _ON_BOTH)
     families = FAMILY if on_both else [FAMILY[zlib.crc32(name.encode()) % len(FAMILY)]]
     metafunc.parametrize("server", families, indirect=True)
-
-
-@pytest.fixture(scope="session")
-def mysql_servers() -> Iterator[Callable[[str], MariaDbServer]]:
-    """Gives the session's server of a family, started when it is first asked for."""
-    started: dict[str, MariaDbServer] = {}
-
-    def server(family: str) -> MariaDbServer:
-        if family not in started:
-            started[family] = started_or_skipped(family)
-        return started[family]
-
-    yield server
-    for one in started.values():
-        one.close()
 
 
 @pytest.fixture
@@ -67,29 +51,8 @@ def mariadb(mysql_servers: Callable[[str], MariaDbServer]) -> Iterator[MariaDbSe
         yield made
 
 
-def started_or_skipped(family: str, settings: Mapping[str, str] | None = None) -> MariaDbServer:
-    """A server; where it is not on this machine the test is skipped, but never in CI."""
-    try:
-        return start_server(family, settings)
-    except FileNotFoundError as error:
-        if os.environ.get("CI"):
-            raise
-        pytest.skip(str(error))
-
-
 @contextlib.contextmanager
 def _emptied(server: MariaDbServer) -> Iterator[MariaDbServer]:
     with server.fresh():
         server.execute("CREATE DATABASE shop")
         yield server
-
-
-@pytest.fixture
-def start_mysql() -> Iterator[StartServer]:
-    """Starts servers of the test's own, to be killed, restarted or set up as it likes."""
-    with contextlib.ExitStack() as servers:
-
-        def start(family: str = "mariadb", settings: Mapping[str, str] | None = None) -> MariaDbServer:
-            return servers.enter_context(started_or_skipped(family, settings))
-
-        yield start

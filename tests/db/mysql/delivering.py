@@ -1,4 +1,4 @@
-"""A query over a captured MySQL or MariaDB, and somebody who writes meanwhile."""
+"""A table of MySQL or MariaDB whose history is read, and somebody who writes meanwhile."""
 
 from __future__ import annotations
 
@@ -6,23 +6,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pyarrow as pa
-from tests.db.backfill.delivering import Delivering
-from tests.db.mysql.running import MySqlCapture, selected
 from tests.servers.mariadb import MariaDbServer
 
-from headwater.sources.table import SourceTable
-
 TABLE = "shop.orders"
-
-
-class MySqlDelivering(Delivering):
-    """As :class:`Delivering`, with the server's own rows as what is expected."""
-
-    capture: MySqlCapture
-
-    def selected(self, table: SourceTable) -> pa.Table:
-        return selected(self.capture.server, table)
 
 
 def create(server: MariaDbServer, rows: int = 3000) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.db.mysql.conftest import StartServer
+from tests.db.conftest import StartServer
 from tests.db.mysql.running import MySqlCapture, running
 from tests.db.mysql.test_capture import LOG, ORDERS, fill
 from tests.servers.mariadb import MariaDbServer
-from tests.servers.mysql_family import FILES
+from tests.servers.mysql_family import FAMILY, FILES
 
 from headwater.capture import renewal
 from headwater.sources.errors import (
@@ -47,6 +48,20 @@ def replicate(replica: MariaDbServer, primary: MariaDbServer) -> None:
 def wait_for_replica(replica: MariaDbServer, primary: MariaDbServer) -> None:
     (position,) = primary.execute("SELECT @@GLOBAL.gtid_binlog_pos")[0]
     assert replica.execute(f"SELECT MASTER_GTID_WAIT('{position}', 30)") == [(0,)]
+
+
+def replicate_mysql(replica: MariaDbServer, primary: MariaDbServer) -> None:
+    """Neither has writes of its own that count."""
+    for one in (primary, replica):
+        one.execute("RESET BINARY LOGS AND GTIDS")
+    address = f"SOURCE_HOST='127.0.0.1', SOURCE_PORT={primary.port}, SOURCE_USER='headwater', SOURCE_AUTO_POSITION=1, "
+    address += f"SOURCE_PASSWORD='{primary.password}', GET_SOURCE_PUBLIC_KEY=1"
+    replica.execute(f"CHANGE REPLICATION SOURCE TO {address}", "START REPLICA")
+
+
+def wait_for_mysql_replica(replica: MariaDbServer, primary: MariaDbServer) -> None:
+    (executed,) = primary.execute("SELECT @@GLOBAL.gtid_executed")[0]
+    assert replica.execute(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{executed}', 30)") == [(0,)]
 
 
 def test_m23_a_replica_takes_over_by_transaction_numbers_without_gap_or_repeat(
@@ -87,11 +102,7 @@ def test_m23_a_replica_takes_over_by_transaction_numbers_without_gap_or_repeat(
 def test_m23_a_replica_of_mysql_takes_over_too(start_mysql: StartServer, tmp_path: Path) -> None:
     primary = start_mysql("mysql", {"server-id": "1"})
     replica = start_mysql("mysql", {"server-id": "2", "log-bin": "other-name"})
-    for one in (primary, replica):
-        one.execute("RESET BINARY LOGS AND GTIDS")
-    address = f"SOURCE_HOST='127.0.0.1', SOURCE_PORT={primary.port}, SOURCE_USER='headwater', SOURCE_AUTO_POSITION=1, "
-    address += f"SOURCE_PASSWORD='{primary.password}', GET_SOURCE_PUBLIC_KEY=1"
-    replica.execute(f"CHANGE REPLICATION SOURCE TO {address}", "START REPLICA")
+    replicate_mysql(replica, primary)
     prepared(primary)
     capture = MySqlCapture(primary, tmp_path, [LOG])
     capture.start()
@@ -99,8 +110,7 @@ def test_m23_a_replica_of_mysql_takes_over_too(start_mysql: StartServer, tmp_pat
     capture.catch_up()
     capture.stop()
     fill(primary, 101, 150)
-    (executed,) = primary.execute("SELECT @@GLOBAL.gtid_executed")[0]
-    assert replica.execute(f"SELECT WAIT_FOR_EXECUTED_GTID_SET('{executed}', 30)") == [(0,)]
+    wait_for_mysql_replica(replica, primary)
     primary.stop()
     replica.execute("STOP REPLICA")
     moved = MySqlCapture(replica, tmp_path, [])
@@ -166,6 +176,31 @@ def test_m22_a_purged_log_ends_the_capture_and_a_resnapshot_goes_on(server: Mari
     capture.stop()
 
 
+def test_transactions_that_count_as_executed_and_are_in_no_log_end_the_capture(
+    mysql_servers: Callable[[str], MariaDbServer], tmp_path: Path
+) -> None:
+    """As after a dump of another server was restored here while the capture ran."""
+    server = mysql_servers("mysql")
+    with server.fresh():
+        prepared(server)
+        capture = MySqlCapture(server, tmp_path, [LOG])
+        capture.start()
+        fill(server, 1, 10)
+        capture.catch_up()
+        server.execute(f"SET GLOBAL gtid_purged = '+{uuid.uuid4()}:1-5'")
+        fill(server, 11, 12)
+        failure = capture.wait_for_end()
+        assert isinstance(failure, LogPurged)
+        assert "gtid_purged was set" in str(failure)
+        assert "headwater resnapshot" in str(failure.next_step)
+        assert renewal.renew(capture.store, None) is False
+        capture.start()
+        fill(server, 13, 14)
+        capture.catch_up()
+        assert [row["id"] for row in capture.rows(LOG)][-2:] == [13, 14]
+        capture.stop()
+
+
 def test_a_log_that_was_reset_ends_the_capture(server: MariaDbServer, tmp_path: Path) -> None:
     server.execute(ORDERS)
     capture = MySqlCapture(server, tmp_path, [LOG])
@@ -222,7 +257,6 @@ def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(server: 
     ("setting", "value", "fix"),
     [
         ("binlog_format", "MIXED", "binlog_format = ROW"),
-        ("binlog_row_image", "MINIMAL", "binlog_row_image = FULL"),
         ("binlog_row_metadata", "MINIMAL", "binlog_row_metadata = FULL"),
     ],
 )
@@ -247,19 +281,52 @@ def test_a_connection_notices_a_server_that_is_gone_without_a_word(mariadb: Mari
         session.close()
 
 
-def test_rows_that_a_session_logged_in_part_stop_the_table_and_key_deletes_do_not(
-    server: MariaDbServer, tmp_path: Path
+@pytest.mark.parametrize("server", FAMILY, indirect=True)
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_a_server_that_logs_parts_of_rows_is_refused(server: MariaDbServer, image: str, tmp_path: Path) -> None:
+    server.execute(ORDERS, f"SET GLOBAL binlog_row_image = {image}")
+    try:
+        failure = MySqlCapture(server, tmp_path, [LOG]).fails_to_start()
+    finally:
+        server.execute("SET GLOBAL binlog_row_image = FULL")
+    assert isinstance(failure, SourceMisconfigured)
+    assert f"binlog_row_image is {image}" in str(failure)
+    assert "binlog_row_image = FULL" in str(failure.next_step)
+
+
+@pytest.mark.parametrize("server", FAMILY, indirect=True)
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_rows_that_a_session_logged_in_part_stop_the_table_before_their_transaction(
+    server: MariaDbServer, image: str, tmp_path: Path
 ) -> None:
-    server.execute(ORDERS)
-    with running(server, tmp_path, LOG) as capture:
-        fill(server, 1, 10)
-        server.execute("SET SESSION binlog_row_image = MINIMAL", "DELETE FROM shop.orders WHERE id = 3")
+    """What was whole before them is told, nothing of their transaction is; a neighbour goes on."""
+    server.execute(
+        "CREATE TABLE shop.orders (id INT PRIMARY KEY, a INT, note TEXT)",
+        "CREATE TABLE shop.other (id INT PRIMARY KEY, a INT)",
+    )
+    with running(server, tmp_path, LOG, "shop.other") as capture:
+        server.execute("INSERT INTO shop.orders VALUES (1, 1, 'x'), (2, 2, 'y'), (3, 3, 'z')")
+        server.execute(f"SET SESSION binlog_row_image = {image}", "DELETE FROM shop.orders WHERE id = 3")
         capture.assert_equal(LOG)
-        assert {row["_unavailable"] for row in capture.rows(LOG)} == {None, "amount,note,paid,at"}
-        server.execute("SET SESSION binlog_row_image = MINIMAL", "UPDATE shop.orders SET note = 'x' WHERE id = 4")
+        unknown = "a,note" if image == "MINIMAL" else "note"
+        assert [row["_unavailable"] for row in capture.rows(LOG)] == [None, None, None, unknown]
+        with server.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute("INSERT INTO shop.orders VALUES (4, 4, 'whole')")
+            session.commit()
+            cursor.execute("INSERT INTO shop.orders VALUES (5, 5, 'not told')")
+            cursor.execute(f"SET SESSION binlog_row_image = {image}")
+            cursor.execute("UPDATE shop.orders SET a = 7 WHERE id = 1")
+            cursor.execute("INSERT INTO shop.other VALUES (1, 1)")
+            session.commit()
         told = capture.wait_until_stopped(LOG)
-    assert "binlog_row_image = FULL" in told
-    assert f"headwater resnapshot {LOG}" in told
+        capture.assert_equal("shop.other")
+        assert [row["id"] for row in capture.rows(LOG)] == [1, 2, 3, 3, 4]
+        assert "binlog_row_image = FULL" in told
+        assert f"headwater resnapshot {LOG}" in told
+        assert renewal.renew(capture.store, [LOG])
+        server.execute("INSERT INTO shop.orders VALUES (6, 6, 'again')")
+        capture.catch_up()
+        assert capture.rows(LOG)[-1]["id"] == 6
 
 
 def test_rows_without_the_names_of_their_columns_stop_the_table(mariadb: MariaDbServer, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.servers.mysql_family import FAMILY
 from headwater.sources.errors import InvalidRange, SnapshotExpired, SpecialValue, UnsupportedTable
 from headwater.sources.mysql import splitting
 from headwater.sources.mysql.catalog import read_table
-from headwater.sources.mysql.connection import Dsn, connect
+from headwater.sources.mysql.connection import Connection, Dsn, ask, connect
 from headwater.sources.mysql.key_columns import cut_after, read_key
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.snapshots import MySqlSnapshots
@@ -261,6 +261,34 @@ def test_skewed_keys_are_cut_where_the_rows_are(mariadb: MariaDbServer, monkeypa
     assert large == [3000]  # one value of the first column: pages
     assert [split.rows for split, size in zip(plan.splits, sizes, strict=True) if size == 3000] == [-1]
     assert 8 <= len(plan.splits) <= 60, plan.why
+
+
+def test_a_table_of_many_splits_is_planned_with_few_questions(
+    mariadb: MariaDbServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Evenly beyond that: no row is lost, and no part has more than a few splits' worth."""
+    monkeypatch.setattr(splitting, "HALVED_ROWS", 100)
+    monkeypatch.setattr(splitting, "MOST_HALVED", 30)
+    asked: list[str] = []
+
+    def noting(session: Connection, query: str) -> list[dict[str, Any]]:
+        asked.append(query)
+        return ask(session, query)
+
+    monkeypatch.setattr(splitting, "ask", noting)
+    mariadb.execute(
+        "CREATE TABLE shop.many (k BIGINT PRIMARY KEY, v VARCHAR(200))",
+        "INSERT INTO shop.many SELECT IF(seq > 3000, 1000000000 + seq * 1000, seq), 'x' FROM shop.seq_1_to_6000",
+        "ANALYZE TABLE shop.many",
+    )
+    table = described(mariadb, "many")
+    with MySqlSnapshots(mariadb.dsn).export() as snapshot:
+        plan = snapshot.plan(table, split_rows=100)
+    assert 10 < sum(query.startswith("EXPLAIN") for query in asked) <= 60
+    assert 40 < len(plan.splits) < 100
+    sizes = [len(read(mariadb, table, split.range)) for split in plan.splits]
+    assert sum(sizes) == 6000
+    assert max(sizes) < 600
 
 
 def test_a_very_large_table_with_another_key_is_handed_out_in_pages(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from tests.db.backfill.shops import Shop
 from tests.servers.postgres import Database
 
 SECONDS = 240.0
@@ -23,7 +24,7 @@ SECONDS = 240.0
 class RunningPipeline:
     """A pipeline in *folder*; it can be run, asked and killed as a person would."""
 
-    def __init__(self, folder: Path, database: Database, tables: str, more: str = "") -> None:
+    def __init__(self, folder: Path, database: Database | Shop, tables: str, more: str = "") -> None:
         self.folder, self.database = folder, database
         self._process: subprocess.Popen[bytes] | None = None
         (folder / "pipeline.toml").write_text(

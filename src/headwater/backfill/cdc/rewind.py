@@ -66,7 +66,7 @@ def read_rewound(
             tries += 1
             continue
         try:
-            rewind = Rewind(table, mark, changes(reading.high) if reading.high > mark.high else ())
+            rewind = Rewind(table, mark, changes(reading.high))
             broke = False
             try:
                 for batch in reading.batches():

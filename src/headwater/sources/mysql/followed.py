@@ -148,23 +148,26 @@ class FollowedTables:
             if not followed.decoder.held_rows:
                 continue
             rows = followed.decoder.take()
-            lacking = _lacking(rows, followed)
-            if lacking is not None:
-                reason = SchemaStopped(
-                    followed.projection.table.full_name,
-                    f"its rows came without column {lacking!r} (binlog_row_image).",
-                    next_step="SET GLOBAL binlog_row_image = FULL; then run: headwater resnapshot "
-                    f"{followed.projection.table.full_name}",
-                )
-                self._stop(key, reason, events)
-                continue
+            lacking = _lacking(rows, followed, self._void)
             made = _changes(rows, followed, times[np.searchsorted(places, rows.transaction)])
-            if self._void:
-                keep = pa.array(~np.isin(rows.transaction, self._void))
-                made = replace(made, rows=made.rows.filter(keep), ops=made.ops.filter(keep))
+            if self._void or lacking is not None:
+                kept = ~np.isin(rows.transaction, self._void)
+                if lacking is not None:
+                    kept &= rows.transaction < lacking.place
+                made = replace(made, rows=made.rows.filter(pa.array(kept)), ops=made.ops.filter(pa.array(kept)))
             if made.rows.num_rows:
                 self._told_place = max(self._told_place, int(rows.transaction[-1]))
                 events.append(made)
+            if lacking is not None:
+                name = followed.projection.table.full_name
+                reason = SchemaStopped(
+                    name,
+                    f"its rows came without column {lacking.column!r}: a session, or the server, logs only parts of"
+                    " rows (binlog_row_image).",
+                    next_step="SET GLOBAL binlog_row_image = FULL; sessions that are open keep theirs: end those that"
+                    f" set another; then run: headwater resnapshot {name}",
+                )
+                self._stop(key, reason, events)
         self._times, self._void = ([], []), []
         self.held_rows = self.held_bytes = 0
 
@@ -289,14 +292,28 @@ class FollowedTables:
         events.append(Stopped(known, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()))
 
 
-def _lacking(rows: DecodedRows, followed: _Followed) -> str | None:
-    """A column that new rows came without."""
+@dataclass(frozen=True, slots=True)
+class _Lacking:
+    """A column that new rows came without. :ivar place: of the first transaction that wrote such a row."""
+
+    column: str
+    place: int
+
+
+def _lacking(rows: DecodedRows, followed: _Followed, void: list[int]) -> _Lacking | None:
+    """What new rows came without; those of transactions that were rolled back do not count."""
     is_new = (rows.ops == Op.INSERT) | (rows.ops == Op.UPDATE_INSERT)
+    if void:
+        is_new &= ~np.isin(rows.transaction, void)
+    found: _Lacking | None = None
     for place, column in zip(followed.definition.places, followed.definition.table.columns, strict=True):
         decoded = rows.columns[place]
-        if decoded is not None and decoded.missing is not None and bool((decoded.missing & is_new).any()):
-            return column.name
-    return None
+        if decoded is None or decoded.missing is None:
+            continue
+        lacks = np.flatnonzero(decoded.missing & is_new)
+        if lacks.size and (found is None or rows.transaction[lacks[0]] < found.place):
+            found = _Lacking(column.name, int(rows.transaction[lacks[0]]))
+    return found
 
 
 def _changes(rows: DecodedRows, followed: _Followed, times: NDArray[np.int64]) -> Changes:

@@ -81,6 +81,11 @@ class MySqlGtids:
         keys = self.intervals.keys() | other.intervals.keys()
         return MySqlGtids({key: _merged([*self.intervals.get(key, ()), *other.intervals.get(key, ())]) for key in keys})
 
+    def minus(self, other: MySqlGtids) -> MySqlGtids:
+        """Without those of *other*."""
+        made = {key: _without(parts, other.intervals.get(key, ())) for key, parts in self.intervals.items()}
+        return MySqlGtids({key: parts for key, parts in made.items() if parts})
+
     def contains(self, other: MySqlGtids) -> bool:
         """Whether it has every transaction of *other*."""
         return self.union(other) == self
@@ -186,6 +191,19 @@ def _merged(parts: Iterable[tuple[int, int]]) -> Intervals:
         if made and start <= made[-1][1]:
             made[-1] = (made[-1][0], max(end, made[-1][1]))
         else:
+            made.append((start, end))
+    return tuple(made)
+
+
+def _without(parts: Intervals, others: Intervals) -> Intervals:
+    made: list[tuple[int, int]] = []
+    for start, end in parts:
+        for from_, upto in others:
+            if from_ < end and upto > start:
+                if start < from_:
+                    made.append((start, from_))
+                start = max(start, upto)
+        if start < end:
             made.append((start, end))
     return tuple(made)
 

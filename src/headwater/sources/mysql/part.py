@@ -17,7 +17,6 @@ from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
 from headwater.sources.mysql.key_columns import cut_after, key_list, read_key, where
 from headwater.sources.mysql.names import TableName
-from headwater.sources.mysql.offset import MySqlOffset
 from headwater.sources.mysql.places import place_after
 from headwater.sources.mysql.result import BLOCK_BYTES, Result
 from headwater.sources.mysql.row_format import RowFormat
@@ -54,8 +53,10 @@ class MySqlPart:
         self._session: Connection | None = borrow(dsn)
         try:
             with server_errors(dsn):
-                self.high = self._begin()
+                server = self._begin()
                 self._catalog = self._checked()
+                # after the table was opened: the statements that made it what it is are before this place
+                self.high = place_after(self.session, server)
                 self._key = read_key(self._catalog, table)
         except SourceNotFound:
             self.close()
@@ -111,12 +112,12 @@ class MySqlPart:
         names = {column.name for column in self._columns}
         return [self._table.column(key.name) for key in self._key if key.name not in names]
 
-    def _begin(self) -> MySqlOffset:
+    def _begin(self) -> Server:
         ask(self.session, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
         ask(self.session, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         server = Server.ask(self.session)
         ask(self.session, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-        return place_after(self.session, server)
+        return server
 
     def _checked(self) -> CatalogTable:
         """What the catalog says, which stays so once a row was read. :raises SnapshotExpired: another table."""

@@ -11,7 +11,8 @@ MariaDB                   the log's end, once a new consistent snapshot tells   
                           (``binlog_snapshot_position``) that it has come there
 MySQL with GTIDs          ``gtid_executed``: a commit is added when it is seen   the same with ``gtid_owned``: commits
                                                                                  that are on their way
-MySQL without             the log's end, and a moment later                      the log's end
+MySQL without             the log's end, once no session is left that was        the log's end
+                          committing when it was asked for
 ========================  =====================================================  =======================================
 """
 
@@ -20,6 +21,8 @@ from __future__ import annotations
 import re
 import time
 from typing import Final
+
+import pymysql
 
 from headwater.sources.errors import SourceBusy, SourceMisconfigured
 from headwater.sources.mysql.connection import Connection, ask
@@ -30,7 +33,13 @@ from headwater.sources.mysql.server import Server, executed, log_position
 _TRIES: Final = 500
 _PAUSE_SECONDS: Final = 0.01
 _COMMIT_SECONDS: Final = 0.5
-"""How long a commit takes from the log to other sessions, where nothing tells."""
+"""How long a commit takes from the log to other sessions, where the user may not see who commits (PROCESS)."""
+_FRESH_SECONDS: Final = 0.2
+"""The server tells of its transactions from a cache that is a tenth of a second old at most."""
+_STATEMENT_SECONDS: Final = 1.0
+"""After that only who says that it commits is waited for; others run a long statement."""
+_COMMITS: Final = re.compile("commit|semi-sync|query end", re.IGNORECASE)
+_MAY_NOT_SEE: Final = 1227
 
 _BEGIN: Final = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
 _SNAPSHOT: Final = "SHOW STATUS LIKE 'binlog_snapshot_%%'"
@@ -52,7 +61,7 @@ def seen_place(session: Connection, server: Server) -> MySqlOffset:
     if server.numbers_transactions:
         return MySqlOffset("", 0, executed(session, server), server.server)
     place = log_position(session, server)
-    time.sleep(_COMMIT_SECONDS)
+    _wait_for_commits(session)
     return place
 
 
@@ -67,6 +76,47 @@ def place_after(session: Connection, server: Server) -> MySqlOffset:
         assert isinstance(done, MySqlGtids)
         return MySqlOffset("", 0, done.union(MySqlGtids.parse(re.sub(r"#\d+", "", owned))), server.server)
     return log_position(session, server)
+
+
+def _wait_for_commits(session: Connection) -> None:
+    """Until those who may have been committing just now are done. :raises SourceBusy: one is not for seconds."""
+    time.sleep(_FRESH_SECONDS)
+    try:
+        left = _at_work(session)
+    except pymysql.err.Error as error:
+        if error.args and error.args[0] == _MAY_NOT_SEE:
+            time.sleep(_COMMIT_SECONDS)
+            return
+        raise
+    begun = time.monotonic()
+    for _ in range(_TRIES):
+        waited = time.monotonic() - begun
+        if not any(_COMMITS.search(state) or waited < _STATEMENT_SECONDS for state in left.values()):
+            return
+        time.sleep(_PAUSE_SECONDS)
+        now = _at_work(session)
+        left = {number: now[number] for number in left if number in now}
+    raise _is_not_shown()
+
+
+def _at_work(session: Connection) -> dict[str, str]:
+    """What the session of each transaction does in which a statement runs, by the number of the transaction."""
+    of_session = {
+        str(row["trx_mysql_thread_id"]): str(row["trx_id"])
+        for row in ask(session, "SELECT trx_id, trx_mysql_thread_id FROM information_schema.innodb_trx")
+    }
+    return {
+        of_session[str(row["id"])]: str(row["state"] or "")
+        for row in ask(session, "SHOW PROCESSLIST")
+        if str(row["id"]) in of_session and row["command"] != "Sleep"
+    }
+
+
+def _is_not_shown() -> SourceBusy:
+    return SourceBusy(
+        "The server has a commit in its log that it does not show: it waits for a replica (semi-synchronous).",
+        next_step="Look whether the replicas answer: SHOW STATUS LIKE 'Rpl_semi_sync%'",
+    )
 
 
 def _seen_by_mariadb(session: Connection, server: Server) -> MySqlOffset:
@@ -85,7 +135,4 @@ def _seen_by_mariadb(session: Connection, server: Server) -> MySqlOffset:
         if place_in_file(found["binlog_snapshot_file"], int(found["binlog_snapshot_position"])) >= wanted:
             return MySqlOffset("", 0, gtids, server.server)
         time.sleep(_PAUSE_SECONDS)
-    raise SourceBusy(
-        "The server has a commit in its log that it does not show: it waits for a replica (semi-synchronous).",
-        next_step="Look whether the replicas answer: SHOW STATUS LIKE 'Rpl_semi_sync%'",
-    )
+    raise _is_not_shown()

@@ -17,18 +17,26 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headwater.errors import TransientError
-from headwater.sources.errors import ForeignOffset, SourceBusy, SourceMisconfigured, UnsupportedTable
+from headwater.sources.errors import ForeignOffset, LogPurged, SourceBusy, SourceMisconfigured, UnsupportedTable
 from headwater.sources.events import ChangeStream, Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_tables
 from headwater.sources.mysql.changes import MySqlChangeStream
 from headwater.sources.mysql.connection import Connection, Dsn, connect, server_errors
 from headwater.sources.mysql.definitions import Definitions
+from headwater.sources.mysql.gtid import MySqlGtids
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, base_of
-from headwater.sources.mysql.server import Server, binlog_files, log_position, prepared_transactions
+from headwater.sources.mysql.server import (
+    Server,
+    binlog_files,
+    executed,
+    log_position,
+    prepared_transactions,
+    purged,
+)
 from headwater.sources.mysql.server_checks import setting_problems
-from headwater.sources.mysql.stream import SILENCE, BinlogStream
+from headwater.sources.mysql.stream import RESNAPSHOT, SILENCE, BinlogStream
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -60,6 +68,8 @@ class MySqlSource:
         self._seen: dict[Finding, MySqlOffset] = {}
         self._rolled_back: set[int] = set()
         self._checked = -math.inf
+        self._server: Server | None = None
+        self._unlogged: tuple[MySqlOffset, MySqlOffset] | None = None
 
     @property
     def name(self) -> str:
@@ -176,8 +186,9 @@ class MySqlSource:
                 f"The store holds a position of {start.kind}, and this is a MySQL or MariaDB server.",
                 next_step="Give the address of the source that was captured, or another --store.",
             )
-        self._seen = {}
+        self._seen, self._unlogged = {}, None
         stream = BinlogStream.open(self._dsn, start, identity)
+        self._server = stream.server
         definitions = Definitions(self._sql, self._special, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
         self._rolled_back = {place for place in self._rolled_back if place >= start.place}
         self._stream = MySqlChangeStream(
@@ -207,7 +218,11 @@ class MySqlSource:
         return {table.full_name: json.dumps({"database": table.namespace}) for table in tables}
 
     def check(self, tables: Sequence[Registered]) -> list[Finding]:
-        """See :class:`~headwater.sources.source.Source`. That tables changed is told by the log, in its place."""
+        """See :class:`~headwater.sources.source.Source`. That tables changed is told by the log, in its place.
+
+        :raises LogPurged: see :meth:`_require_logged`.
+        """
+        self._require_logged()
         if time.monotonic() - self._checked < _CHECK_SECONDS:
             return []
         self._checked = time.monotonic()
@@ -226,6 +241,26 @@ class MySqlSource:
                 found[finding] = self._seen.get(finding, seen_at)
         self._seen = found
         return [finding for finding, place in found.items() if self.has_reached(place)]
+
+    def _require_logged(self) -> None:
+        """:raises LogPurged: transactions count as executed that the log will never tell: ``gtid_purged`` was set."""
+        stream, server = self._stream, self._server
+        if stream is None or server is None or server.version.is_mariadb or not server.numbers_transactions:
+            return
+        if self._unlogged is None:
+            with self._sql() as session:
+                gone, done = purged(session, server), executed(session, server)
+            if isinstance(gone, MySqlGtids) and isinstance(done, MySqlGtids):
+                found = MySqlOffset("", 0, done.minus(gone)), MySqlOffset("", 0, gone)
+                self._unlogged = None if stream.has_reached(found[1]) else found
+        elif stream.has_reached(self._unlogged[0]):
+            gap, self._unlogged = self._unlogged[1], None
+            if not stream.has_reached(gap):
+                raise LogPurged(
+                    f"{self._dsn} counts transactions as executed that are not in its log: gtid_purged was set, after"
+                    " a restore perhaps. Their changes are not told.",
+                    next_step=RESNAPSHOT,
+                )
 
     def close(self) -> None:
         """End the connections."""

@@ -2,7 +2,8 @@
 
 ==================================  ==================================================================================
 large table, whole number first     the range of the first key column is halved wherever the index says that a half has
-                                    too many rows: gaps and skew end in more halves where the rows are
+                                    too many rows: gaps and skew end in more halves where the rows are. After
+                                    :data:`MOST_HALVED` of them those that are too large are divided evenly
 other tables                        every n-th key, exactly, by steps along the index of the key
 other tables, very large            one split, of which pages of exactly so many rows are handed out, one by one
 ==================================  ==================================================================================
@@ -33,7 +34,8 @@ STEPPED_ROWS: Final = 20_000_000
 """Nor is a larger one for any other key."""
 UNKNOWN_ROWS: Final = -1
 """Of a split that is handed out in pages."""
-_MOST_HALVED: Final = 20_000
+MOST_HALVED: Final = 1_000
+"""Each is two questions to the server: planning ends within seconds, however large the table is."""
 _SLACK: Final = 1.5
 
 
@@ -110,7 +112,7 @@ def _by_halves(session: Connection, catalog: CatalogTable, key: Sequence[KeyColu
         return SplitPlan(SplitKind.KEY, (Split(0, KeyRange(), 0),), 0, catalog.size, "It has no rows.")
     low, high = int(ends["low"]), int(ends["high"])
     halves = [(-catalog.rows, low, high + 1)]
-    for _ in range(_MOST_HALVED):
+    for _ in range(MOST_HALVED):
         rows, start, end = halves[0]
         if -rows <= _SLACK * split_rows:
             break
@@ -121,7 +123,8 @@ def _by_halves(session: Connection, catalog: CatalogTable, key: Sequence[KeyColu
         left, right = (_estimate(session, catalog, key, a, b) for a, b in ((start, middle), (middle, end)))
         heapq.heapreplace(halves, (-left, start, middle))
         heapq.heappush(halves, (-right, middle, end))
-    parts = _merged(sorted((start, end, -rows) for rows, start, end in halves), split_rows)
+    found = sorted((start, end, -rows) for rows, start, end in halves)
+    parts = _merged([part for half in found for part in _divided(*half, split_rows)], split_rows)
     cuts = [None, *(Cut((str(start),)) for start, _ in parts[1:]), None]
     splits = tuple(
         Split(number, KeyRange(start, end), parts[number][1]) for number, (start, end) in enumerate(pairwise(cuts))
@@ -134,6 +137,13 @@ def _estimate(session: Connection, catalog: CatalogTable, key: Sequence[KeyColum
     part = condition(KeyRange(Cut((str(start),)), Cut((str(end),))), key[:1])
     rows = ask(session, f"EXPLAIN SELECT {key_texts(key[:1])} FROM {from_sql(catalog)} WHERE {part}")
     return int(rows[0]["rows"] or 0)
+
+
+def _divided(start: int, end: int, rows: int, split_rows: int) -> list[tuple[int, int, int]]:
+    """A half in even parts, where it has too many rows still."""
+    count = 1 if rows <= _SLACK * split_rows else min(-(-rows // split_rows), end - start)
+    cuts = [start + (end - start) * number // count for number in range(count + 1)]
+    return [(first, last, rows if count == 1 else rows // count) for first, last in pairwise(cuts)]
 
 
 def _merged(halves: Sequence[tuple[int, int, int]], split_rows: int) -> list[tuple[int, int]]:

@@ -157,3 +157,10 @@ def test_a_transaction_that_a_boundary_has_is_below_it() -> None:
     row = MySqlOffset("", 0, before.gtids, "s", 4)
     assert before < row < after
     assert before.place <= row.place < after.place
+
+
+def test_transactions_without_others_of_their_server() -> None:
+    whole = MySqlGtids.parse(f"{A}:1-10:20-30,{B}:tag:5-9")
+    assert str(whole.minus(MySqlGtids.parse(f"{A}:3-4:9-22:30"))) == f"{A}:1-2:5-8:23-29,{B}:tag:5-9"
+    assert whole.minus(whole) == MySqlGtids()
+    assert whole.minus(MySqlGtids.parse(f"{B}:5-9")) == whole
