@@ -30,7 +30,7 @@ CREATE TABLE pg_catalog.pg_dist_node (nodeid int, groupid int, nodename text, no
 CREATE TABLE pg_catalog.pg_dist_local_group (groupid int);
 CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass, partmethod "char", repmodel "char");
 CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
-CREATE TABLE pg_catalog.pg_dist_placement (placementid bigint, shardid bigint, groupid int);
+CREATE TABLE pg_catalog.pg_dist_placement (placementid bigint, shardid bigint, groupid int, shardstate int DEFAULT 1);
 CREATE FUNCTION pg_catalog.shard_name(t regclass, shard bigint) RETURNS text LANGUAGE sql STABLE
   AS $$ SELECT quote_ident(relname || '_' || shard) FROM pg_class WHERE oid = t $$;
 INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);

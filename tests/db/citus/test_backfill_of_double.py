@@ -12,7 +12,7 @@ from tests.servers.citus_double import CitusDouble
 
 from headwater.sources.open import open_source
 from headwater.sources.snapshots import open_snapshots
-from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.splits import Cut, KeyRange, SplitKind
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
 
@@ -59,6 +59,17 @@ def test_a_snapshot_has_parts_on_every_node_and_reads_each_row_once(double: Citu
                 for row in batch.to_pylist()
             ]
             assert sorted(found) == list(range(500))
+        first = KeyRange(None, Cut(("1",)))
+        cut = snapshot.page_end(table, SplitKind.HEAP, first, 10)
+        assert cut is None  # all its rows are in one block
+        parts = [KeyRange(None, Cut(("0", "1"))), KeyRange(Cut(("0", "1")), Cut(("2", "1"))), KeyRange(Cut(("2", "1")))]
+        found = [
+            key
+            for part in parts
+            for batch in snapshots.read(table, SplitKind.HEAP, part, snapshot.name, columns=["id"])
+            for key in batch.column(0).to_pylist()
+        ]
+        assert sorted(found) == list(range(500))
         fill(double, "acc", 10, first=500)
         whole = snapshots.read(table, SplitKind.KEY, KeyRange(), snapshot.name, columns=["id"])
         assert sum(batch.num_rows for batch in whole) == 500

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.db.citus.running import running
+from tests.db.citus.running import ClusterCapture, running
 from tests.servers.citus_double import CitusDouble
+
+from headwater.errors import InputError
+from headwater.sources.errors import SourceMisconfigured, UnsupportedTable
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
 
@@ -35,3 +38,103 @@ def test_distributed_reference_and_local_tables_are_captured_once_from_their_nod
         assert sorted(offset.nodes) == [0, 1, 2]
         groups = {int.from_bytes(row["_position"][8:12], "big") for row in capture.rows("public.acc")}
         assert groups == {1, 2}
+
+
+def key_on(double: CitusDouble, group: int, name: str = "acc") -> int:
+    return next(key for key in range(1000) if double.owner(name, key) == group)
+
+
+def test_a_transaction_of_a_node_is_whole_and_its_commits_stay_in_order(double: CitusDouble, tmp_path: Path) -> None:
+    """One transaction over two nodes is one commit on each: both come, and no order between them is claimed."""
+    double.distribute("acc", COLUMNS)
+    one, two = key_on(double, 1), key_on(double, 2)
+    with running(double, tmp_path, "acc") as capture:
+        for number in range(5):
+            with double.connect(1) as first, double.connect(2) as second:
+                first.execute("BEGIN")
+                second.execute("BEGIN")
+                for session, key in ((first, one), (second, two)):
+                    session.execute("DELETE FROM acc WHERE id = %s", [key])
+                    session.execute("INSERT INTO acc VALUES (%s, %s, 1)", [key, f"t{number}"])
+                    session.execute("UPDATE acc SET amount = 2 WHERE id = %s", [key])
+                second.execute("COMMIT")
+                first.execute("COMMIT")
+        capture.assert_equal("acc")
+        rows = capture.rows("public.acc")
+        for key in (one, two):
+            mine = [row for row in rows if row["id"] == key and row["v"] is not None]
+            assert [row["v"] for row in mine if row["_op"] == 1] == [f"t{number}" for number in range(5)]
+            commits: dict[bytes, set[int]] = {}
+            for row in mine:
+                commits.setdefault(row["_position"][:8], set()).add(row["_epoch"])
+            assert all(len(epochs) == 1 for epochs in commits.values())
+
+
+def test_columns_that_change_on_one_node_before_the_others_lose_no_value(double: CitusDouble, tmp_path: Path) -> None:
+    double.distribute("acc", COLUMNS)
+    one, two = key_on(double, 1), key_on(double, 2)
+    with running(double, tmp_path, "acc") as capture:
+        double.execute(1, f"INSERT INTO acc VALUES ({one}, 'a', 1)")
+        double.execute(2, f"INSERT INTO acc VALUES ({two}, 'a', 1)")
+        capture.assert_equal("acc")
+        for statement in (
+            "ALTER TABLE acc ADD COLUMN w text DEFAULT 'new'",
+            "ALTER TABLE acc RENAME COLUMN v TO u",
+            "ALTER TABLE acc ALTER COLUMN amount TYPE numeric(20,2)",
+        ):
+            double.execute(0, statement)
+            double.execute(1, statement, f"UPDATE acc SET amount = amount + 1 WHERE id = {one}")
+            double.execute(2, f"UPDATE acc SET amount = amount + 1 WHERE id = {two}")  # behind still
+            capture.catch_up()
+            double.execute(2, statement, f"UPDATE acc SET amount = amount + 1 WHERE id = {two}")
+            capture.catch_up()
+        capture.assert_equal("acc")
+        assert [event.kind for event in capture.events("public.acc")] == ["schema"] * 3
+        statement = "ALTER TABLE acc DROP COLUMN w"
+        double.everywhere(statement)
+        double.execute(2, f"UPDATE acc SET amount = amount + 1 WHERE id = {two}")
+        capture.catch_up()
+        assert capture.events("public.acc")[-1].detail["dropped"] == ["w"]
+    with running(double, tmp_path) as capture:
+        double.execute(1, f"UPDATE acc SET u = 'again' WHERE id = {one}")
+        capture.catch_up()
+        found = {row["id"]: row["u"] for row in capture.replayed("public.acc").to_pylist()}
+        assert found == {one: "again", two: "a"}
+
+
+def test_a_table_that_cannot_be_told_stops_alone_and_says_what_to_do(double: CitusDouble, tmp_path: Path) -> None:
+    double.distribute("acc", COLUMNS)
+    double.distribute("other", COLUMNS)
+    fill(double, "acc", 0, 4)
+    with running(double, tmp_path, "acc", "other") as capture:
+        double.execute(1, "TRUNCATE acc")
+        reason = capture.wait_until_stopped("public.acc")
+        assert reason == "It was truncated, node by node. Run: headwater resnapshot public.acc"
+        fill(double, "other", 0, 6)
+        capture.assert_equal("other")
+
+
+def test_a_table_is_added_while_the_nodes_are_followed(double: CitusDouble, tmp_path: Path) -> None:
+    double.distribute("acc", COLUMNS)
+    double.distribute("late", COLUMNS)
+    with running(double, tmp_path, "acc") as capture:
+        fill(double, "acc", 0, 4)
+        capture.assert_equal("acc")
+    with running(double, tmp_path, "acc", "late") as capture:
+        fill(double, "late", 0, 8)
+        fill(double, "acc", 4, 8)
+        capture.assert_equal("acc", "late")
+        capture.assert_once("public.acc", "public.late")
+
+
+def test_what_is_no_coordinator_and_what_would_be_told_twice_is_refused(double: CitusDouble, tmp_path: Path) -> None:
+    double.distribute("acc", COLUMNS)
+    shard, owner = next(iter(double.tables["acc"].shards.items()))
+    double.execute(0, f"INSERT INTO pg_dist_placement VALUES (999, {shard}, {3 - owner})")
+    refused = ClusterCapture(double, tmp_path / "copies", "acc").fails_to_start()
+    assert isinstance(refused, UnsupportedTable)
+    assert "shard_replication_factor" in str(refused)
+    double.execute(0, "UPDATE pg_dist_local_group SET groupid = 7")
+    refused = ClusterCapture(double, tmp_path / "worker", "acc").fails_to_start()
+    assert isinstance(refused, SourceMisconfigured | InputError)
+    assert "coordinator" in str(refused)

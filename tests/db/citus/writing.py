@@ -75,8 +75,9 @@ class Writer(threading.Thread):
 
     def _write(self) -> None:
         key = self._random.randrange(self._keys)
-        group = self._owner(key)
+        group = -1
         try:
+            group = self._owner(key)
             session = self._sessions.get(group)
             if session is None or session.closed:
                 session = self._sessions[group] = self._double.connect(group)
@@ -91,7 +92,8 @@ class Writer(threading.Thread):
                 )
             self.writes += 1
         except psycopg.OperationalError:  # the node was killed
-            self._sessions.pop(group).close()
+            if group in self._sessions:
+                self._sessions.pop(group).close()
             self._end.wait(0.05)
 
     def end(self) -> None:

@@ -2,18 +2,18 @@
 
 A transaction of a node is told whole, and those of one node in its order; between nodes there is none, so any order
 will do, but for one thing: a row whose shard has moved has its older changes on one node and the newer ones on another.
-So every node is read behind a gate that is opened to *cuts* (:class:`~headwater.sources.citus.cluster.Cut`):
+So every node is read behind a gate that opens up to *alignments* (:class:`~headwater.sources.citus.cluster.Alignment`):
 
 =========  ==========================================================  =============================================
 state      what is told                                                goes to
 =========  ==========================================================  =============================================
-at rest    what the nodes have before their gates, in turns            at rest, with gates at a newer cut; merging,
-                                                                       when shards are elsewhere in that cut
-merging    up to the cut, transaction by transaction, by their times   at rest, when all nodes are at the cut
+at rest    what the nodes have before their gates, in turns            at rest, with gates further on; merging, when
+                                                                       shards are elsewhere in the next alignment
+merging    up to it, transaction by transaction, by their times        at rest, when all nodes are there
 =========  ==========================================================  =============================================
 
-At a boundary no node is half way. A node that joined is followed from the first cut that has it; one that left is read
-to its end with the merge, and then retired.
+At a boundary no node is half way. A node that joined is followed from the first alignment that has it; one that left is
+read to its end with the merge, and then retired.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.citus.cluster import Cut, Node, TableKind
+from headwater.sources.citus.cluster import Alignment, Node, TableKind
 from headwater.sources.citus.columns import MergedTable
 from headwater.sources.citus.members import Member, Members, here, naming, present_tables
 from headwater.sources.citus.numbers import CommitNumbers
@@ -41,8 +41,8 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 
-CUT_SECONDS: Final = 0.05
-"""The least time between two cuts while something waits for one."""
+ALIGN_SECONDS: Final = 0.05
+"""The least time between two alignments while something waits for one."""
 LOOK_SECONDS: Final = 0.5
 """… and while nothing does: a node that joins must be followed before it gets its first shard."""
 _WAIT_SECONDS: Final = 0.25
@@ -77,13 +77,15 @@ class CitusChangeStream:
         self._leaving: dict[int, Member] = {}
         self._looked = 0.0
         try:
-            cut = members.cluster.cut()
-            addresses = {node.group: node.address for node in cut.nodes}
+            now = members.cluster.align()
+            addresses = {node.group: node.address for node in now.nodes}
             for group, place in start.nodes.items():
+                if group not in addresses and group not in now.inactive:
+                    members.end_of(group, place.address)  # raises where it is gone for good
                 known = replace(place, address=addresses.get(group, place.address))
                 self._told = replace(self._told, nodes={**self._told.nodes, group: known})
                 self._follow(group, known)
-            self._open_gates(cut)
+            self._open_gates(now)
         except BaseException:
             self.close()
             raise
@@ -109,20 +111,20 @@ class CitusChangeStream:
             self._oids[group, name] = there.source_id
         return made
 
-    def _open_gates(self, cut: Cut) -> None:
-        """Let pass what lies before *cut*; follow nodes that joined, and begin to take leave of those that are gone.
+    def _open_gates(self, now: Alignment) -> None:
+        """Let pass what lies before *now*; follow nodes that joined, and begin to take leave of those that are gone.
 
         :raises SourceUnreachable: a node has another address now: the streams must be opened again.
         """
-        ends = dict(cut.ends)
+        ends = dict(now.ends)
         gone = []
         for group, place in self._told.nodes.items():
-            if group in cut.inactive:
+            if group in now.inactive:
                 ends[group] = self._members.cluster.log_end(group, place.address)
             elif group not in ends:
                 ends[group] = self._members.end_of(group, place.address)
                 gone.append(group)
-        for node in cut.nodes:
+        for node in now.nodes:
             known = self._told.nodes.get(node.group)
             if known is None and node.group not in self._told.retired:
                 self._join(node)
@@ -132,8 +134,8 @@ class CitusChangeStream:
                 )
         for group, member in self._open.items():
             member.gate.limit = max(member.gate.limit, ends[group])
-        if gone or cut.placements != self._told.placements:
-            self._target = _Target(ends, cut.placements, tuple(gone))
+        if gone or now.placements != self._told.placements:
+            self._target = _Target(ends, now.placements, tuple(gone))
 
     def _join(self, node: Node) -> None:
         tables = here(node.group, self._kinds, [merged.table for merged in self._merged.values()])
@@ -142,11 +144,11 @@ class CitusChangeStream:
         self._follow(node.group, place)
 
     def _look(self) -> bool:
-        """Take a new cut when something waits for it, or when it is time to; whether a merge begins."""
-        now = time.monotonic()
-        if now - self._looked >= (CUT_SECONDS if self._is_waiting else LOOK_SECONDS):
-            self._looked = now
-            self._open_gates(self._members.cluster.cut())
+        """Take a new alignment when something waits for it, or when it is time to; whether a merge begins."""
+        moment = time.monotonic()
+        if moment - self._looked >= (ALIGN_SECONDS if self._is_waiting else LOOK_SECONDS):
+            self._looked = moment
+            self._open_gates(self._members.cluster.align())
         return self._target is not None
 
     @property
@@ -183,7 +185,8 @@ class CitusChangeStream:
         for member in self._open.values():
             member.gate.send_status()
         if self._half is not None:
-            return self._take(self._half, _PIECE_SECONDS, 0.0, stop_at_boundary)
+            stop = stop_at_boundary or self._target is not None
+            return self._take(self._half, _PIECE_SECONDS, 0.0, stop)
         if self._target is not None:
             return self._merge(self._target)
         if self._look():
@@ -196,11 +199,11 @@ class CitusChangeStream:
         return []
 
     def _wait(self, seconds: float) -> None:
-        """Until a node sends something, or a cut may be taken for what came before."""
+        """Until a node sends something, or an alignment may be taken for what came before."""
         if self._target is not None or self._half is not None:
             time.sleep(min(seconds, _MERGE_SECONDS))
         elif self._is_waiting:
-            time.sleep(max(0.0, min(seconds, CUT_SECONDS - (time.monotonic() - self._looked))))
+            time.sleep(max(0.0, min(seconds, ALIGN_SECONDS - (time.monotonic() - self._looked))))
         else:
             select.select([member.gate for member in self._open.values()], [], [], seconds)
 

@@ -1,7 +1,7 @@
 """Cluster: the nodes of a Citus cluster, what lies on which of them, and places in their logs that belong together.
 
-A *cut* is a place in the log of each node, all taken while no shard moved: a row whose shard moved before it has its
-last change on the old node before the cut, one whose shard moves after it has no change on the new node before it.
+An *alignment* is a place in the log of each node, all taken while no shard moved: a row whose shard moved before it has
+its last change on the old node before the alignment, one whose shard moves later has none on the new node before it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headwater.sources.postgres.names import TableName
 
 COORDINATOR: Final = 0
 """The group of the coordinator."""
-CUT_TRIES: Final = 20
+ALIGN_TRIES: Final = 20
 
 _IS_CLUSTER: Final = "SELECT pg_catalog.to_regclass('pg_catalog.pg_dist_node') IS NOT NULL AS found"
 _LOCAL_GROUP: Final = "SELECT groupid FROM pg_catalog.pg_dist_local_group"
@@ -31,14 +31,14 @@ FROM pg_catalog.pg_dist_node n WHERE n.noderole::text = 'primary' ORDER BY n.gro
 """
 _PLACEMENTS: Final = """
 SELECT pg_catalog.concat_ws(':', count(*), COALESCE(sum(p.placementid), 0),
-         COALESCE(sum(p.placementid::numeric * (p.groupid + 1)), 0)) AS told
+         COALESCE(sum(p.placementid::numeric * (p.groupid + 1) * p.shardstate), 0)) AS told
 FROM pg_catalog.pg_dist_placement p
 """
 _GROUPS: Final = """
 SELECT DISTINCT p.groupid AS group
 FROM pg_catalog.pg_dist_placement p JOIN pg_catalog.pg_dist_shard s USING (shardid)
 JOIN pg_catalog.pg_dist_partition t USING (logicalrelid)
-WHERE (t.partmethod::text, t.repmodel::text) <> ('n', 't')
+WHERE p.shardstate = 1 AND (t.partmethod::text, t.repmodel::text) <> ('n', 't')
 """
 _KINDS: Final = """
 SELECT p.logicalrelid::oid::bigint AS oid, p.partmethod::text AS method, p.repmodel::text AS model
@@ -47,7 +47,7 @@ FROM pg_catalog.pg_dist_partition p
 _SHARDS: Final = """
 SELECT s.shardid AS shard, p.groupid AS group, pg_catalog.shard_name(s.logicalrelid, s.shardid)::text AS name
 FROM pg_catalog.pg_dist_shard s JOIN pg_catalog.pg_dist_placement p USING (shardid)
-WHERE s.logicalrelid = %s::oid::regclass ORDER BY p.groupid, s.shardid
+WHERE p.shardstate = 1 AND s.logicalrelid = %s::oid::regclass ORDER BY p.groupid, s.shardid
 """
 _LOG_END: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
 _CLOCK: Final = """
@@ -89,7 +89,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Alignment:
     """A place in the log of each node. :ivar placements: what was where."""
 
     nodes: tuple[Node, ...]
@@ -221,17 +221,17 @@ class Cluster:
         """Up to where the log of a node is on its disk."""
         return int(self.ask(_LOG_END, dsn=self.dsn_of(address, group))[0].lsn)
 
-    def cut(self) -> Cut:
-        """A cut of now.
+    def align(self) -> Alignment:
+        """An alignment of now.
 
         :raises SourceBusy: shards moved whenever it was tried. :raises SourceUnreachable: a node does not answer.
         """
-        for _ in range(CUT_TRIES):
+        for _ in range(ALIGN_TRIES):
             nodes, inactive = self.nodes()
             before = self.placements()
             ends = {node.group: self.log_end(node.group, node.address) for node in nodes}
             if self.placements() == before and self.nodes() == (nodes, inactive):
-                return Cut(nodes, inactive, ends, before)
+                return Alignment(nodes, inactive, ends, before)
         raise SourceBusy("Shards of the cluster move without a pause.", next_step="Try again when they rest.")
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from headwater.errors import InputError
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node, TableKind
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.errors import SourceError
@@ -42,18 +41,18 @@ def examine(
         findings += _cluster(nodes, inactive)
         findings += _tables(cluster, kinds)
         distributed = [name for name, (kind, _) in kinds.items() if kind is TableKind.DISTRIBUTED]
-        had_slot = _has_slot(cluster, nodes[0], slot)
+        has_slot = _has_slot(cluster, nodes[0], slot)
         for node in nodes:
-            findings += _node(cluster, node)
-            if node.group != COORDINATOR:
+            about = list(_node(cluster, node))
+            findings += about
+            if node.group == COORDINATOR or any(finding.check == "connection" for finding in about):
+                continue
+            if distributed or not names:
                 there = cluster.dsn_of(node.address, node.group)
-                if distributed or not names:
-                    found = of_postgres.examine(there, distributed, slot=slot, publication=publication).findings
-                    findings += [_on(node, finding) for finding in found if finding.level is not Level.OK]
-                if had_slot and not _has_slot(cluster, node, slot):
-                    findings.append(_lost(node, slot))
-    except InputError:
-        raise
+                found = of_postgres.examine(there, distributed, slot=slot, publication=publication).findings
+                findings += [_on(node, finding) for finding in found if finding.level is not Level.OK]
+            if has_slot and not _has_slot(cluster, node, slot):
+                findings.append(_lost(node, slot))
     except SourceError as error:
         findings.append(Finding("cluster", Level.PROBLEM, error.message, statement_of(error.next_step)))
     finally:

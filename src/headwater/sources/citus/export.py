@@ -3,9 +3,9 @@
 The snapshots of two nodes are not of one moment. Each has a mark of its own, and a row is on one node: what a snapshot
 of its node has not comes from the log of that node.
 
-A table with many shards is split by them, each read on its node: that is what cuts of the kind ``HEAP`` lie between,
-the first shard in the order of nodes and shards before 1, and so on. Splits by key are those of its largest shard, as
-the keys of the others are spread in the same way; a range of keys is read in every shard.
+A table with many shards is split by them, each read on its node: a cut of the kind ``HEAP`` is the place of a shard in
+the order of nodes and shards, and where it lies inside that shard, the number of a block. Splits by key are those of
+the largest shard, as the keys of the others are spread in the same way; a range of keys is read in every shard.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node
 from headwater.sources.citus.mark import CitusMark
-from headwater.sources.citus.shards import Names, PlacedTable, placed_tables, sizes
+from headwater.sources.citus.shards import Names, PlacedTable, ShardPlace, placed_tables, sizes
 from headwater.sources.errors import SourceBusy
 from headwater.sources.postgres.export import PostgresSnapshot
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
@@ -87,7 +87,7 @@ class CitusSnapshot:
         placed = self._placed(table)
         if len(placed) == 1:
             return self._nodes[placed[0].group].files(placed[0].table)
-        return " ".join(f"{one.group}/{one.shard}" for one in placed)
+        return " ".join(f"{one.group}/{one.shard}/{self._nodes[one.group].files(one.table)}" for one in placed)
 
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         """Splits of about *split_rows* rows; by shards unless *kind* says by key.
@@ -122,12 +122,15 @@ class CitusSnapshot:
         return max(range(len(placed)), key=lambda place: measured[place])
 
     def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
-        """The cut after about the first *rows* rows of *part*; a shard is one page."""
+        """The cut after about the first *rows* rows of *part*; of the heap: after their blocks in its first shard."""
         placed = self._placed(table)
         if len(placed) == 1:
             return self._nodes[placed[0].group].page_end(placed[0].table, kind, part, rows)
         if kind is SplitKind.HEAP:
-            return None
+            place, block = ShardPlace.of(part.start)
+            first = placed[place]
+            end = self._nodes[first.group].page_end(first.table, kind, KeyRange(block, None), rows)
+            return None if end is None else Cut((str(place), *end.values))
         largest = placed[self._largest(placed)]
         return self._nodes[largest.group].page_end(largest.table, kind, part, max(1, rows // len(placed)))
 

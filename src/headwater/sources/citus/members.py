@@ -23,7 +23,14 @@ from headwater.sources.errors import SourceError, SourceNotFound, SourceUnreacha
 from headwater.sources.postgres.changes import PostgresChangeStream, RawStream
 from headwater.sources.postgres.connection import connect, server_errors
 from headwater.sources.postgres.offset import PostgresOffset
-from headwater.sources.postgres.slot import ServerIdentity, create_slot, drop_slot, read_slot, server_position
+from headwater.sources.postgres.slot import (
+    ServerIdentity,
+    create_slot,
+    drop_slot,
+    give_up_slot,
+    read_slot,
+    server_position,
+)
 from headwater.sources.postgres.source import PostgresSource
 from headwater.sources.table import SourceTable
 
@@ -142,7 +149,7 @@ class Members:
         member.stream.close()
         dsn = self.cluster.dsn_of(member.address, member.group)
         with suppress(SourceError), server_errors(dsn), connect(dsn) as session:
-            drop_slot(session, self._slot)
+            give_up_slot(session, self._slot)
         self._sources.pop(member.group)[1].close()
         failpoints.hit(AFTER_RETIRE)
 

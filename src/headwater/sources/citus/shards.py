@@ -10,12 +10,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, Shard, TableKind, kind_of, shards_of
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.postgres.connection import Dsn, ask, server_errors
 from headwater.sources.postgres.snapshot import SnapshotSession
+from headwater.sources.splits import Cut
 from headwater.sources.table import SourceTable
 
 _COLUMNS: Final = """
@@ -46,6 +47,20 @@ class PlacedTable:
     address: str
     table: SourceTable
     shard: int | None = None
+
+
+class ShardPlace(NamedTuple):
+    """A cut of the kind ``HEAP``: the place of a shard in the order of nodes and shards, and a cut inside it."""
+
+    shard: int
+    block: Cut | None
+
+    @classmethod
+    def of(cls, cut: Cut | None) -> ShardPlace:
+        """``None`` is the beginning."""
+        if cut is None:
+            return cls(0, None)
+        return cls(int(cut.values[0]), Cut(cut.values[1:]) if len(cut.values) > 1 else None)
 
 
 @dataclass(frozen=True, slots=True)

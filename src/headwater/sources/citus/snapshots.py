@@ -8,10 +8,10 @@ import pyarrow as pa
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster
 from headwater.sources.citus.export import CitusSnapshot
-from headwater.sources.citus.shards import Names, placed_tables
+from headwater.sources.citus.shards import Names, PlacedTable, ShardPlace, placed_tables
 from headwater.sources.postgres.key_order import PostgresKeyOrder
 from headwater.sources.postgres.snapshots import PostgresSnapshots
-from headwater.sources.splits import Cut, KeyRange, SplitKind
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 
 
@@ -66,13 +66,21 @@ class CitusSnapshots:
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
         schema = pa.schema([column.field for column in wanted])
         placed = placed_tables(self._cluster, table, snapshot)
-        by_shard = kind is SplitKind.HEAP and len(placed) > 1
-        for one in placed[_place(part.start, 0) : _place(part.end, len(placed))] if by_shard else placed:
-            where, within = (SplitKind.KEY, KeyRange()) if by_shard else (kind, part)
+        for one, within in _parts(placed, kind, part):
             address, name = names.nodes[one.group]
-            for batch in self._on(one.group, address).read(one.table, where, within, name, columns=columns):
+            for batch in self._on(one.group, address).read(one.table, kind, within, name, columns=columns):
                 yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
 
 
-def _place(cut: Cut | None, otherwise: int) -> int:
-    return otherwise if cut is None else int(cut.values[0])
+def _parts(placed: Sequence[PlacedTable], kind: SplitKind, part: KeyRange) -> Iterator[tuple[PlacedTable, KeyRange]]:
+    """Where *part* is read, and what of it there."""
+    if kind is SplitKind.KEY or len(placed) == 1:
+        for one in placed:
+            yield one, part
+        return
+    start, end = ShardPlace.of(part.start), ShardPlace.of(part.end)
+    last = len(placed) if part.end is None else end.shard + (end.block is not None)
+    for place in range(start.shard, last):
+        begins = start.block if place == start.shard else None
+        ends = end.block if part.end is not None and place == end.shard else None
+        yield placed[place], KeyRange(begins, ends)

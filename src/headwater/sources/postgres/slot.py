@@ -284,17 +284,31 @@ def replace_slot(
     slot = read_slot(session, name)
     if slot is not None:
         _require_kind(slot, str(session.info.dbname))
+    give_up_slot(session, name, clock=clock, sleep=sleep)
+    failpoints.hit(SLOT_DROPPED)
+    return create_slot(session, name)
+
+
+def give_up_slot(
+    session: Connection,
+    name: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """As :func:`drop_slot`; one that an earlier connection of ours still holds is waited for, for a few seconds.
+
+    :raises SlotBusy: it is being read, and stays as it is.
+    """
     deadline = clock() + RELEASE_SECONDS
     while True:
         try:
             drop_slot(session, name)
-            break
+            return
         except SlotBusy:
             if clock() >= deadline:
                 raise
             sleep(0.05)
-    failpoints.hit(SLOT_DROPPED)
-    return create_slot(session, name)
 
 
 def check_slot(slot: Slot | None, name: str, durable: int, known: ServerIdentity, server: ServerPosition) -> Slot:

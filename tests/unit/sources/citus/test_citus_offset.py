@@ -60,6 +60,14 @@ def test_a_node_that_is_not_followed_yet_is_not_passed_and_a_retired_one_is() ->
     assert at(n0=9, n3=1).has_passed(at(n0=1))
 
 
+def test_the_end_of_the_last_transaction_has_passed_a_place_of_the_same_log() -> None:
+    """No commit lies between them: an idle node need not log anything to have come to a snapshot."""
+    after = CitusOffset({0: NodePlace(PostgresOffset.end_of(70, 90, 5))})
+    assert after.has_passed(at(n0=90))
+    assert not after.has_passed(at(n0=91))
+    assert not CitusOffset({0: NodePlace(PostgresOffset.of_row(70, 1, 5))}).has_passed(at(n0=71))
+
+
 def test_a_place_of_another_kind_of_source_has_no_order() -> None:
     with pytest.raises(ForeignOffset):
         _ = at(n0=1) < PostgresOffset.at(1)
