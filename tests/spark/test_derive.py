@@ -16,7 +16,7 @@ from tests.spark.keeper import Keeper, Row
 from tests.spark.test_kept_tables import LEFT, RIGHT, Transfers, fill
 
 from headwater.derive.derivation import Derivation
-from headwater.derive.errors import EpochLost, KeyNotUnique, ResultChanged
+from headwater.derive.errors import EpochLost, FunctionChanged, KeyNotUnique, ResultChanged
 from headwater.derive.runner import DerivedRunner, Place, release_pins
 from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
@@ -172,7 +172,7 @@ def test_what_changed_meanwhile_stops_a_derived_table(
     keeper.catch_up()
     with (
         closing(runner_of(keeper, spark, "rich", other, case[2], case[3], sink)) as runner,
-        pytest.raises(ResultChanged, match=r"double is gone.*sink drop rich"),
+        pytest.raises(FunctionChanged, match=r"are not those that made.*sink drop rich"),
     ):
         runner.step()
     place, derivation = Place(keeper.store, keeper.folder, "shop-rich"), Derivation.of("rich", other, [LEFT], ["id"])
@@ -187,6 +187,25 @@ def test_what_changed_meanwhile_stops_a_derived_table(
     with closing(runner_of(keeper, spark, "rich", case[0], case[2], case[3], elsewhere)) as runner:
         assert runner.step(), "a sink that has nothing of it is filled anew"
         assert delivered(tmp_path / "other", "rich") == of_rich(keeper.model(LEFT, runner.epoch), [])
+
+
+def test_a_column_that_its_table_gets_stops_a_derived_table_whose_result_has_it(
+    spark: Any, keeper: Keeper, newest_postgres: Database, tmp_path: Path
+) -> None:
+    def whole(accounts: Any) -> Any:
+        return accounts
+
+    fill(newest_postgres)
+    keeper.catch_up()
+    sink = open_sink("delta", path=str(tmp_path / "lake"))
+    with closing(runner_of(keeper, spark, "whole", whole, [LEFT], ["id"], sink)) as runner:
+        assert runner.step()
+        newest_postgres.execute(
+            f"ALTER TABLE {LEFT} ADD COLUMN note text", f"UPDATE {LEFT} SET note = 'n' WHERE id = 151"
+        )
+        keeper.catch_up()
+        with pytest.raises(ResultChanged, match=r"note is new.*sink drop whole"):
+            runner.step()
 
 
 def test_a_result_with_a_key_twice_is_refused_and_nothing_of_it_is_delivered(
