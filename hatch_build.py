@@ -18,6 +18,7 @@ SOURCES = (
     "src/headwater/sources/postgres/_binary.c",
     "src/headwater/sources/postgres/_decoder.c",
     "src/headwater/sources/postgres/_receive.c",
+    "src/headwater/sources/sqlserver/_tds_rows.c",
     "src/headwater/stream/_gather.c",
 )
 

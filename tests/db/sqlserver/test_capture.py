@@ -148,7 +148,7 @@ def test_a_connection_that_breaks_in_the_middle_loses_nothing(double: SqlServerD
     with running(double, tmp_path, TABLE) as capture:
         for number in range(6):
             double.inject(
-                "fn_cdc_get_all_changes" if number % 2 else "lsn_time_mapping", ("drop", 1205, 596)[number % 3]
+                "fn_cdc_get_all_changes" if number % 2 else "lsn_time_mapping", ("drop", -1205, 596)[number % 3]
             )
             double.execute(f"UPDATE shop.orders SET total = total + {number}")
             capture.catch_up()

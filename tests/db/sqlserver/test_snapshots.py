@@ -213,3 +213,28 @@ def test_neighbours_share_a_cut(server: AnySqlServer, tmp_path: Path) -> None:
         plan = snapshot.plan(table, split_rows=3)
     assert plan.rows == 20
     assert all(one.range.end == other.range.start for one, other in pairwise(plan.splits))
+
+
+def test_rows_are_the_same_by_compiled_code_and_by_the_library(
+    server: AnySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.execute(
+        "CREATE TABLE shop.wide (id int NOT NULL PRIMARY KEY, t nvarchar(max), b varbinary(max), f float, o bit)"
+    )
+    for first in range(0, 400, 100):
+        numbers = range(first + 1, first + 101)
+        texts = {n: "NULL" if n % 7 == 0 else f"N'{'ä🐟' * (n * 20)}'" for n in numbers}
+        values = ", ".join(f"({n}, {texts[n]}, 0x{'AB' * n}, {n / 3}, {n % 2})" for n in numbers)
+        server.execute(f"INSERT INTO shop.wide VALUES {values}")
+    track(server, "wide")
+    table = described(server, "shop.wide", tmp_path)
+
+    def rows() -> list[dict[str, Any]]:
+        batches = open_snapshots(server.dsn).read(table, SplitKind.KEY, KeyRange(), None)
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    compiled = rows()
+    monkeypatch.setenv("HEADWATER_PURE", "1")
+    assert rows() == compiled
+    assert len(compiled) == 400
+    assert len(compiled[397]["t"]) == 2 * 398 * 20

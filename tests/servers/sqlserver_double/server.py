@@ -76,7 +76,10 @@ class SqlServerDouble:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def inject(self, pattern: str, what: int | str) -> None:
-        """The next batch that has *pattern* gets the error of that number; ``"drop"``: the connection ends instead."""
+        """The next batch that has *pattern* gets the error of that number; ``"drop"``: the connection ends instead.
+
+        A number below 0 is that of an error after all its rows.
+        """
         self._injected.append((re.compile(pattern), what))
 
     @property
@@ -150,11 +153,13 @@ class SqlServerDouble:
         if injected == "drop":
             raise wire.Hangup
         try:
-            if isinstance(injected, int):
+            if isinstance(injected, int) and injected > 0:
                 raise Refused(injected, "injected")
             made = b"".join(wire.result(names, rows) for names, rows in session.run(batch))
         except Refused as error:
             return wire.error(error.number, str(error)) + wire.done(failed=True)
+        if isinstance(injected, int):
+            return made.removesuffix(made[-13:]) + wire.error(-injected, "injected") + wire.done(failed=True)
         return made or wire.done()
 
     # -- writing -----------------------------------------------------------------------------------------------------

@@ -128,12 +128,24 @@ def result(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
     made = bytearray(struct.pack("<BH", 0x81, len(names)))
     for name, (_, info) in zip(names, kinds, strict=True):
         made += struct.pack("<IH", 0, 1) + info + _short(name)
-    writers = [_WRITERS[kind] for kind, _ in kinds]
+    made += _token(0xA9, b"\x01\x00")  # an order, which clients pass over
+    return bytes(made) + rows_of([kind for kind, _ in kinds], rows) + done(len(rows))
+
+
+def rows_of(kinds: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:
+    """Rows alone; those with nulls have a map of them, as servers do it."""
+    made = bytearray()
+    writers = [_WRITERS[kind] for kind in kinds]
     for row in rows:
-        made.append(0xD1)
+        if None in row:
+            nulls = sum(1 << place for place, value in enumerate(row) if value is None)
+            made += b"\xd2" + nulls.to_bytes((len(row) + 7) // 8, "little")
+        else:
+            made.append(0xD1)
         for writer, value in zip(writers, row, strict=True):
-            made += writer(value)
-    return bytes(made) + done(len(rows))
+            if value is not None:
+                made += writer(value)
+    return bytes(made)
 
 
 def _kind(values: Sequence[Any]) -> tuple[str, bytes]:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+import pyarrow as pa
 import pytds
 from pytds import tds_base
 
@@ -24,8 +25,10 @@ from headwater.sources.errors import (
     SourceError,
     SourceMisconfigured,
     SourceNotFound,
+    SourceProtocolError,
     SourceUnreachable,
 )
+from headwater.sources.sqlserver.answer import columns_of_answer
 from headwater.sources.sqlserver.ticks import Ticks
 
 SETTINGS: Final = (
@@ -182,11 +185,10 @@ class Session:
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def blocks(self, statement: str, rows: int) -> Iterator[list[Any]]:
-        """The rows of one statement as sequences, so many at a time."""
+    def columns(self, statement: str, rows: int) -> Iterator[list[pa.Array]]:
+        """The columns of the rows of one statement, at most so many at a time; see :mod:`.answer`."""
         with self._asked(statement) as cursor:
-            while block := cursor.fetchmany(rows):
-                yield block
+            yield from columns_of_answer(cursor, rows)
 
     @contextlib.contextmanager
     def _asked(self, statement: str) -> Iterator[Any]:
@@ -215,6 +217,8 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
         yield
     except tds_base.Error as error:
         raise translated(error, dsn) from None
+    except UnicodeDecodeError:  # whose text shows the value
+        raise SourceProtocolError("A text of the server is no Unicode: it has half a surrogate pair.") from None
     except OSError as error:
         if isinstance(error.__cause__, tds_base.Error):  # the library tried again until its time was up
             raise translated(error.__cause__, dsn) from None

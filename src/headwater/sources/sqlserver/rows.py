@@ -7,7 +7,7 @@ are a pair where they stand together and have one key; otherwise they are a dele
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -62,13 +62,18 @@ class Interval:
 
 def read_stretch(session: Session, stretch: Stretch, interval: Interval, ticks: Ticks) -> Iterator[Changes]:
     """The rows of a stretch, a block at a time, no update in two blocks."""
-    held: list[Any] = []
-    for block in session.blocks(statement_of(stretch), BLOCK_ROWS):
-        rows = held + block
-        held = [rows.pop()] if rows[-1][2] == _OLD else []
-        if rows:
-            yield changes_of(stretch, rows, interval, ticks)
-    if held:
+    held: list[pa.Array] | None = None
+    for block in session.columns(statement_of(stretch), BLOCK_ROWS):
+        if held is not None:
+            block = [pa.concat_arrays(parts) for parts in zip(held, block, strict=True)]
+            held = None
+        last = len(block[2]) - 1
+        if block[2][last].as_py() == _OLD:
+            held = [column.slice(last) for column in block]
+            block = [column.slice(0, last) for column in block]
+        if len(block[2]):
+            yield changes_of(stretch, block, interval, ticks)
+    if held is not None:
         yield changes_of(stretch, held, interval, ticks)
 
 
@@ -82,24 +87,24 @@ def statement_of(stretch: Stretch) -> str:
     )
 
 
-def changes_of(stretch: Stretch, rows: Sequence[Sequence[Any]], interval: Interval, ticks: Ticks) -> Changes:
-    """Rows as the server tells them, as rows of the captured table's log."""
+def changes_of(stretch: Stretch, told: Sequence[pa.Array], interval: Interval, ticks: Ticks) -> Changes:
+    """The columns that the server tells, as rows of the captured table's log."""
     table = stretch.projection.table
-    starts, changes, operations, *values = zip(*rows, strict=True)
-    start_lsns = pa.array(starts, pa.binary(10))
+    start_lsns, changes, operations, *values = told
+    rows = len(start_lsns)
     columns = [column_of(table, column, given, ticks) for column, given in zip(stretch.columns, values, strict=True)]
-    projected = stretch.projection.apply(columns, len(rows))
-    ops = np.fromiter(operations, np.int8, len(rows))
+    projected = stretch.projection.apply(columns, rows)
+    ops = operations.to_numpy(zero_copy_only=False).astype(np.int8)
     keys = [projected[place] for place in table.key_places]
-    made_ops = ops_of(ops, start_lsns, pa.array(changes, pa.binary(10)), keys)
+    made_ops = ops_of(ops, start_lsns, changes, keys)
     places, seq, times = interval.place(start_lsns)
-    missing = {name: np.ones(len(rows), np.bool_) for name in stretch.missing}
+    missing = {name: np.ones(rows, np.bool_) for name in stretch.missing}
     batch = pa.RecordBatch.from_arrays(
         [
             *projected,
             positions_of(places, seq),
-            pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), len(rows), [None, pa.py_buffer(times)]),
-            unavailable_texts(missing, len(rows)),
+            pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows, [None, pa.py_buffer(times)]),
+            unavailable_texts(missing, rows),
         ],
         schema=table.log_schema(POSITION_TYPE),
     )

@@ -1,14 +1,10 @@
-"""Values: the columns of a block of rows, as the library gives them, as Arrow columns. Pure.
+"""Values: the columns of an answer (:mod:`.answer`) as columns of a table. Pure.
 
-The library makes a Python value of everything that it reads, row by row; from there on a column is one call into Arrow.
-What is asked for (:func:`~headwater.sources.sqlserver.types.selected`) is whole numbers and texts as far as possible,
-which cost the least there.
+What is asked for (:func:`~headwater.sources.sqlserver.types.selected`) comes as whole numbers, doubles, texts and
+bytes; here they become what the column is, or are refused.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,45 +16,28 @@ from headwater.sources.sqlserver.types import TIMES, SqlType
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 
-def columns_of(
-    table: SourceTable, columns: Sequence[SourceColumn], rows: Sequence[Sequence[Any]], ticks: Ticks
-) -> list[pa.Array]:
-    """The Arrow columns of *rows*, which have the values of *columns* in their order.
+def column_of(table: SourceTable, column: SourceColumn, values: pa.Array, ticks: Ticks) -> pa.Array:
+    """The values of *column* of *table*.
 
     :raises SpecialValue: by policy. :raises InvalidKey: a key is null. :raises UndecodableValue: no value of its type.
     """
-    if not rows:
-        return [pa.nulls(0, column.type) for column in columns]
-    return [
-        column_of(table, column, values, ticks) for column, values in zip(columns, zip(*rows, strict=True), strict=True)
-    ]
-
-
-def column_of(table: SourceTable, column: SourceColumn, values: Sequence[Any], ticks: Ticks) -> pa.Array:
-    """One column; see :func:`columns_of`."""
     kind = SqlType.parse(column.source_type)
     try:
         if kind.name in TIMES and not pa.types.is_string(column.type):
-            made = _times(table, column, kind, pa.array(values, pa.int64()), ticks)
-        elif pa.types.is_decimal(column.type):
-            made = pa.array(values, pa.string()).cast(column.type)
-        elif pa.types.is_boolean(column.type) and not isinstance(_first(values), bool | None):
-            made = pa.array(values, pa.int8()).cast(pa.bool_())
-        elif pa.types.is_string(column.type) and not isinstance(_first(values), str | None):
-            made = pa.array(values).cast(pa.string())
+            made = _times(table, column, kind, values.cast(pa.int64()), ticks)
+        elif pa.types.is_floating(column.type):  # a number of the server's narrower type is told in the wider one
+            made = values.cast(column.type, safe=False)
+        elif values.type != column.type:
+            made = values.cast(column.type)
         else:
-            made = pa.array(values, column.type)
-    except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, TypeError):  # whose text shows the value
+            made = values
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):  # whose text shows the value
         raise UndecodableValue(
             table.full_name, column.name, column.source_type, "a value is none of its type."
         ) from None
     if made.null_count and column.name in table.key_columns:
         raise InvalidKey(table.full_name, column.name, column.source_type, "a key is null.")
     return made
-
-
-def _first(values: Sequence[Any]) -> Any:
-    return next((value for value in values if value is not None), None)
 
 
 def _times(table: SourceTable, column: SourceColumn, kind: SqlType, numbers: pa.Int64Array, ticks: Ticks) -> pa.Array:

@@ -28,6 +28,11 @@ def of(lsn: Lsn) -> bytes:
     return int(lsn).to_bytes(10, "big")
 
 
+def told(*rows: tuple[object, ...]) -> list[pa.Array]:
+    """Rows as columns."""
+    return [pa.array(column) for column in zip(*rows, strict=True)]
+
+
 def ops(*rows: tuple[Lsn, int, int, int]) -> list[str]:
     """:param rows: commit, change, operation, key."""
     starts, changes, operations, keys = zip(*rows, strict=True)
@@ -67,8 +72,8 @@ def test_halves_that_do_not_stand_together_are_deletes_and_inserts() -> None:
 
 def test_numbers_within_a_commit_go_on_over_blocks_and_tables() -> None:
     interval = Interval([Commit(ONE, 10), Commit(TWO, 20)])
-    first = changes_of(STRETCH, [(of(ONE), of(ONE), 2, 1, 1), (of(TWO), of(ONE), 2, 2, 1)], interval, Ticks.REFUSE)
-    second = changes_of(STRETCH, [(of(TWO), of(TWO), 1, 2, 1), (of(TWO), of(TWO), 2, 3, 1)], interval, Ticks.REFUSE)
+    first = changes_of(STRETCH, told((of(ONE), of(ONE), 2, 1, 1), (of(TWO), of(ONE), 2, 2, 1)), interval, Ticks.REFUSE)
+    second = changes_of(STRETCH, told((of(TWO), of(TWO), 1, 2, 1), (of(TWO), of(TWO), 2, 3, 1)), interval, Ticks.REFUSE)
     positions = [row for part in (first, second) for row in part.rows["_position"].to_pylist()]
     assert positions == sorted(set(positions))
     assert [int.from_bytes(one[8:12], "big") for one in positions] == [0, 0, 1, 2]
@@ -78,7 +83,7 @@ def test_numbers_within_a_commit_go_on_over_blocks_and_tables() -> None:
 def test_a_column_that_the_instance_lacks_is_null_and_named() -> None:
     grown = SourceTable("shop", "orders", (*TABLE.columns, source_column("rate", SqlType("int"), 3)), ("id",), 7)
     stretch = Stretch(INSTANCE, ONE, TWO, TABLE.columns, Projection(grown, (0, 1, None)), ("rate",))
-    made = changes_of(stretch, [(of(ONE), of(ONE), 2, 1, 1)], Interval([Commit(ONE, 0)]), Ticks.REFUSE)
+    made = changes_of(stretch, told((of(ONE), of(ONE), 2, 1, 1)), Interval([Commit(ONE, 0)]), Ticks.REFUSE)
     assert made.rows.to_pylist()[0]["rate"] is None
     assert made.rows.to_pylist()[0]["_unavailable"] == "rate"
 

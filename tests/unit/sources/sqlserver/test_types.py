@@ -55,10 +55,10 @@ def test_values_that_are_none_of_their_type_are_refused_without_being_shown() ->
     column = source_column("n", SqlType("decimal", 5, 2), 1)
     table = SourceTable("shop", "t", (column,), ("n",), 1)
     with pytest.raises(UndecodableValue) as caught:
-        column_of(table, column, ["secret"], Ticks.REFUSE)
+        column_of(table, column, pa.array(["secret"]), Ticks.REFUSE)
     assert "secret" not in str(caught.value)
     with pytest.raises(InvalidKey):
-        column_of(table, column, [None], Ticks.REFUSE)
+        column_of(table, column, pa.array([None], pa.string()), Ticks.REFUSE)
 
 
 def test_nanoseconds_that_do_not_fit_are_special() -> None:
@@ -67,9 +67,9 @@ def test_nanoseconds_that_do_not_fit_are_special() -> None:
         source_column("at", SqlType("datetime2", 7), 2, ticks=Ticks.NS),
     )
     table = SourceTable("shop", "t", (key, column), ("id",), 1)
-    assert column_of(table, column, [17], Ticks.NS).cast(pa.int64()).to_pylist() == [1700]
+    assert column_of(table, column, pa.array([17]), Ticks.NS).cast(pa.int64()).to_pylist() == [1700]
     with pytest.raises(SpecialValue, match="before 1677"):
-        column_of(table, column, [2_000_000_000_000_000_000], Ticks.NS)
+        column_of(table, column, pa.array([2_000_000_000_000_000_000]), Ticks.NS)
 
 
 @pytest.mark.parametrize(
