@@ -16,7 +16,7 @@ help: ## list the tasks
 
 install: $(STAMP) ## make .venv with everything for running and developing
 
-$(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh hatch_build.py src/headwater/sources/postgres/_binary.c src/headwater/sources/postgres/_decoder.c src/headwater/stream/_gather.c
+$(STAMP): pyproject.toml constraints.txt scripts/make_venv.sh hatch_build.py $(shell find src -name "*.[ch]")
 	@PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/make_venv.sh
 	@touch $@
 
