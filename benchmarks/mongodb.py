@@ -61,7 +61,7 @@ class Bench:
         for first in range(1, rows + 1, _BLOCK):
             orders.insert_many([document(number) for number in range(first, min(first + _BLOCK, rows + 1))])
         changed = rows // 4
-        orders.update_many({"_id": {"$gt": rows - changed}}, {"$set": {"open": True, "quantity": 7}})
+        orders.update_many({"_id": {"$gt": rows - changed}}, {"$inc": {"quantity": 1}})
         orders.delete_many({"_id": {"$gt": 0, "$lte": changed // 4}})
         self.events = rows + changed + changed // 4
         self.end = source.include([])

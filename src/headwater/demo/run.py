@@ -346,6 +346,6 @@ def _spoil(table: Path) -> None:
     """Change a row of the mirror and remove another one."""
     from deltalake import DeltaTable
 
-    key = "_id" if "_id" in DeltaTable(table).to_pyarrow_table().schema.names else "id"
+    key = "_id" if "_id" in DeltaTable(table).schema().to_arrow().names else "id"
     DeltaTable(table).update({"state": "'spoiled'"}, predicate=f"{key} = 1")
     DeltaTable(table).delete(f"{key} = 2")

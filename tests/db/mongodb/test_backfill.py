@@ -17,7 +17,7 @@ COLUMNS = {TABLE: "struct<_id: long, state: string, total: long, note: json>"}
 STEPS = ("planned", "logged", "units", "read", "committed")
 
 
-@pytest.mark.parametrize("backfill", ["parallel", "single"])
+@pytest.mark.parametrize("backfill", ["parallel", pytest.param("single", marks=pytest.mark.soak)])
 def test_history_and_live_changes_come_to_the_source(backfill: str, server: MongoServer, tmp_path: Path) -> None:
     create(server, 1500)
     with running(server, tmp_path, TABLE, columns=COLUMNS) as capture:
@@ -49,7 +49,7 @@ def test_history_and_changes_meet_at_keys_of_every_type(server: MongoServer, tmp
         query.close()
 
 
-@pytest.mark.parametrize("keyed", [True, False])
+@pytest.mark.parametrize("keyed", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_each_row_is_that_of_the_time_that_was_planned(server: MongoServer, tmp_path: Path, keyed: bool) -> None:
     create(server, 300)
     orders = server.client.shop.orders
@@ -125,6 +125,7 @@ def test_a_snapshot_that_the_server_gave_up_is_taken_again(server: MongoServer, 
         query.close()
 
 
+@pytest.mark.soak
 def test_a_collection_is_read_anew_after_it_was_dropped_and_captured_again(server: MongoServer, tmp_path: Path) -> None:
     create(server, 50)
     with running(server, tmp_path, TABLE, columns=COLUMNS) as capture:

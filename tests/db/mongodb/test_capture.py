@@ -12,6 +12,7 @@ from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Tim
 from bson.json_util import RELAXED_JSON_OPTIONS, dumps, loads
 from tests.db.mongodb.delivering import TABLE, create, writer
 from tests.db.mongodb.running import MongoCapture, running
+from tests.sampled import share
 from tests.servers.mongodb import MongoServer
 
 from headwater.capture import renewal
@@ -47,6 +48,7 @@ IDS: list[Any] = [
 """A key of every type that one can have, in the server's order."""
 
 
+@pytest.mark.soak
 def test_the_replayed_log_is_the_collection(server: MongoServer, tmp_path: Path) -> None:
     server.client.shop.create_collection("orders")
     declared = {TABLE: "struct<_id: long, state: string, total: double, note: json>"}
@@ -62,7 +64,7 @@ def test_a_restart_goes_on_without_loss_or_repeat(server: MongoServer, tmp_path:
     create(server, 1)
     capture = MongoCapture(server, tmp_path, [TABLE])
     orders = server.client.shop.orders
-    for number in range(10, 14):
+    for number in range(10, 12):
         capture.start()
         orders.insert_one({"_id": number})
         capture.catch_up()
@@ -70,7 +72,7 @@ def test_a_restart_goes_on_without_loss_or_repeat(server: MongoServer, tmp_path:
         orders.insert_one({"_id": number + 100})
     capture.start()
     capture.catch_up()
-    assert [row["_id"] for row in capture.rows(TABLE)] == [10, 110, 11, 111, 12, 112, 13, 113]
+    assert [row["_id"] for row in capture.rows(TABLE)] == [10, 110, 11, 111]
     capture.stop()
 
 
@@ -83,7 +85,7 @@ def test_a_transaction_is_never_split_over_epochs_and_is_one_cut_over_tables(
     columns = dict.fromkeys(("shop.a", "shop.b"), "struct<_id: objectId, tx: int>")
     with running(server, tmp_path, "shop.a", "shop.b", columns=columns) as capture:
         with server.client.start_session() as session:
-            for number in range(200):
+            for number in range(100):
                 with session.start_transaction():
                     for name in ("a", "b", "a"):
                         shop[name].insert_one({"tx": number}, session=session)
@@ -93,8 +95,8 @@ def test_a_transaction_is_never_split_over_epochs_and_is_one_cut_over_tables(
             capture.assert_once(name)
             for row in capture.rows(name):
                 epochs.setdefault(row["tx"], set()).add(row["_epoch"])
-        assert capture.capture.statistics.transactions == 200
-    assert len(epochs) == 200
+        assert capture.capture.statistics.transactions == 100
+    assert len(epochs) == 100
     assert all(len(found) == 1 for found in epochs.values())
 
 
@@ -174,7 +176,7 @@ def test_keys_of_every_type_are_followed(server: MongoServer, tmp_path: Path) ->
     shop.create_collection("mixed")
     with running(server, tmp_path, "shop.mixed") as capture:
         shop.mixed.insert_many([{"_id": key, "n": number} for number, key in enumerate(IDS)])
-        for key in IDS[::2]:
+        for key in IDS:
             shop.mixed.update_one({"_id": {"$eq": key}}, {"$set": {"n": -1}})
         shop.mixed.delete_one({"_id": {"$eq": IDS[3]}})
         capture.assert_equal("shop.mixed")
@@ -233,7 +235,7 @@ def test_a_value_of_another_type_stops_or_is_null_and_told_as_the_policy_says(
         other.wait_for(lambda: any("total" in str(event.detail) for event in other.events(TABLE)))
 
 
-@pytest.mark.parametrize("how", ["drop", "rename", "taken", "database"])
+@pytest.mark.parametrize("how", share(["drop", "rename", "taken", "database"], 1, 2))
 def test_a_collection_that_goes_stops_and_the_others_go_on(how: str, server: MongoServer, tmp_path: Path) -> None:
     client = server.client
     for name in ("orders", "other"):
@@ -274,6 +276,7 @@ def test_the_only_database_is_dropped_and_the_capture_goes_on_with_tables_that_a
         assert capture.failure is None
 
 
+@pytest.mark.soak
 def test_the_policy_stop_ends_the_capture_before_a_drop(server: MongoServer, tmp_path: Path) -> None:
     create(server, 3)
     capture = MongoCapture(server, tmp_path, [TABLE], schema_policy=SchemaPolicy.STOP)
@@ -282,6 +285,7 @@ def test_the_policy_stop_ends_the_capture_before_a_drop(server: MongoServer, tmp
     assert isinstance(capture.wait_for_end(), SchemaStopped)
 
 
+@pytest.mark.soak
 def test_tables_are_added_while_it_runs_also_of_another_database(server: MongoServer, tmp_path: Path) -> None:
     create(server, 3)
     for name in ("shop", "stock"):
@@ -299,6 +303,7 @@ def test_tables_are_added_while_it_runs_also_of_another_database(server: MongoSe
         capture.assert_once(TABLE)
 
 
+@pytest.mark.soak
 def test_names_of_every_kind_in_several_databases(server: MongoServer, tmp_path: Path) -> None:
     names = {"shop.fs.files": 'shop."fs.files"', "Shop2.Big Orders": '"Shop2"."Big Orders"'}
     for name in names:
@@ -337,6 +342,7 @@ def test_what_cannot_be_captured_is_refused(server: MongoServer, tmp_path: Path)
     source.close()
 
 
+@pytest.mark.soak
 def test_an_event_of_more_than_16_megabytes_comes_whole(server: MongoServer, tmp_path: Path) -> None:
     shop = server.client.shop
     shop.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})

@@ -37,6 +37,7 @@ def insert(server: MongoServer, first: int, last: int, **fields: Any) -> None:
     server.client.shop.orders.insert_many([{"_id": number, **fields} for number in range(first, last + 1)])
 
 
+@pytest.mark.soak
 def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(
     start_mongodb: StartServer, tmp_path: Path
 ) -> None:
@@ -198,6 +199,7 @@ def test_a_user_who_may_read_one_database_captures_it_and_no_other(server: Mongo
         server.client.admin.command({"dropUser": "reader"})
 
 
+@pytest.mark.soak
 def test_a_resnapshot_of_one_table_goes_on_from_now_on_an_idle_server(server: MongoServer, tmp_path: Path) -> None:
     create(server, 1)
     with running(server, tmp_path, TABLE, columns=COLUMNS) as capture:

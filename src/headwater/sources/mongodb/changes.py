@@ -24,12 +24,13 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb.connection import BadToken, Client, Dsn
 from headwater.sources.mongodb.documents.decoder import Conflict
 from headwater.sources.mongodb.event_batches import EventBatches
-from headwater.sources.mongodb.followed import FollowedTables, ImagesMissing
+from headwater.sources.mongodb.followed import FollowedTables
+from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_text, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import IDLE_MS, Documents, open_watch
+from headwater.sources.mongodb.watch import IDLE_MS, open_watch
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -55,7 +56,7 @@ class _Last:
 class MongoChangeStream:
     """The changes of *tables* after *start*.
 
-    :param images_are_missing: called before the stream ends because the server lacks post-images.
+    :param images: the server keeps those of one table at least.
     :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
     """
 
@@ -67,14 +68,14 @@ class MongoChangeStream:
         tables: Iterable[SourceTable],
         start: MongoOffset,
         policy: SchemaPolicy = SchemaPolicy.EVOLVE,
-        documents: Documents = Documents.LOOKUP,
-        images_are_missing: Callable[[], None] = lambda: None,
+        *,
+        images: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self._dsn, self._client, self._server, self._documents = dsn, client, server, documents
-        self._images_are_missing, self._clock, self._wall_clock = images_are_missing, clock, wall_clock
-        self._followed = FollowedTables(tables, policy, documents)
+        self._dsn, self._client, self._server, self._images = dsn, client, server, images
+        self._clock, self._wall_clock = clock, wall_clock
+        self._followed = FollowedTables(tables, policy, Lookup(dsn, client))
         self._spaces = {name.namespace for name in self._followed.names} or {dsn.database or "admin"}
         self._told = start
         self._last: _Last | None = None
@@ -96,7 +97,7 @@ class MongoChangeStream:
         self._came = 0.0
         self._spaces = {name.namespace for name in self._followed.names} or self._spaces
         return open_watch(
-            self._dsn, self._client, self._followed.names, sorted(self._spaces), self._told, self._documents
+            self._dsn, self._client, self._followed.names, sorted(self._spaces), self._told, images=self._images
         )
 
     # -- tables ----------------------------------------------------------------------------------------------------
@@ -242,11 +243,7 @@ class MongoChangeStream:
             if not self._is_full:
                 return
             end = len(times)
-        try:
-            self._seq = self._followed.tell(batch.slice(0, end), self._seq if goes_on else 0, events)
-        except ImagesMissing:
-            self._images_are_missing()
-            raise
+        self._seq = self._followed.tell(batch.slice(0, end), self._seq if goes_on else 0, events)
         self._keep_last(batch.slice(end - 1, 1))
         self._queue = [batch.slice(end)] if end < len(times) else []
         self._held_rows = len(times) - end

@@ -179,6 +179,8 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
 
 def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
     """The error of our tree for one of the library: by the server's number. No document of an answer is repeated."""
+    if isinstance(error, driver.ConfigurationError) and "DNS" in str(error):
+        return _unreachable("its name is not found", dsn)
     if isinstance(error, driver.ConfigurationError | driver.InvalidURI):
         return InvalidDsn(
             "The connection string of MongoDB has an option that cannot be used.",

@@ -5,7 +5,7 @@ event                                   what is told
 ======================================  ====================================================================
 insert                                  ``INSERT``
 update, replace                         ``UPDATE_INSERT``, after an ``UPDATE_DELETE`` where the old document is known
-update of a document that is gone       nothing: its delete follows
+update of a document that is gone       nothing: its delete follows; see :mod:`.lookup`
 delete                                  ``DELETE``: the key alone, or the old document where it is known
 drop, rename, dropDatabase              ``Stopped``
 ======================================  ====================================================================
@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import SchemaStopped, SourceUnreachable
+from headwater.sources.errors import SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb.documents.decoder import Conflict, DocumentDecoder
+from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, positions_of
-from headwater.sources.mongodb.watch import Documents
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
 
@@ -37,19 +37,15 @@ INSERT, UPDATE, REPLACE, DELETE, OTHER = range(5)
 _KINDS: Final = pa.array(["insert", "update", "replace", "delete"])
 
 
-class ImagesMissing(SourceUnreachable):
-    """The server does not have the document of an update: the stream must be read again with look-ups."""
-
-
 class FollowedTables:
     """The captured *tables*.
 
-    :param documents: what updates are told with.
+    :param lookup: the documents of updates that come without one.
     :ivar conflicts: values that a column did not take and that are null, by table, since they were last looked at.
     """
 
-    def __init__(self, tables: Iterable[SourceTable], policy: SchemaPolicy, documents: Documents) -> None:
-        self._policy, self._documents = policy, documents
+    def __init__(self, tables: Iterable[SourceTable], policy: SchemaPolicy, lookup: Lookup) -> None:
+        self._policy, self._lookup = policy, lookup
         self._tables: dict[CollectionName, SourceTable] = {}
         self._decoders: dict[CollectionName, DocumentDecoder] = {}
         self._from: dict[CollectionName, int] = {}
@@ -81,7 +77,7 @@ class FollowedTables:
         """What *batch* says, in its order; its first row has number *seq* in its transaction.
 
         :return: the number that the next row of the last transaction has.
-        :raises ImagesMissing: see there. :raises SchemaStopped: a table cannot go on, and the policy is to stop then.
+        :raises SchemaStopped: a table cannot go on, and the policy is to stop then.
         """
         kinds = _kinds(batch)
         doubled = (kinds == UPDATE) | (kinds == REPLACE)
@@ -107,17 +103,24 @@ class FollowedTables:
             after = self._from[name]
             if after and chosen.num_rows and chosen.times[0] <= after:
                 chosen = chosen.where(chosen.times > after)
-            gone = (chosen.kinds != DELETE) & ~_is_there(chosen.batch, "document")
-            if gone.any():
-                if self._documents is Documents.IMAGES:
-                    raise ImagesMissing(
-                        f"The server has no post-images of {name}: changeStreamPreAndPostImages was turned off, or they"
-                        " were removed.",
-                        next_step="The capture reads again, with look-ups.",
-                    )
-                chosen = chosen.where(~gone)
+            lacks = (chosen.kinds != DELETE) & ~_is_there(chosen.batch, "document")
+            if lacks.any():
+                chosen = self._looked_up(name, chosen, lacks)
             if chosen.num_rows:
                 yield self._made(name, table, chosen)
+
+    def _looked_up(self, name: CollectionName, rows: _Rows, lacks: NDArray[np.bool_]) -> _Rows:
+        """*rows* with the documents that they lack, without those whose document is gone."""
+        keys = rows.batch.column("key").filter(pa.array(lacks))
+        found = self._lookup.documents(name, keys, int(rows.times[-1]))
+        place = rows.batch.schema.get_field_index("document")
+        documents = pc.replace_with_mask(rows.batch.column(place), pa.array(lacks), found)
+        whole = rows.with_batch(rows.batch.set_column(place, rows.batch.schema.field(place), documents))
+        if not found.null_count:
+            return whole
+        gone = lacks.copy()
+        gone[lacks] = found.is_null().to_numpy(zero_copy_only=False)
+        return whole.where(~gone)
 
     def _made(self, name: CollectionName, table: SourceTable, rows: _Rows) -> Changes:
         of_event, is_old = rows.spread()
@@ -199,6 +202,9 @@ class _Rows:
     def where(self, keep: NDArray[np.bool_]) -> _Rows:
         chosen = self.batch.filter(pa.array(keep))
         return _Rows(chosen, self.kinds[keep], self.doubled[keep], self.times[keep], self.first[keep])
+
+    def with_batch(self, batch: pa.RecordBatch) -> _Rows:
+        return _Rows(batch, self.kinds, self.doubled, self.times, self.first)
 
     def by_collection(self) -> Iterator[tuple[CollectionName, _Rows]]:
         """The events of each collection."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from concurrent.futures import wait as wait_for
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Self
@@ -75,6 +76,7 @@ class RawCursor:
         self._session = client.start_session(causal_consistency=False)
         self._questions: SimpleQueue[Future[Batch] | None] | None = None
         self._asked: Future[Batch] | None = None
+        self._has_failed = False
         self._id = 0
         self.bytes_received = 0
         try:
@@ -115,6 +117,9 @@ class RawCursor:
                 made = self._asked.result(timeout)
         except NotYet:
             return None
+        except BaseException:
+            self._asked, self._has_failed = None, True
+            raise
         self._asked = None
         return made
 
@@ -128,17 +133,11 @@ class RawCursor:
         asked, self._asked = self._asked, None
         if self._questions is not None:
             self._questions.put(None)
-        is_quiet = asked is None or bool(wait_for([asked], CLOSE_SECONDS).done)
-        is_well = asked is None or (is_quiet and asked.exception() is None)
         kill, self._id = self._id, 0
-        if kill and is_well:
-            try:
-                self._database.command(
-                    {"killCursors": self._collection, "cursors": [Int64(kill)]}, session=self._session
-                )
-            except PyMongoError:
-                pass  # it is gone
-        if is_quiet:
+        if kill and not self._has_failed:
+            with suppress(PyMongoError):  # without our session: a question may be on its way in it, and ends so
+                self._database.command({"killCursors": self._collection, "cursors": [Int64(kill)]})
+        if asked is None or wait_for([asked], CLOSE_SECONDS).done:
             self._session.end_session()
 
     def _answer(self, questions: SimpleQueue[Future[Batch] | None]) -> None:

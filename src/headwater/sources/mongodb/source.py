@@ -28,7 +28,7 @@ from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn, connec
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, MongoOffset, token_time
 from headwater.sources.mongodb.server import Server, cluster_time, operation_time
-from headwater.sources.mongodb.watch import Documents, now
+from headwater.sources.mongodb.watch import now
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -57,7 +57,6 @@ class MongoSource:
         self._opened: Client | None = None
         self._stream: MongoChangeStream | None = None
         self._seen: dict[Finding, MongoOffset] = {}
-        self._lacks_images = False
         self._checked = -math.inf
 
     @property
@@ -95,13 +94,15 @@ class MongoSource:
 
     def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
         """See :class:`~headwater.sources.source.Source`: now, or after the token that the address names."""
-        self._lacks_images = False
+        token = self._dsn.start_token
+        return self._begun(tables, MongoOffset.from_token(token) if token else None)
+
+    def _begun(
+        self, tables: Sequence[SourceTable], position: MongoOffset | None
+    ) -> tuple[CdcOffset, Mapping[str, Any]]:
         with server_errors(self._dsn):
             server = self._server()
-            if self._dsn.start_token and not resumed:
-                position = MongoOffset.from_token(self._dsn.start_token)
-            else:
-                position = self._now(tables)
+            position = position or self._now(tables)
             self._require_same_collections(tables)
         return position, server.identity()
 
@@ -136,8 +137,8 @@ class MongoSource:
             return self._server().identity()
 
     def renew(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
-        """See :class:`~headwater.sources.source.Source`."""
-        return self.begin(tables, resumed=True)
+        """See :class:`~headwater.sources.source.Source`: now, whatever the address says."""
+        return self._begun(tables, None)
 
     def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
         """See :class:`~headwater.sources.source.Source`: all collections are logged, always."""
@@ -173,7 +174,7 @@ class MongoSource:
                     f"The log of {self._dsn} ends before our position: it was restored from an older state.",
                     next_step=RESNAPSHOT,
                 )
-            documents = self._documents(tables)
+            images = self._has_images(tables)
         self._stream = MongoChangeStream(
             self._dsn,
             self._client,
@@ -181,23 +182,14 @@ class MongoSource:
             tables,
             start,
             self._policy,
-            documents,
-            self._images_are_missing,
+            images=images,
         )
         return self._stream
 
-    def _documents(self, tables: Sequence[SourceTable]) -> Documents:
-        """Post-images where the server keeps those of all tables; otherwise it looks documents up."""
-        if self._lacks_images or not tables:
-            return Documents.LOOKUP
+    def _has_images(self, tables: Sequence[SourceTable]) -> bool:
+        """Whether the server keeps those of one of *tables*."""
         names = [CollectionName(table.namespace, table.name) for table in tables]
-        present = catalog.present(self._client, names)
-        has_all = all(name in present and present[name].has_images for name in names)
-        return Documents.IMAGES if has_all else Documents.LOOKUP
-
-    def _images_are_missing(self) -> None:
-        """The next stream looks documents up."""
-        self._lacks_images = True
+        return any(one.has_images for one in catalog.present(self._client, names).values())
 
     # -- looking after it ------------------------------------------------------------------------------------------
 

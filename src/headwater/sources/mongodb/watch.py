@@ -1,21 +1,13 @@
 """Opens change streams: the command that a server is asked, from a place on, for some collections.
 
 A stream is opened on the database of the collections, which needs no right but to read it; where they are in several,
-on the whole deployment. What it is told of an update beside the key is one of:
-
-==============  ===============================================================================================
-``IMAGES``      the document just after the change, which the server keeps where
-                ``changeStreamPreAndPostImages`` is on for the collection
-``LOOKUP``      the document as it is when the server comes to the event: the newest state, perhaps of later
-==============  ===============================================================================================
-
-The document just before a change is told wherever the server keeps it.
+on the whole deployment. The server is asked for images of the documents, before and after each change, where it keeps
+those of one collection at least: to look for what is not there costs it as much as the event itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, Final
 
 from headwater.sources.mongodb.connection import Client, Dsn
@@ -27,13 +19,7 @@ from headwater.sources.mongodb.server import as_timestamp
 BATCH_EVENTS: Final = 20_000
 IDLE_MS: Final = 400
 """How long the server waits for an event before it tells how far it has come."""
-
-
-class Documents(Enum):
-    """Which document an update is told with; the values are those of ``fullDocument``."""
-
-    IMAGES = "whenAvailable"
-    LOOKUP = "updateLookup"
+_IMAGES: Final = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
 
 
 def open_watch(
@@ -42,19 +28,20 @@ def open_watch(
     names: Sequence[CollectionName],
     spaces: Sequence[str],
     start: MongoOffset,
-    documents: Documents,
+    *,
+    images: bool,
 ) -> RawCursor:
     """The events of the collections *names* after *start*.
 
-    :param spaces: the databases that are watched.
+    :param spaces: the databases that are watched. :param images: ask for those that the server keeps.
     :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
     """
-    return _opened(dsn, client, names, spaces, documents, _after(start))
+    return _opened(dsn, client, names, spaces, _after(start) | (_IMAGES if images else {}))
 
 
 def now(dsn: Dsn, client: Client, spaces: Sequence[str]) -> str:
     """The resume token of this moment. :raises AccessDenied: the user may not watch."""
-    with _opened(dsn, client, [], spaces, Documents.LOOKUP, {}) as cursor:
+    with _opened(dsn, client, [], spaces, {}) as cursor:
         return cursor.opened.token
 
 
@@ -69,17 +56,10 @@ def _opened(
     client: Client,
     names: Sequence[CollectionName],
     spaces: Sequence[str],
-    documents: Documents,
-    start: dict[str, Any],
+    options: dict[str, Any],
 ) -> RawCursor:
     whole = len(spaces) != 1
-    stage: dict[str, Any] = {
-        "fullDocument": documents.value,
-        "fullDocumentBeforeChange": "whenAvailable",
-        **start,
-    }
-    if whole:
-        stage["allChangesForCluster"] = True
+    stage = options | ({"allChangesForCluster": True} if whole else {})
     command = {
         "aggregate": 1,
         "pipeline": [{"$changeStream": stage}, {"$match": _wanted(names)}, {"$changeStreamSplitLargeEvent": {}}],

@@ -1,0 +1,140 @@
+"""Lookup: the documents of updates that came without one, as they are now, many with one question.
+
+A change stream tells of an update what changed. Where the server keeps no image of the document, its newest state is
+asked for: at the time of the event or later, never earlier. Each key is asked for once, however often it changed.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from bson.raw_bson import RawBSONDocument
+
+from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb.documents.columns import ID_KEY
+from headwater.sources.mongodb.documents.decoder import DocumentDecoder
+from headwater.sources.mongodb.documents.types import source_column
+from headwater.sources.mongodb.names import CollectionName
+from headwater.sources.mongodb.raw_cursor import RawCursor
+from headwater.sources.mongodb.server import as_timestamp
+from headwater.sources.table import SourceTable
+
+MOST_KEYS: Final = 20_000
+MOST_KEY_BYTES: Final = 4 << 20
+_SIZE: Final = struct.Struct("<i")
+_KEY: Final = SourceTable("", "keys", (source_column(ID_KEY, "key", 1),), (ID_KEY,))
+
+
+class Lookup:
+    """Asks for documents by their keys."""
+
+    def __init__(self, dsn: Dsn, client: Client) -> None:
+        self._dsn, self._client = dsn, client
+        self._keys = DocumentDecoder(_KEY)
+
+    def documents(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
+        """The raw document of each of *keys*, raw documents that begin with ``_id``; null where there is none.
+
+        :param time: no state before this cluster time is given.
+        :raises SourceUnreachable: no answer.
+        """
+        wanted = self._sorted(keys).dictionary_encode()
+        first = np.unique(wanted.indices.to_numpy(), return_index=True)[1]
+        asked = keys.take(pa.array(first)).to_pylist()
+        found = [batch for some in _shares(asked) for batch in self._found(name, some, time)]
+        if not found:
+            return pa.nulls(len(keys), pa.binary())
+        documents = pa.concat_arrays(found)
+        places = pc.index_in(wanted.dictionary, value_set=self._sorted(documents))
+        return documents.take(places.take(wanted.indices))
+
+    def _sorted(self, documents: pa.BinaryArray) -> pa.BinaryArray:
+        """The keys of documents as bytes; equal keys have equal ones."""
+        return self._keys.decode(documents).batch.column(0)
+
+    def _found(self, name: CollectionName, keys: list[bytes], time: int) -> Iterator[pa.BinaryArray]:
+        command: dict[str, Any] = {
+            "find": name.name,
+            "filter": _filter(keys),
+            "hint": {"_id": 1},
+            "batchSize": len(keys),
+            "readConcern": {"level": "majority", "afterClusterTime": as_timestamp(time)},
+        }
+        with RawCursor(self._dsn, self._client, name.namespace, command, batch_size=len(keys)) as cursor:
+            answer = cursor.opened
+            while True:
+                if not answer.is_empty:
+                    yield documents_of(answer.documents)
+                if answer.is_last:
+                    return
+                following = cursor.next()
+                assert following is not None
+                answer = following
+
+
+def documents_of(array: memoryview) -> pa.BinaryArray:
+    """The documents of a BSON array, each as it is."""
+    parts: list[memoryview] = []
+    sizes = [0]
+    at, end, digits, limit = 4, len(array) - 1, 1, 10
+    while at < end:
+        if len(parts) == limit:
+            digits, limit = digits + 1, limit * 10
+        start = at + 2 + digits  # its type, its number, 0
+        size = _SIZE.unpack_from(array, start)[0]
+        at = start + size
+        parts.append(array[start:at])
+        sizes.append(size)
+    offsets = np.cumsum(sizes, dtype=np.int32)
+    return pa.Array.from_buffers(pa.binary(), len(parts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))])
+
+
+def _shares(keys: list[bytes]) -> Iterator[list[bytes]]:
+    """*keys* as questions that are not too large."""
+    some: list[bytes] = []
+    size = 0
+    for key in keys:
+        if some and (len(some) == MOST_KEYS or size + len(key) > MOST_KEY_BYTES):
+            yield some
+            some, size = [], 0
+        some.append(key)
+        size += len(key)
+    if some:
+        yield some
+
+
+def _filter(keys: list[bytes]) -> RawBSONDocument:
+    """``{_id: {$in: […]}}`` of raw documents whose first field is ``_id``; its value goes over as it is."""
+    elements = b"".join(key[4:5] + b"%d\0" % number + _first_value(key) for number, key in enumerate(keys))
+    values = _document(elements)
+    inner = _document(b"\x04$in\0" + values)
+    return RawBSONDocument(_document(b"\x03_id\0" + inner))
+
+
+def _first_value(key: bytes) -> bytes:
+    """The bytes of the value of ``_id``: all of a key, but for those of sharded collections."""
+    whole = key[9:-1]
+    if key[4] in (1, 9, 17, 18):
+        return whole[:8]
+    if key[4] == 7:
+        return whole[:12]
+    if key[4] == 16:
+        return whole[:4]
+    if key[4] == 2:
+        return whole[: 4 + _SIZE.unpack_from(whole)[0]]
+    if key[4] in (3, 4):
+        return whole[: _SIZE.unpack_from(whole)[0]]
+    if key[4] == 5:
+        return whole[: 5 + _SIZE.unpack_from(whole)[0]]
+    if key[4] == 19:
+        return whole[:16]
+    return whole[:1] if key[4] == 8 else whole[:0] if key[4] in (10, 255, 127) else whole
+
+
+def _document(elements: bytes) -> bytes:
+    return _SIZE.pack(len(elements) + 5) + elements + b"\0"
