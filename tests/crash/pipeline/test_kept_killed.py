@@ -44,6 +44,9 @@ interval_seconds = 0.2
 kind = "table"
 interval_seconds = 0.5
 """
+SLOW = "[limits]\nmax_rows = 300\n"
+"""Batches of so few changes that the catch-up after the snapshot lasts."""
+WORKERS, PLANNER = b"pyspark.daemon", b"python_streaming_source_runner"
 
 
 @pytest.fixture
@@ -62,7 +65,7 @@ def shop() -> Iterator[Database]:
 @pytest.fixture
 def pipeline(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
     made = RunningPipeline(tmp_path, shop, "[]")
-    (tmp_path / "pipeline.toml").write_text(PIPELINE)
+    (tmp_path / "pipeline.toml").write_text(PIPELINE.replace("[[sink]]", f"{SLOW}[[sink]]"))
     made.start()
     yield made
     made.close()
@@ -79,7 +82,7 @@ class Writer:
     def _run(self, dsn: str) -> None:
         number = 0
         with psycopg.connect(dsn, autocommit=True) as session:
-            while not self._stop.wait(0.01):
+            while not self._stop.wait(0.02):
                 number += 1
                 key = number * 7919 % (2 * ROWS) + 1
                 with session.transaction():
@@ -118,48 +121,79 @@ def _phase_is(pipeline: RunningPipeline, *phases: str) -> bool:
     return any(_table(pipeline, "delta", name)["phase"] in phases for name in TABLES)
 
 
+def _epoch(pipeline: RunningPipeline) -> int:
+    """Up to which changes are in the new sink."""
+    return max((one["epoch"] for one in pipeline.status()["sinks"] if one["name"] == "delta"), default=0)
+
+
+def _killed_and_goes_on(pipeline: RunningPipeline, words: bytes) -> None:
+    """Processes of the run are killed; it goes on by itself, and delivers."""
+    before = _epoch(pipeline)
+    found = pipeline.named(words)
+    assert found
+    for pid in found:
+        os.kill(pid, signal.SIGKILL)
+    pipeline.wait_for(lambda: _epoch(pipeline) > before)
+
+
+def _phases(pipeline: RunningPipeline) -> set[str]:
+    return {record.phase.value for record in _records(pipeline.folder).values()}
+
+
 @pytest.mark.soak
-@pytest.mark.timeout(900)
-def test_m1_a_sink_that_is_added_later_comes_from_the_kept_tables_whatever_is_killed(
+@pytest.mark.timeout(1200)
+def test_m1_a_sink_that_is_added_later_comes_from_the_kept_tables_whatever_is_killed_in_each_phase(
     pipeline: RunningPipeline, shop: Database
 ) -> None:
-    folder = pipeline.folder
     pipeline.wait_for(lambda: all(_table(pipeline, "table", name)["phase"] == "live" for name in TABLES))
     writer = Writer(shop)
     before = _scans(shop)
+    again: list[int] = []
     try:
         added = pipeline.headwater("add-sink", "delta", "--set", "path=lake")
         assert added.returncode == 0, added.stderr
-        pipeline.headwater("throttle", "12000", "--sink", "delta")
+        pipeline.headwater("throttle", "6000", "--sink", "delta")
         pipeline.wait_for(lambda: _phase_is(pipeline, "reading") and _table(pipeline, "delta", TABLES[0])["rows"] > 0)
         assert _table(pipeline, "delta", TABLES[0])["origin"] == "tables"
-        for pid in pipeline.named(b"pyspark.daemon")[:2]:  # workers, in the snapshot
+        for pid in pipeline.named(WORKERS):  # in the snapshot
             os.kill(pid, signal.SIGKILL)
         rows = _table(pipeline, "delta", TABLES[0])["rows"]
         pipeline.wait_for(lambda: _table(pipeline, "delta", TABLES[0])["rows"] > rows)
-        epochs = _killed(pipeline)  # the driver, in the snapshot
+        assert _phases(pipeline) == {"snapshot"}
+        epochs = _killed(pipeline, again)  # the driver, in the snapshot
+        pipeline.start()
         pipeline.headwater("throttle", "none", "--sink", "delta")
-        pipeline.wait_for(lambda: all(record.phase.value != "snapshot" for record in _records(folder).values()))
-        assert {record.epoch for record in _records(folder).values()} == epochs  # resumed, not begun anew
-        _killed(pipeline)  # the driver, in the change log
+        pipeline.wait_for(lambda: "snapshot" not in _phases(pipeline))
+        assert {record.epoch for record in _records(pipeline.folder).values()} == epochs  # resumed, not begun anew
+        _killed_and_goes_on(pipeline, WORKERS)
+        assert _phases(pipeline) == {"change_log"}
+        _killed(pipeline, again)  # the driver, in the change log
+        settings = pipeline.folder / "pipeline.toml"
+        settings.write_text(settings.read_text().replace(SLOW, ""))
+        pipeline.start()
         pipeline.wait_for(lambda: all(_table(pipeline, "delta", name)["phase"] == "live" for name in TABLES))
-        for pid in pipeline.named(b"python_streaming_source_runner")[:1]:  # who plans, live
-            os.kill(pid, signal.SIGKILL)
+        _killed_and_goes_on(pipeline, WORKERS)  # live
+        _killed_and_goes_on(pipeline, PLANNER)
+        _killed(pipeline, again)
+        pipeline.start()
+        pipeline.wait_for(lambda: _phases(pipeline) == {"live"} and _epoch(pipeline))
     finally:
         writer.stop()
+    assert max(again) < 0.1 * ROWS * len(TABLES), again
     shop.execute("SELECT pg_sleep(1.5)")  # the server counts late
     assert _scans(shop) == before
     pipeline.wait_until_equal(*TABLES)
     assert pipeline.stop() == 0
 
 
-def _killed(pipeline: RunningPipeline) -> set[int]:
-    """kill -9 of the driver and all that it started, and a new start; the epochs that were being read."""
+def _killed(pipeline: RunningPipeline, again: list[int]) -> set[int]:
+    """kill -9 of the driver and all that it started; the epochs that were being read.
+
+    :param again: is told how many rows of the snapshot are read once more.
+    """
     children = pipeline.children()
     pipeline.kill9()
     assert are_gone(children)
     records = _records(pipeline.folder)
-    again = sum(part.rows for record in records.values() for parts in record.pending.values() for part in parts)
-    assert again < 0.1 * ROWS * len(TABLES), again
-    pipeline.start()
+    again.append(sum(part.rows for record in records.values() for parts in record.pending.values() for part in parts))
     return {record.epoch for record in records.values()}
