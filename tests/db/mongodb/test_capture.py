@@ -105,16 +105,25 @@ def test_a_large_transaction_is_told_in_pieces_and_is_one_epoch(
 ) -> None:
     monkeypatch.setattr("headwater.sources.mongodb.changes.MAX_ROWS", 100)
     monkeypatch.setattr("headwater.sources.mongodb.watch.BATCH_EVENTS", 70)
-    server.client.shop.create_collection("orders")
-    with running(server, tmp_path, TABLE, columns={TABLE: "struct<_id: long>"}) as capture:
+    monkeypatch.setattr("headwater.sources.mongodb.lookup.MOST_SHARE", 50)
+    orders = server.client.shop.orders
+    orders.insert_many([{"_id": number, "n": 0} for number in range(1000, 1300)])
+    with running(server, tmp_path, TABLE, columns={TABLE: "struct<_id: long, n: int>"}) as capture:
         with server.client.start_session() as session, session.start_transaction():
-            server.client.shop.orders.insert_many([{"_id": number} for number in range(1000)], session=session)
-        server.client.shop.orders.insert_one({"_id": 5000})
-        capture.assert_equal(TABLE)
+            orders.insert_many([{"_id": number} for number in range(500)], session=session)
+            orders.update_many({"_id": {"$gte": 1000}}, {"$inc": {"n": 1}}, session=session)
+        orders.insert_one({"_id": 5000})
+        orders.update_many({"_id": {"$gte": 1000}}, {"$inc": {"n": 1}})
+        capture.catch_up()
         capture.assert_once(TABLE)
         rows = capture.rows(TABLE)
-    assert len({row["_epoch"] for row in rows if row["_id"] < 1000}) == 1
-    assert len({row["_position"][:8] for row in rows if row["_id"] < 1000}) == 1
+    (first,) = {row["_position"][:8] for row in rows if row["_id"] < 500}
+    transaction = [row for row in rows if row["_position"][:8] == first]
+    assert len(transaction) == 800
+    assert len({row["_epoch"] for row in transaction}) == 1
+    assert {row["_id"]: row["n"] for row in rows if row["_id"] >= 1000} == {
+        document["_id"]: document.get("n") for document in orders.find({"_id": {"$gte": 1000}})
+    }
 
 
 def test_images_tell_the_document_of_each_change_and_the_one_before(server: MongoServer, tmp_path: Path) -> None:

@@ -243,6 +243,10 @@ class MongoChangeStream:
             if not self._is_full:
                 return
             end = len(times)
+        most = self._followed.most_at_once(batch)
+        if most < end:  # up to a boundary; of one large transaction a part
+            before = int(np.searchsorted(times, times[most]))
+            end, is_boundary = (before, True) if before else (most, False)
         self._seq = self._followed.tell(batch.slice(0, end), self._seq if goes_on else 0, events)
         self._keep_last(batch.slice(end - 1, 1))
         self._queue = [batch.slice(end)] if end < len(times) else []

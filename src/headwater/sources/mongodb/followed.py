@@ -95,6 +95,11 @@ class FollowedTables:
             begin = place + 1
         return following
 
+    def most_at_once(self, batch: pa.RecordBatch) -> int:
+        """How many of the first events of *batch* may be told at once, because of the documents that they lack."""
+        lacks = (_kinds(batch) == UPDATE) & ~_is_there(batch, "document")
+        return max(1, int(np.searchsorted(np.cumsum(lacks), self._lookup.share, side="right")))
+
     def _changes(self, rows: _Rows) -> Iterator[Changes]:
         for name, chosen in rows.by_collection():
             table = self._tables.get(name)

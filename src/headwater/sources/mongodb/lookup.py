@@ -24,6 +24,11 @@ from headwater.sources.mongodb.raw_cursor import RawCursor
 from headwater.sources.mongodb.server import as_timestamp
 from headwater.sources.table import SourceTable
 
+FIRST_SHARE: Final = 64
+LEAST_SHARE: Final = 4
+MOST_SHARE: Final = 65_536
+MOST_BYTES: Final = 64 << 20
+"""Of documents that are looked up at once, about."""
 MOST_KEYS: Final = 20_000
 MOST_KEY_BYTES: Final = 4 << 20
 _SIZE: Final = struct.Struct("<i")
@@ -31,11 +36,15 @@ _KEY: Final = SourceTable("", "keys", (source_column(ID_KEY, "key", 1),), (ID_KE
 
 
 class Lookup:
-    """Asks for documents by their keys."""
+    """Asks for documents by their keys.
+
+    :ivar share: how many may be asked for at once, so that they fit into memory: as large as the last ones were.
+    """
 
     def __init__(self, dsn: Dsn, client: Client) -> None:
         self._dsn, self._client = dsn, client
         self._keys = DocumentDecoder(_KEY)
+        self.share = FIRST_SHARE
 
     def documents(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
         """The raw document of each of *keys*, raw documents that begin with ``_id``; null where there is none.
@@ -50,6 +59,8 @@ class Lookup:
         if not found:
             return pa.nulls(len(keys), pa.binary())
         documents = pa.concat_arrays(found)
+        fitting = MOST_BYTES * len(documents) // max(1, documents.nbytes)
+        self.share = max(LEAST_SHARE, min(4 * self.share, fitting, MOST_SHARE))
         places = pc.index_in(wanted.dictionary, value_set=self._sorted(documents))
         return documents.take(places.take(wanted.indices))
 
