@@ -25,6 +25,7 @@ from headwater.sources.errors import (
     SourceWentBack,
 )
 from headwater.sources.mysql.connection import Dsn, connect
+from headwater.sources.mysql.doctor import examine
 from headwater.sources.open import open_source
 
 
@@ -238,6 +239,14 @@ def test_a_server_without_transaction_numbers_is_followed_by_file_and_position(
     server.execute("FLUSH LOGS")
     purge(server)
     assert isinstance(capture.fails_to_start(), LogPurged)
+    server.execute(
+        f"CREATE USER reader@'%' IDENTIFIED BY '{server.password}'",
+        "GRANT SELECT, REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO reader@'%'",
+    )
+    reader = Dsn(server.dsn.replace("//headwater:", "//reader:"))
+    (found,) = (one for one in examine(reader, [LOG]).findings if one.check == "commits")
+    server.execute(str(found.fix))
+    assert not [one for one in examine(reader, [LOG]).findings if one.check == "commits"]
 
 
 def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(server: MariaDbServer, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -68,6 +69,13 @@ def _rights(session: Connection, server: Server) -> Iterator[Finding]:
     else:
         fix = f"GRANT REPLICATION SLAVE ON *.* TO {account};"
         yield Finding("replication", Level.PROBLEM, f"The user {user} may not read the log.", fix)
+    needs_process = not server.version.is_mariadb and not server.numbers_transactions
+    if needs_process and not everything and not re.search(r"\bPROCESS\b", grants):
+        text = (
+            f"The user {user} may not see who commits just now, and transactions have no numbers: history could miss a"
+            " commit that takes longer than half a second."
+        )
+        yield Finding("commits", Level.WARNING, text, f"GRANT PROCESS ON *.* TO {account};")
     try:
         log_position(session, server)
         binlog_files(session)
