@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import Final
 
 from headwater.backfill.errors import InvalidQuery, SinceGone
 from headwater.log_store import LogView
@@ -16,6 +17,9 @@ from headwater.log_store.bounds import announced
 from headwater.log_store.log import LogRegistry
 from headwater.state import Snapshot
 from headwater.stream import Epoch, EpochError
+
+_ORIGIN: Final = Epoch(0).to_datetime().astimezone(UTC)
+"""No epoch is of an earlier time; who names one wants everything."""
 
 
 def parse_since(text: str) -> tuple[Epoch, bool]:
@@ -29,7 +33,7 @@ def parse_since(text: str) -> tuple[Epoch, bool]:
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             raise ValueError("no zone")
-        return Epoch.from_datetime(moment), True
+        return Epoch.from_datetime(max(moment, _ORIGIN)), True
     except (ValueError, EpochError):
         raise InvalidQuery(
             f"Received since={text!r}, which is neither an epoch nor a time.",
