@@ -51,13 +51,13 @@ class Writer(threading.Thread):
             while not self._ended.is_set():
                 number += 1
                 self._transact(number)
-                self._ended.wait(self._rng.random() * 0.02)
+                self._ended.wait(self._rng.random() * 0.1)
         except BaseException as error:
             self.failure = error
 
     def _transact(self, number: int) -> None:
         rng = self._rng
-        count = rng.choice((1, 3, 20, 200))
+        count = rng.choice((1, 3, 20, 100))
         keys = [number * 1000 + n for n in range(count)]
         values = ", ".join(f"({key}, {rng.random() * 1000:.4f}, N'customer {key}')" for key in keys)
         statements = [f"INSERT INTO shop.orders VALUES {values}"]

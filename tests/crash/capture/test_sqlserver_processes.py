@@ -15,7 +15,7 @@ import pytest
 from tests.crash.capture.capture_process import CaptureProcess, wait_for
 from tests.crash.capture.sqlserver_shop import TABLES, Writer, make_tables, verify
 from tests.db.sqlserver.running import stored_offset
-from tests.sampled import SOAK
+from tests.sampled import SOAK, share
 from tests.servers.sqlserver import AnySqlServer, start_sqlserver
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
@@ -65,7 +65,7 @@ def test_every_change_arrives_exactly_once_whoever_is_killed(tmp_path: Path) -> 
         capture = SqlServerProcess(server, tmp_path)
         writers = [Writer(server, f"{seed} {number}", number * 1_000_000) for number in (1, 2)]
         try:
-            for step, hit in STEPS:
+            for step, hit in share(STEPS, 0, 2):
                 capture.start(armed=f"{step}=kill@{hit}")
                 capture.wait_until_it_reads()
                 if stored_offset(capture.store) is not None and not writers[0].is_alive():
@@ -73,7 +73,7 @@ def test_every_change_arrives_exactly_once_whoever_is_killed(tmp_path: Path) -> 
                         writer.start()
                 capture.killed_by_failpoint()
             capture.start()
-            for _ in range(30 if SOAK else 2):
+            for _ in range(30 if SOAK else 1):
                 capture.wait_until_it_reads()
                 if not writers[0].is_alive():
                     for writer in writers:

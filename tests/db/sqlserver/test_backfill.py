@@ -16,6 +16,7 @@ from tests.db.sqlserver.running import (
     running,
     writer,
 )
+from tests.sampled import share
 from tests.servers.sqlserver import AnySqlServer, track
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
@@ -25,7 +26,7 @@ from headwater.sources.splits import KeyRange
 from headwater.sources.sqlserver.part import SqlServerPart
 
 
-@pytest.mark.parametrize("isolation", ["snapshot", "read committed"])
+@pytest.mark.parametrize("isolation", share(["snapshot", "read committed"], 1, 2))
 def test_history_and_live_changes_come_to_the_source(server: AnySqlServer, tmp_path: Path, isolation: str) -> None:
     create(server, 1200)
     if isolation == "read committed":
@@ -84,9 +85,9 @@ def test_a_connection_that_breaks_while_history_is_read_goes_on_after_the_last_r
 
 
 def test_one_reader_pages_by_key(server: AnySqlServer, tmp_path: Path) -> None:
-    create(server, 400)
+    create(server, 200)
     with running(server, tmp_path, TABLE) as capture:
-        query = SqlServerDelivering(capture, TABLE, backfill="single", split_rows=150, interval_seconds=0.05)
+        query = SqlServerDelivering(capture, TABLE, backfill="single", split_rows=120, interval_seconds=0.05)
         with writer(server, 0.05):
             query.run_until(query.planner.is_history_done)
         query.finish()

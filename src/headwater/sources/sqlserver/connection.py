@@ -33,7 +33,7 @@ from headwater.sources.sqlserver.ticks import Ticks
 
 SETTINGS: Final = (
     "SET NOCOUNT ON; SET ANSI_NULLS ON; SET ANSI_PADDING ON; SET QUOTED_IDENTIFIER ON; SET CONCAT_NULL_YIELDS_NULL ON;"
-    " SET ARITHABORT ON; SET DATEFORMAT ymd; SET LANGUAGE us_english; SET TEXTSIZE -1; SET DEADLOCK_PRIORITY LOW;"
+    " SET ARITHABORT ON; SET LANGUAGE us_english; SET DATEFORMAT ymd; SET TEXTSIZE -1; SET DEADLOCK_PRIORITY LOW;"
     " SET TRANSACTION ISOLATION LEVEL READ COMMITTED;"
 )
 RESNAPSHOT: Final = "Run: headwater resnapshot"
@@ -182,13 +182,19 @@ class Session:
     def ask(self, statement: str) -> list[dict[str, Any]]:
         """The rows of one statement by the names of their columns."""
         with self._asked(statement) as cursor:
-            names = [column[0] for column in cursor.description or ()]
+            if cursor.description is None:
+                return []
+            names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def columns(self, statement: str, rows: int) -> Iterator[list[pa.Array]]:
         """The columns of the rows of one statement, at most so many at a time; see :mod:`.answer`."""
-        with self._asked(statement) as cursor:
-            yield from columns_of_answer(cursor, rows)
+        try:
+            with self._asked(statement) as cursor:
+                yield from columns_of_answer(cursor, rows)
+        except BaseException:  # also who takes no more of them: rows are on their way
+            self.close()
+            raise
 
     @contextlib.contextmanager
     def _asked(self, statement: str) -> Iterator[Any]:

@@ -61,6 +61,7 @@ class FollowedTables:
     """The captured *tables*.
 
     :param special_values: policies by ``schema.table.column``.
+    :param begins: what committed before is not of interest, of tables that came later than the others.
     :param defaults: one row: what the rows from before have in columns that came, by the newer description.
     """
 
@@ -71,9 +72,13 @@ class FollowedTables:
         special_values: Mapping[str, SpecialValues],
         ticks: Ticks,
         defaults: Callable[[SourceTable, Sequence[SourceColumn]], pa.RecordBatch | None],
+        begins: Mapping[tuple[str, str], Lsn] | None = None,
     ) -> None:
         self._policy, self._special, self._ticks, self._defaults = policy, special_values, ticks, defaults
-        self._followed = {(table.namespace, table.name): _Followed(table, Lsn(0)) for table in tables}
+        self._followed = {
+            key: _Followed(table, (begins or {}).get(key, Lsn(0)))
+            for key, table in (((one.namespace, one.name), one) for one in tables)
+        }
 
     @property
     def ids(self) -> list[int]:
@@ -124,7 +129,7 @@ class FollowedTables:
         if first > last:
             return
         known = list(instances.get(followed.table.source_id or 0, ()))
-        self._require_covered(followed, known, first)
+        self._require_covered(followed, known, first, self._is_purged(instances, first))
         for place, instance in enumerate(known):
             begin = first if not place else max(first, instance.start)
             end = last if place + 1 == len(known) else min(last, known[place + 1].start.preceding)
@@ -148,17 +153,27 @@ class FollowedTables:
                     continue
             yield from self._told(followed, instance, described, begin, end)
 
-    def _require_covered(self, followed: _Followed, known: Sequence[CaptureInstance], first: Lsn) -> None:
+    def _is_purged(self, instances: Mapping[int, Sequence[CaptureInstance]], first: Lsn) -> bool:
+        """Whether no table has what follows: the cleanup job removes changes of all tables up to one number."""
+        starts = [instances[number][0].start for number in self.ids if instances.get(number)]
+        return bool(starts) and min(starts) > first
+
+    def _require_covered(
+        self, followed: _Followed, known: Sequence[CaptureInstance], first: Lsn, is_purged: bool
+    ) -> None:
         name = followed.table.full_name
         if known and known[0].start <= first:
             return
-        if known and (followed.instance is None or followed.instance in {instance.name for instance in known}):
+        is_same = followed.instance is None or followed.instance in {instance.name for instance in known}
+        if known and is_purged and is_same:
             raise LogPurged(
                 f"The cleanup job has removed changes of {name} that were not read: they begin at {known[0].start.hex},"
                 f" and we hold all up to {first.preceding.hex}.",
                 next_step=RESNAPSHOT,
             )
-        what = "its capture instance was removed before all of it was read." if known else "it is captured no longer."
+        what = "it is captured no longer."
+        if known:
+            what = "its capture instance was removed, or cleaned up, before all of it was read."
         raise SchemaStopped(
             name, what, next_step=f"{enable_table(followed.table)} Then run: headwater resnapshot {name}"
         )

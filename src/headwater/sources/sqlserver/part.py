@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import IO, Final, Self
 
 import pyarrow as pa
@@ -61,6 +62,7 @@ class SqlServerPart:
         self._block_rows = block_rows
         self.cut: Cut | None = None
         self._is_read = False
+        self._types: dict[str, str] = {}
         self._aside: IO[bytes] | None = None
         self._session = borrow(dsn)
         try:
@@ -131,7 +133,8 @@ class SqlServerPart:
     def _told(self) -> Iterator[pa.RecordBatch]:
         """The rows as the server gives them: the columns, then the texts of the key."""
         there = [column for column in self._columns if not column.dropped]
-        chosen = ", ".join(f"{selected(column)} AS [c{place}]" for place, column in enumerate(there))
+        asked = [replace(column, source_type=self._types[column.name]) for column in there]
+        chosen = ", ".join(f"{selected(column)} AS [c{place}]" for place, column in enumerate(asked))
         statement = (
             f"SELECT {chosen + ', ' if chosen else ''}{key_texts(self._key)} FROM {self._name.sql}"
             f"{where(self._part, self._key)} ORDER BY {key_list(self._key)}"
@@ -141,7 +144,7 @@ class SqlServerPart:
         for block in self._session.columns(statement, self._block_rows):
             made = (
                 column_of(self._table, column, values, self._dsn.ticks)
-                for column, values in zip([*there, *texts], block, strict=True)
+                for column, values in zip([*asked, *texts], block, strict=True)
             )
             arrays = [
                 pa.nulls(len(block[0]), column.type) if column.dropped else next(made) for column in self._columns
@@ -164,8 +167,9 @@ class SqlServerPart:
             found = catalog.column(column.name)
             if found is None or found.number != column.field_id:
                 raise _changed(self._table, f"has no column {column.name!r} any more")
-            if str(found.type) != column.source_type:
+            if not pa.types.is_string(column.type) and found.type.arrow(self._dsn.ticks) != column.type:
                 raise _changed(self._table, f"has another type of column {column.name!r}")
+            self._types[column.name] = str(found.type)  # change tables have some types under another name
         return catalog
 
 

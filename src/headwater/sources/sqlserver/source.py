@@ -33,6 +33,7 @@ from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
 from headwater.sources.sqlserver.defaults import defaults_of
 from headwater.sources.sqlserver.followed import FollowedTables, described, enable_table
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
+from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end
@@ -60,6 +61,7 @@ class SqlServerSource:
         self._session: Session | None = None
         self._stream: SqlServerChangeStream | None = None
         self._checked = -math.inf
+        self._begins: dict[tuple[str, str], Lsn] = {}
 
     @property
     def name(self) -> str:
@@ -134,8 +136,9 @@ class SqlServerSource:
         with self._sql() as session:
             position = SqlServerOffset(captured_end(session))
             self._require_unchanged(session, tables)
-        if self._stream is not None:
-            for table in tables:
+        for table in tables:
+            self._begins[table.namespace, table.name] = position.commit_lsn.following
+            if self._stream is not None:
                 self._stream.begin_at(table, position)
         return position
 
@@ -176,7 +179,7 @@ class SqlServerSource:
                     f"The log of {self._dsn} ends before our position {start.commit_lsn.hex}: it was restored.",
                     next_step=RESNAPSHOT,
                 )
-        followed = FollowedTables(tables, self._policy, self._special, self._dsn.ticks, self._defaults)
+        followed = FollowedTables(tables, self._policy, self._special, self._dsn.ticks, self._defaults, self._begins)
         self._stream = SqlServerChangeStream(self._dsn, followed, start)
         return self._stream
 
