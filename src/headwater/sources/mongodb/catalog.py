@@ -15,11 +15,12 @@ made anew is another one.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.sources.errors import SourceNotFound, UnsupportedTable
+from headwater.sources.errors import SourceMisconfigured, SourceNotFound, UnsupportedTable
 from headwater.sources.mongodb.connection import RAW, Client
 from headwater.sources.mongodb.documents.columns import (
     CollectionColumns,
@@ -27,13 +28,13 @@ from headwater.sources.mongodb.documents.columns import (
     document_columns,
     inferred_columns,
 )
-from headwater.sources.mongodb.documents.types import DocumentType, Kind
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.table import SourceTable, SpecialValues
 
 SYSTEM: Final = ("admin", "config", "local")
 INFERRED: Final = "inferred"
 DOCUMENT: Final = "document"
+_COLUMN: Final = re.compile(r"\s*(?:`([^`]+)`|([^\s:`]+))\s*:")
 SAMPLE: Final = 1000
 """Documents whose fields make the columns."""
 
@@ -123,14 +124,11 @@ def describe(
     """The table that *collection* is here.
 
     :param columns: as above. :param special_values: policies by column.
-    :raises UnsupportedTable: it cannot be captured, or cannot have such columns.
+    :raises UnsupportedTable: it cannot be captured. :raises InputError: it cannot have such columns.
     """
     collection.require_capturable()
     name = collection.name
-    try:
-        made = _columns(client, name, columns, special_values)
-    except UnsupportedTable as error:
-        raise UnsupportedTable(str(name), error.reason, next_step=error.next_step) from None
+    made = _columns(client, name, columns, special_values)
     return SourceTable(name.namespace, name.name, made.columns, made.key_columns, collection.source_id)
 
 
@@ -141,14 +139,52 @@ def _columns(
         return inferred_columns(sample(client, name), special_values)
     if columns == DOCUMENT:
         return document_columns(sample(client, name))
-    try:
-        declared = DocumentType.parse(columns)
-    except ValueError as error:
-        raise _wrong(name, f"its columns cannot be read: {error}.") from None
-    if declared.kind is not Kind.STRUCT:
-        raise _wrong(name, f"its columns are declared as {columns!r}.")
-    types = {field: kind.text for field, kind in declared.fields}
+    types = declared(columns)
+    if types is None:
+        raise SourceMisconfigured(
+            f"The columns of collection {name} are declared as {columns!r}.",
+            next_step="Write inferred, document, or struct<_id: objectId, total: decimal(12,2), …>.",
+        )
     return declared_columns(types, () if "_id" in types else sample(client, name), special_values)
+
+
+def declared(columns: str) -> dict[str, str] | None:
+    """The types of ``struct<name: type, …>`` by name, as they stand there; ``None``: it is no such text.
+
+    >>> declared("struct<_id: key, `first name`: string, lines: array<struct<n: int, price: int>>, more: rest>")
+    {'_id': 'key', 'first name': 'string', 'lines': 'array<struct<n: int, price: int>>', 'more': 'rest'}
+    """
+    text = columns.strip()
+    if not (text.startswith("struct<") and text.endswith(">")):
+        return None
+    types: dict[str, str] = {}
+    rest = text[len("struct<") : -1]
+    while rest.strip():
+        found = _COLUMN.match(rest)
+        if found is None:
+            return None
+        end = _type_end(rest, found.end())
+        name, kind = found[1] or found[2], rest[found.end() : end].strip()
+        if name in types or not kind:
+            return None
+        types[name] = kind
+        rest = rest[end + 1 :]
+    return types or None
+
+
+def _type_end(text: str, start: int) -> int:
+    """Where the comma is that ends a type, or the end."""
+    depth = 0
+    is_quoted = False
+    for place in range(start, len(text)):
+        sign = text[place]
+        if sign == "`":
+            is_quoted = not is_quoted
+        elif not is_quoted and sign == "," and not depth:
+            return place
+        elif not is_quoted:
+            depth += (sign in "<(") - (sign in ">)")
+    return len(text)
 
 
 def sample(client: Client, name: CollectionName, size: int = SAMPLE) -> list[bytes]:
@@ -156,9 +192,3 @@ def sample(client: Client, name: CollectionName, size: int = SAMPLE) -> list[byt
     pipeline = [{"$sample": {"size": size}}]
     collection: Any = client[name.namespace].get_collection(name.name, codec_options=RAW)
     return [bytes(document.raw) for document in collection.aggregate(pipeline)]
-
-
-def _wrong(name: CollectionName, reason: str) -> UnsupportedTable:
-    return UnsupportedTable(
-        str(name), reason, next_step="Write inferred, document, or struct<_id: objectId, total: decimal(12,2), …>."
-    )
