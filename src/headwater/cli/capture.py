@@ -27,7 +27,12 @@ StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are k
 
 
 def capture(
-    dsn: Annotated[str, typer.Argument(help="The database: postgresql://user@host/name or mysql://user@host/name.")],
+    dsn: Annotated[
+        str,
+        typer.Argument(
+            help="The database: postgresql://user@host/name, or the same with citus, mysql, mongodb or sqlserver."
+        ),
+    ],
     table: Annotated[list[str] | None, typer.Option(help="A table to capture; again for more.")] = None,
     store: StoreOption = Path("headwater-store"),
     schema_policy: Annotated[SchemaPolicy, typer.Option(help="When the columns of a table change.")] = (

@@ -22,7 +22,8 @@ def doctor(
     subject: Annotated[
         str,
         typer.Argument(
-            help="The database, postgresql://user@host/name or mysql://user@host/name, or a pipeline.",
+            help="The database, postgresql://user@host/name or the same with citus, mysql, mongodb or sqlserver, or a"
+            " pipeline.",
             metavar="DSN|PIPELINE",
         ),
     ] = DEFAULT_FILE,

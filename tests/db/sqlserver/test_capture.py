@@ -169,7 +169,8 @@ def test_commits_that_the_job_has_not_read_come_when_it_has(double: SqlServerDou
 def test_a_connection_that_breaks_in_the_middle_loses_nothing(double: SqlServerDouble, tmp_path: Path) -> None:
     create(double, 30)
     with running(double, tmp_path, TABLE) as capture:
-        for number, what in enumerate(("drop", -1205, 596), 1):
+        failures: tuple[int | str, ...] = ("drop", -1205, 596)
+        for number, what in enumerate(failures, 1):
             double.inject("fn_cdc_get_all_changes" if number % 2 == 0 else "lsn_time_mapping", what)
             double.execute(f"UPDATE shop.orders SET total = total + {number}")
             capture.catch_up()
