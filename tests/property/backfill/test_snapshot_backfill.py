@@ -11,6 +11,7 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.sampled import SOAK
 from tests.unit.backfill.snapshot.memory_table import MemoryTable
 from tests.unit.backfill.snapshot.runner import Downstream
 
@@ -93,7 +94,7 @@ def _check(made: Downstream) -> None:
         assert all(known.get(key) == value for key, value in made.sink.rows.items())
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1500 if SOAK else 60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(0, 1 << 40), steps=st.integers(5, 60))
 def test_the_downstream_is_the_upstream_at_every_epoch_that_it_claims(seed: int, steps: int) -> None:
     _play(seed, steps)
