@@ -112,6 +112,18 @@ class Dsn:
         """For the library, with the password: for connecting alone, never for a message."""
         return self._address
 
+    def defaults(self) -> dict[str, Any]:
+        """The options that we set where the address does not."""
+        settings = {
+            "serverSelectionTimeoutMS": _SELECTION_MS,
+            "connectTimeoutMS": _SELECTION_MS,
+            "socketTimeoutMS": SILENCE_MS,
+            "appName": "headwater",
+            "retryReads": False,  # a read that broke goes on where it was, which is ours to know
+        }
+        named = {part.partition("=")[0].lower() for part in self._address.partition("?")[2].split("&")}
+        return {name: value for name, value in settings.items() if name.lower() not in named}
+
     def hide(self, text: str) -> str:
         """*text* without the password, should a server or a library have repeated it."""
         shown = _IS_PASSWORD.sub(r"\1:***@", text)
@@ -131,15 +143,8 @@ _lock = threading.Lock()
 
 def connect(dsn: Dsn, **options: Any) -> Client:
     """A client of its own; nothing is connected before it is asked. :raises InvalidDsn: an option is wrong."""
-    settings: dict[str, Any] = {
-        "serverSelectionTimeoutMS": _SELECTION_MS,
-        "connectTimeoutMS": _SELECTION_MS,
-        "socketTimeoutMS": SILENCE_MS,
-        "appname": "headwater",
-        "retryReads": False,  # a read that broke goes on where it was, which is ours to know
-    }
     with server_errors(dsn):
-        return pymongo.MongoClient(dsn.address, **(settings | options))
+        return pymongo.MongoClient(dsn.address, **(dsn.defaults() | options))
 
 
 def shared(dsn: Dsn) -> Client:
