@@ -161,9 +161,10 @@ def load_function(name: str, text: str, folder: Path | None = None) -> Callable[
     try:
         found = _module(module)
         function = getattr(found, attribute)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # whatever is wrong with the module: a person mends it
+        kind = "" if isinstance(error, ImportError | AttributeError) else f"{type(error).__name__}: "
         raise InvalidDerivation(
-            f"The function {text!r} of derivation {name!r} cannot be imported: {error}.",
+            f"The function {text!r} of derivation {name!r} cannot be imported: {kind}{error}.",
             next_step="Put its module beside pipeline.toml, or where Python finds it.",
         ) from None
     if not callable(function):
@@ -177,15 +178,22 @@ _loaded: dict[str, tuple[str, int]] = {}
 
 
 def _module(name: str) -> ModuleType:
-    """The module as its file is now: an edit counts from the next start of its derivations on."""
+    """The module as its file is now: an edit counts from the next start of its derivations on.
+
+    It is made anew, and not changed: those who run go on with what they had, and with all that it calls.
+    """
     known = sys.modules.get(name)
-    if known is None:
-        importlib.invalidate_caches()  # it may have been written since somebody looked
-        found = importlib.import_module(name)
-    elif name in _loaded and _loaded[name] != _written(known):
-        found = importlib.reload(known)
-    else:
+    if known is not None and _loaded.get(name, _written(known)) == _written(known):
         found = known
+    else:
+        importlib.invalidate_caches()  # it may have been written since somebody looked
+        sys.modules.pop(name, None)
+        try:
+            found = importlib.import_module(name)
+        except BaseException:
+            if known is not None:
+                sys.modules[name] = known
+            raise
     _loaded[name] = _written(found)
     return found
 

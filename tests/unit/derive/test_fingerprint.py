@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from headwater.derive.derivation import Derivation, load_function
+from headwater.derive.errors import InvalidDerivation
 from headwater.derive.fingerprint import comparable, fingerprint
 
 FUNCTION = """
@@ -122,8 +123,14 @@ def test_another_version_of_python_cannot_tell() -> None:
 def test_a_module_that_was_edited_is_loaded_as_it_is_now(tmp_path: Path) -> None:
     file = tmp_path / "edited_views_of_this_test.py"
     derivation = Derivation.of("d", "edited_views_of_this_test:made", ["a"], ["id"])
-    file.write_text("def made(orders):\n    return 1\n")
-    assert derivation.load(tmp_path)(None) == 1
-    file.write_text("def made(orders):\n    return 20\n")
-    os.utime(file, ns=(1, 1))
+    file.write_text("def help():\n    return 1\ndef made(orders):\n    return help()\n")
+    running = derivation.load(tmp_path)
+    assert derivation.load(tmp_path) is running
+    file.write_text("def made(orders:\n")
+    os.utime(file, (1, 1))
+    with pytest.raises(InvalidDerivation, match=r"cannot be imported: SyntaxError: .*beside pipeline.toml"):
+        derivation.load(tmp_path)
+    file.write_text("def help():\n    return 20\ndef made(orders):\n    return help()\n")
+    os.utime(file, (9, 9))
     assert load_function("d", "edited_views_of_this_test:made", tmp_path)(None) == 20
+    assert running(None) == 1, "one that runs goes on with what it had"
