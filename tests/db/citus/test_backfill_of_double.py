@@ -17,7 +17,7 @@ from headwater.sources.splits import Cut, KeyRange, SplitKind
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
 
 
-@pytest.mark.parametrize("kind", list(SplitKind))
+@pytest.mark.parametrize("kind", [SplitKind.KEY, pytest.param(SplitKind.HEAP, marks=pytest.mark.soak)])
 def test_history_is_read_once_from_all_nodes_while_they_are_written_to(
     double: CitusDouble, tmp_path: Path, kind: SplitKind
 ) -> None:

@@ -123,7 +123,7 @@ def test_a_lost_slot_on_one_node_stops_the_capture_with_the_command(double: Citu
     assert failure.next_step == "Run: headwater resnapshot"
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.soak)])
 def test_a_node_that_is_killed_loses_and_doubles_nothing(nodes: Nodes, tmp_path: Path, victim: int) -> None:
     servers = [nodes.server(place) for place in range(3)]
     with CitusDouble(servers, nodes.name()) as double:

@@ -205,7 +205,10 @@ class CitusChangeStream:
         elif self._is_waiting:
             time.sleep(max(0.0, min(seconds, ALIGN_SECONDS - (time.monotonic() - self._looked))))
         else:
-            select.select([member.gate for member in self._open.values()], [], [], seconds)
+            waiting = select.poll()
+            for member in self._open.values():
+                waiting.register(member.gate, select.POLLIN)
+            waiting.poll(round(seconds * 1000))
 
     def _take(self, group: int, timeout: float, linger: float, stop_at_boundary: bool) -> list[Event]:
         return self._tell(group, self._poll(group, timeout, linger, stop_at_boundary))

@@ -21,7 +21,7 @@ ROW, COMMIT = raw(b"I"), raw(b"C")
 
 
 class Given:
-    """In place of a stream: what it gives, one list for each read."""
+    """A made-up stream: what it gives, one list for each read."""
 
     def __init__(self, *blocks: list[bytes]) -> None:
         self.blocks = list(blocks)
@@ -49,7 +49,7 @@ def test_all_before_the_first_commit_at_the_limit_passes() -> None:
     assert first_at([raw(b"S"), ROW, raw(b"E"), streamed_commit(20)], 20) == 3
 
 
-def test_what_is_held_passes_when_the_gate_is_opened_and_nothing_is_read_before() -> None:
+def test_over_a_made_up_stream_what_is_held_passes_when_the_gate_is_opened() -> None:
     later = [begin(30), ROW, COMMIT]
     stream = Given([begin(10), ROW, COMMIT, begin(20), ROW], [COMMIT], later)
     gate = Gate(stream)
