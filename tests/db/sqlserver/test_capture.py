@@ -85,6 +85,18 @@ def test_a_large_transaction_comes_in_blocks_and_ends_in_one_epoch(
         assert [row["_op"] for row in rows] == [Op.UPDATE_DELETE, Op.UPDATE_INSERT] * 1200
 
 
+def test_blocks_without_values_are_joined_by_the_librarys_rows_too(
+    server: AnySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(server)
+    monkeypatch.setattr("headwater.sources.sqlserver.rows.BLOCK_ROWS", 3)
+    monkeypatch.setenv("HEADWATER_PURE", "1")
+    with running(server, tmp_path, TABLE) as capture:
+        server.execute(f"INSERT INTO shop.orders VALUES {', '.join(f'({n}, NULL, NULL, NULL)' for n in range(9))}")
+        server.execute("UPDATE shop.orders SET total = id, note = CASE WHEN id > 4 THEN N'x' END WHERE id > 0")
+        capture.assert_equal(TABLE)
+
+
 def test_a_restart_goes_on_where_the_log_ends(server: AnySqlServer, tmp_path: Path) -> None:
     create(server)
     with running(server, tmp_path, TABLE) as capture:

@@ -65,7 +65,7 @@ def read_stretch(session: Session, stretch: Stretch, interval: Interval, ticks: 
     held: list[pa.Array] | None = None
     for block in session.columns(statement_of(stretch), BLOCK_ROWS):
         if held is not None:
-            block = [pa.concat_arrays(parts) for parts in zip(held, block, strict=True)]
+            block = [_joined(one, other) for one, other in zip(held, block, strict=True)]
             held = None
         last = len(block[2]) - 1
         if block[2][last].as_py() == _OLD:
@@ -75,6 +75,15 @@ def read_stretch(session: Session, stretch: Stretch, interval: Interval, ticks: 
             yield changes_of(stretch, block, interval, ticks)
     if held is not None:
         yield changes_of(stretch, held, interval, ticks)
+
+
+def _joined(one: pa.Array, other: pa.Array) -> pa.Array:
+    """Two parts of a column; of one that is null throughout, the library's rows tell no type."""
+    if pa.types.is_null(one.type):
+        one = one.cast(other.type)
+    elif pa.types.is_null(other.type):
+        other = other.cast(one.type)
+    return pa.concat_arrays([one, other])
 
 
 def statement_of(stretch: Stretch) -> str:
