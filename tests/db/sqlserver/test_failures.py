@@ -15,6 +15,9 @@ from headwater.sources.errors import (
     InvalidDsn,
     LogPurged,
     ServerReplaced,
+    SnapshotExpired,
+    SourceBusy,
+    SourceError,
     SourceMisconfigured,
     SourceNotFound,
     SourceUnreachable,
@@ -22,7 +25,7 @@ from headwater.sources.errors import (
     UnsupportedTable,
 )
 from headwater.sources.open import open_source
-from headwater.sources.sqlserver.connection import Dsn
+from headwater.sources.sqlserver.connection import Dsn, Session
 
 
 def test_changes_that_were_cleaned_up_before_they_were_read_end_the_capture(
@@ -145,3 +148,37 @@ def test_a_database_without_change_data_capture_is_told(double: SqlServerDouble,
     with pytest.raises(SourceMisconfigured, match=r"EXEC sys\.sp_cdc_enable_db"):
         source.tables([TABLE])
     source.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (208, SourceNotFound),
+        (229, AccessDenied),
+        (313, LogPurged),
+        (596, SourceUnreachable),
+        (1205, SourceBusy),
+        (3952, SourceMisconfigured),
+        (3961, SnapshotExpired),
+        (8134, SourceError),
+        (22901, SourceMisconfigured),
+        (40613, SourceUnreachable),
+    ],
+)
+def test_errors_of_the_server_say_what_to_do(double: SqlServerDouble, number: int, error: type[HeadwaterError]) -> None:
+    with Session(Dsn(double.dsn)) as session:
+        double.inject("SELECT 1", number)
+        with pytest.raises(error) as caught:
+            session.ask("SELECT 1 AS [one]")
+        assert caught.value.next_step
+        if error is not SourceUnreachable:
+            assert session.ask("SELECT 1 AS [one]") == [{"one": 1}]
+
+
+def test_who_takes_only_some_rows_leaves_no_half_read_session(double: SqlServerDouble) -> None:
+    create(double, 500)
+    session = Session(Dsn(double.dsn))
+    taken = session.columns("SELECT id FROM shop.orders ORDER BY id", 10)
+    assert len(next(taken)[0]) == 10
+    taken.close()  # type: ignore[attr-defined]
+    assert not session.is_open
