@@ -103,6 +103,7 @@ def test_every_change_arrives_exactly_once_whoever_is_killed(tmp_path: Path) -> 
                     server.start()
                 if "capture" in victims:
                     capture.start()
+            wait_for(lambda: sum(len(writer.confirmed) for writer in writers) > 30, "transactions")
             for writer in writers:
                 writer.end()
             capture.catch_up()
