@@ -40,12 +40,18 @@ _START: Final = 'echo $$ >pid; exec "$@"'
 
 
 class MongoServer:
-    """One server process. :param settings: over those of this module, as options of ``mongod``."""
+    """One server process, in a replica set of its own.
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    :param settings: over those of this module, as options of ``mongod``.
+    :param beside: the primary of a set that it joins instead.
+    """
+
+    def __init__(self, settings: Mapping[str, str] | None = None, *, beside: MongoServer | None = None) -> None:
         root = mongodb_root()
         self._settings = dict(settings or {})
-        self.password: str = secrets.token_hex(8)
+        self._beside = beside
+        self._key: str = secrets.token_hex(32) if beside is None else beside._key
+        self.password: str = secrets.token_hex(8) if beside is None else beside.password
         self.base = Path(tempfile.mkdtemp(prefix="headwater-mongo-", dir="/tmp"))
         self.base.chmod(0o755)
         self.port = _free_port()
@@ -57,6 +63,8 @@ class MongoServer:
         try:
             self._lay_out(root)
             self.start()
+            if beside is not None:
+                beside.take_in(self)
         except BaseException:
             self.close()
             raise
@@ -85,7 +93,7 @@ class MongoServer:
     def client(self) -> pymongo.MongoClient[dict[str, Any]]:
         """A client of the test's own."""
         if not self._clients:
-            self._clients.append(pymongo.MongoClient(self.dsn, serverSelectionTimeoutMS=30_000))
+            self._clients.append(pymongo.MongoClient(self.dsn, serverSelectionTimeoutMS=10_000))
         return self._clients[0]
 
     @contextmanager
@@ -97,6 +105,23 @@ class MongoServer:
             for name in self.client.list_database_names():
                 if name not in _OWN:
                     self.client.drop_database(name)
+
+    def take_in(self, other: MongoServer) -> None:
+        """Make *other* a member of the set of which this is the primary, and wait until it has all that there is."""
+        admin = self.client.admin
+        config = admin.command("replSetGetConfig")["config"]
+        number = max(member["_id"] for member in config["members"]) + 1
+        config["members"].append({"_id": number, "host": f"127.0.0.1:{other.port}"})
+        config["version"] += 1
+        admin.command({"replSetReconfig": config})
+        deadline = time.monotonic() + 60
+        while True:
+            states = {one["_id"]: one["stateStr"] for one in admin.command("replSetGetStatus")["members"]}
+            if states.get(number) == "SECONDARY":
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the new member of the set is {states.get(number)}")
+            time.sleep(0.05)
 
     def start(self, *more: str) -> None:
         """Start the server and wait until it takes writes."""
@@ -151,7 +176,7 @@ class MongoServer:
         """What the server needs, where a user who owns nothing comes to it."""
         run = self.base / "run"
         (run / "data").mkdir(parents=True)
-        (run / "key").write_text(secrets.token_hex(32))
+        (run / "key").write_text(self._key)
         (run / "key").chmod(0o400)
         shutil.copytree(root / "lib", self.base / "lib") if (root / "lib").is_dir() else None
         try:
@@ -169,7 +194,10 @@ class MongoServer:
             suppress(PyMongoError),
             pymongo.MongoClient[dict[str, Any]](direct, serverSelectionTimeoutMS=2000) as client,
         ):
-            if client.admin.command("hello")["isWritablePrimary"]:
+            hello = client.admin.command("hello")
+            if self._beside is not None:
+                return True
+            if hello["isWritablePrimary"]:
                 self._make_user(client)
                 return True
             member = {"_id": 0, "host": f"127.0.0.1:{self.port}"}

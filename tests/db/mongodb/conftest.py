@@ -31,16 +31,16 @@ def start_mongodb() -> Iterator[StartServer]:
     """Starts servers of the test's own, to be killed, restarted or set up as it likes."""
     with contextlib.ExitStack() as servers:
 
-        def start(settings: Mapping[str, str] | None = None) -> MongoServer:
-            return servers.enter_context(started_or_skipped(settings))
+        def start(settings: Mapping[str, str] | None = None, *, beside: MongoServer | None = None) -> MongoServer:
+            return servers.enter_context(started_or_skipped(settings, beside=beside))
 
         yield start
 
 
-def started_or_skipped(settings: Mapping[str, str] | None = None) -> MongoServer:
+def started_or_skipped(settings: Mapping[str, str] | None = None, *, beside: MongoServer | None = None) -> MongoServer:
     """A server; where it is not on this machine the test is skipped, but never in CI."""
     try:
-        return MongoServer(settings)
+        return MongoServer(settings, beside=beside)
     except FileNotFoundError as error:
         if os.environ.get("CI"):
             raise

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pymongo
 import pytest
 from tests.db.mongodb.conftest import StartServer
 from tests.db.mongodb.delivering import TABLE, create
@@ -29,6 +30,8 @@ from headwater.sources.mongodb.server import operation_time
 from headwater.sources.mongodb.source import MongoSource
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import KeyRange, SplitKind
 
 COLUMNS = {TABLE: "struct<_id: long, state: string>"}
 
@@ -54,6 +57,40 @@ def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(
         assert found == [*range(100, 111), *range(200, 211)]
         capture.assert_once(TABLE)
         assert capture.capture.statistics.restarts > 0
+
+
+@pytest.mark.soak
+def test_m23_another_member_becomes_primary_and_nothing_is_lost_or_told_twice(
+    start_mongodb: StartServer, tmp_path: Path
+) -> None:
+    first = start_mongodb()
+    members = [first, start_mongodb(beside=first), start_mongodb(beside=first)]
+    hosts = ",".join(f"127.0.0.1:{one.port}" for one in members)
+    dsn = f"mongodb://headwater:{first.password}@{hosts}/?replicaSet=rs0&authSource=admin"
+    with pymongo.MongoClient[dict[str, Any]](dsn, w="majority") as client:
+        orders = client.shop.orders
+        orders.insert_many([{"_id": number, "state": "old"} for number in range(500)])
+        with running(first, tmp_path, TABLE, columns=COLUMNS, dsn=dsn) as capture:
+            snapshots = open_snapshots(dsn)
+            snapshot = snapshots.export()
+            for number in range(1000, 1050):
+                orders.insert_one({"_id": number, "state": "before"})
+            first.kill9()
+            for number in range(1050, 1100):
+                orders.insert_one({"_id": number, "state": "after"})
+            end = MongoOffset(operation_time(client))
+            capture.wait_for(lambda: capture.failure is not None or _has(capture, end))
+            assert capture.failure is None
+            assert [row["_id"] for row in capture.rows(TABLE)] == list(range(1000, 1100))
+            capture.assert_once(TABLE)
+            table = capture.logged(TABLE)
+            read = snapshots.read(table, SplitKind.KEY, KeyRange(), snapshot.name)
+            assert sum(batch.num_rows for batch in read) == 500
+
+
+def _has(capture: MongoCapture, end: MongoOffset) -> bool:
+    offset = capture.offset()
+    return offset is not None and offset >= end
 
 
 def test_m22_an_oplog_that_rolled_over_ends_the_capture_and_a_resnapshot_goes_on(
