@@ -113,7 +113,7 @@ def measure_decode(quick: bool) -> list[Figure]:
 
 
 def _measure(family: str, quick: bool) -> list[Figure]:
-    rows, times = (30_000, 2) if quick else (200_000, 3)
+    rows, times = (20_000, 2) if quick else (200_000, 3)
     best = Decoder if is_compiled() else PythonRows
     with progress(f"{family}: the binlog to columns"), written(family, rows) as work:
         server, names, begun, changes = work

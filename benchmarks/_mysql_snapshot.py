@@ -92,6 +92,7 @@ class Bench:
         found = self._headwater().count()
         if found != self.rows:
             raise RuntimeError(f"{found} rows were read, not {self.rows}.")
+        self.typed()
         self.jdbc()
         self.client()
 

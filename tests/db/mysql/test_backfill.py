@@ -216,7 +216,7 @@ def test_partitions_in_several_databases_of_a_server_in_another_time_zone(
             values = ", ".join(f"({n}, {n})" for n in range(1, 301))
             server.execute(f"INSERT INTO {name} (v, id) VALUES {values}", f"INSERT INTO {name} (id) VALUES (1000)")
         with running(server, tmp_path, *PARTS) as capture:
-            query = Delivering(capture, *PARTS, split_rows=40, parallelism=1, interval_seconds=0.001)
+            query = Delivering(capture, *PARTS, split_rows=100, parallelism=1, interval_seconds=0.001)
             number = 0
             while not query.planner.is_history_done():
                 query.batch(timeout=0.2)

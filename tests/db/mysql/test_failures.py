@@ -28,6 +28,8 @@ from headwater.sources.mysql.connection import Dsn, connect
 from headwater.sources.mysql.doctor import examine
 from headwater.sources.open import open_source
 
+IMAGES = ["MINIMAL", pytest.param("NOBLOB", marks=pytest.mark.soak)]
+
 
 def prepared(server: MariaDbServer) -> MariaDbServer:
     server.execute("CREATE DATABASE shop", ORDERS)
@@ -291,7 +293,7 @@ def test_a_connection_notices_a_server_that_is_gone_without_a_word(mariadb: Mari
 
 
 @pytest.mark.parametrize("server", FAMILY, indirect=True)
-@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+@pytest.mark.parametrize("image", IMAGES)
 def test_a_server_that_logs_parts_of_rows_is_refused(server: MariaDbServer, image: str, tmp_path: Path) -> None:
     server.execute(ORDERS, f"SET GLOBAL binlog_row_image = {image}")
     try:
@@ -304,7 +306,7 @@ def test_a_server_that_logs_parts_of_rows_is_refused(server: MariaDbServer, imag
 
 
 @pytest.mark.parametrize("server", FAMILY, indirect=True)
-@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+@pytest.mark.parametrize("image", IMAGES)
 def test_rows_that_a_session_logged_in_part_stop_the_table_before_their_transaction(
     server: MariaDbServer, image: str, tmp_path: Path
 ) -> None:
