@@ -30,17 +30,12 @@ from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_text, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import IDLE_MS, open_watch
+from headwater.sources.mongodb.watch import open_watch
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
 MAX_ROWS: Final = 65_536
 MAX_BYTES: Final = 32 << 20
-QUICK_MS: Final = 10
-"""How long the server waits for more after it had something: an end of what there is, is an end of a transaction."""
-FEW_ROWS: Final = 500
-PACE_SECONDS: Final = 0.015
-"""After few rows it is worth while to wait for more of them."""
 _MOMENT_US: Final = 1_000_000
 
 
@@ -94,7 +89,6 @@ class MongoChangeStream:
         self._is_whole = True
         self._passed = ""
         self._is_stale = False
-        self._came = 0.0
         self._spaces = {name.namespace for name in self._followed.names} or self._spaces
         return open_watch(
             self._dsn, self._client, self._followed.names, sorted(self._spaces), self._told, images=self._images
@@ -158,11 +152,8 @@ class MongoChangeStream:
 
     def _receive(self, timeout: float) -> bool:
         """Take the next answer, if it comes in time; whether it had events."""
-        pause = min(self._came + PACE_SECONDS - self._clock(), timeout)
-        if pause > 0:
-            time.sleep(pause)
         try:
-            batch = self._cursor.next(max(timeout - max(pause, 0.0), 0.0))
+            batch = self._cursor.next(max(timeout, 0.0))
         except BadToken:
             if self._is_half_told or token_time(self._told.token) != self._told.time:
                 raise
@@ -171,13 +162,9 @@ class MongoChangeStream:
         if batch is None:
             return False
         self._received += len(batch.documents)
-        self._cursor.wait_ms = IDLE_MS if batch.is_empty else QUICK_MS
         if batch.is_empty:
-            self._cursor.ask()
             self._take_silence(batch)
             return False
-        if len(batch.documents) > MAX_BYTES // 64 and not self._is_full:
-            self._cursor.ask()  # the server goes on while these are decoded
         self._take(batch)
         return True
 
@@ -206,7 +193,6 @@ class MongoChangeStream:
             made = made.slice(int(np.searchsorted(times, self._told.time, side="right")))
         self._passed = ""
         self._is_idle = False
-        self._came = self._clock() if made.num_rows < FEW_ROWS else 0.0
         if made.num_rows:
             self._queue.append(made)
             self._held_rows += made.num_rows

@@ -1,7 +1,7 @@
 """RawCursor: the documents of a command as the wire has them: whole batches, none of them decoded here.
 
 An answer holds its documents as one BSON array; a batch is that array's bytes. A cursor belongs to the session that
-opened it, and every answer but the last is asked for in the background while the one before is being used.
+opened it. A thread asks for the next answers, a few ahead, while those before are being used.
 """
 
 from __future__ import annotations
@@ -9,12 +9,9 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
-from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any, Final, Self
 
 import bson
@@ -32,6 +29,21 @@ _DOCUMENT: Final = 3
 _LONGEST_NAME: Final = 64
 CLOSE_SECONDS: Final = 2.0
 """How long the end of a cursor waits for an answer that is on its way."""
+AHEAD: Final = 2
+FEW_BYTES: Final = 256 << 10
+PACE_SECONDS: Final = 0.015
+"""After few documents of a stream it is worth while to wait for more of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long a server waits for documents before it answers with none, in milliseconds.
+
+    :ivar quick: after it had some. :ivar idle: after it had none.
+    """
+
+    quick: int
+    idle: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +52,12 @@ class Batch:
 
     :ivar documents: the bytes of a BSON array of documents.
     :ivar token: where a change stream is after them; empty where it is none.
-    :ivar is_last: there is nothing more. :ivar invalidated: a change stream ended because what it watched is gone.
+    :ivar is_last: there is nothing more; of a change stream: what it watched is gone.
     """
 
     documents: memoryview
     token: str = ""
     is_last: bool = False
-    invalidated: bool = False
 
     @property
     def is_empty(self) -> bool:
@@ -57,8 +68,8 @@ class RawCursor:
     """A cursor of one command; use it from one thread.
 
     :param command: with the collection, or 1, under the name of the command, and all but its ``cursor`` options.
-    :param wait_ms: how long the server waits for documents before it answers with none; ``None``: it never waits.
-    :ivar at: the answer's ``atClusterTime``, where the command reads in a snapshot.
+    :param patience: of a command whose documents come one day; ``None``: what there is, is there.
+    :ivar opened: the first answer.
     :raises SourceError: the command was refused.
     """
 
@@ -70,15 +81,17 @@ class RawCursor:
         command: Mapping[str, Any],
         *,
         batch_size: int,
-        wait_ms: int | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        self._dsn, self._database, self._batch_size, self.wait_ms = dsn, client[database], batch_size, wait_ms
+        self._dsn, self._database, self._batch_size, self._patience = dsn, client[database], batch_size, patience
         self._session = client.start_session(causal_consistency=False)
-        self._questions: SimpleQueue[Future[Batch] | None] | None = None
-        self._asked: Future[Batch] | None = None
+        self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
+        self._room = threading.Semaphore(AHEAD)
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._wait_ms = None if patience is None else patience.idle
         self._has_failed = False
         self._id = 0
-        self.bytes_received = 0
         try:
             with server_errors(dsn):
                 answer = self._database.command(dict(command), session=self._session, codec_options=RAW)
@@ -86,6 +99,7 @@ class RawCursor:
         except BaseException:
             self._session.end_session()
             raise
+        self._is_over = self.opened.is_last
 
     def __enter__(self) -> Self:
         return self
@@ -94,59 +108,68 @@ class RawCursor:
         self.close()
 
     def ask(self) -> None:
-        """Ask for the next batch in the background, if nobody has yet."""
-        if self._asked is None and self._id:
-            if self._questions is None:
-                self._questions = SimpleQueue()
-                threading.Thread(
-                    target=self._answer, args=(self._questions,), name="headwater-mongodb", daemon=True
-                ).start()
-            self._asked = Future()
-            self._questions.put(self._asked)
+        """Begin to ask for the next answers."""
+        if self._thread is None and not self._is_over:
+            self._thread = threading.Thread(target=self._fetch, name="headwater-mongodb", daemon=True)
+            self._thread.start()
 
     def next(self, timeout: float | None = None) -> Batch | None:
         """The next batch; ``None``: it has not come within *timeout* seconds, or there is none.
 
         :raises SourceUnreachable: the connection broke. :raises SourceError: the cursor came to an end with an error.
         """
+        if self._is_over:
+            return None
         self.ask()
-        if self._asked is None:
-            return None
         try:
-            with server_errors(self._dsn):
-                made = self._asked.result(timeout)
-        except NotYet:
+            answer = self._answers.get(timeout=timeout)
+        except Empty:
             return None
-        except BaseException:
-            self._asked, self._has_failed = None, True
-            raise
-        self._asked = None
-        return made
+        self._room.release()
+        if isinstance(answer, Exception):
+            self._is_over = self._has_failed = True
+            with server_errors(self._dsn):
+                raise answer
+        self._is_over = answer.is_last
+        return answer
 
     @property
     def is_open(self) -> bool:
         """Whether there may be more."""
-        return bool(self._id)
+        return not self._is_over
 
     def close(self) -> None:
         """End it at the server, too. Closing twice is fine."""
-        asked, self._asked = self._asked, None
-        if self._questions is not None:
-            self._questions.put(None)
+        self._closing.set()
+        self._room.release()
+        self._is_over = True
         kill, self._id = self._id, 0
         if kill and not self._has_failed:
             with suppress(PyMongoError):  # without our session: a question may be on its way in it, and ends so
                 self._database.command({"killCursors": self._collection, "cursors": [Int64(kill)]})
-        if asked is None or wait_for([asked], CLOSE_SECONDS).done:
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+        if self._thread is None or not self._thread.is_alive():
             self._session.end_session()
 
-    def _answer(self, questions: SimpleQueue[Future[Batch] | None]) -> None:
+    def _fetch(self) -> None:
         """The thread that asks."""
-        while (question := questions.get()) is not None:
+        while True:
+            self._room.acquire()
+            if self._closing.is_set():
+                return
             try:
-                question.set_result(self._more())
-            except BaseException as error:
-                question.set_exception(error)
+                batch = self._more()
+            except Exception as error:
+                self._answers.put(error)
+                return
+            self._answers.put(batch)
+            if batch.is_last:
+                return
+            if self._patience is not None:
+                self._wait_ms = self._patience.idle if batch.is_empty else self._patience.quick
+                if not batch.is_empty and len(batch.documents) < FEW_BYTES:
+                    self._closing.wait(PACE_SECONDS)
 
     def _more(self) -> Batch:
         command: dict[str, Any] = {
@@ -154,8 +177,8 @@ class RawCursor:
             "collection": self._collection,
             "batchSize": self._batch_size,
         }
-        if self.wait_ms is not None:
-            command["maxTimeMS"] = self.wait_ms
+        if self._wait_ms is not None:
+            command["maxTimeMS"] = self._wait_ms
         return self._taken(self._database.command(command, session=self._session, codec_options=RAW))
 
     def _taken(self, answer: Any) -> Batch:
@@ -163,7 +186,6 @@ class RawCursor:
         cursor = answer["cursor"]
         assert isinstance(cursor, RawBSONDocument)
         raw = memoryview(cursor.raw)
-        self.bytes_received += len(raw)
         found = dict(_places(raw))
         documents = next((raw[slice(*found[name])] for name in (b"nextBatch", b"firstBatch") if name in found), EMPTY)
         self._id = int.from_bytes(raw[slice(*found[b"id"])], "little", signed=True)
@@ -171,7 +193,7 @@ class RawCursor:
         token = ""
         if b"postBatchResumeToken" in found:
             token = token_text(bson.decode(raw[slice(*found[b"postBatchResumeToken"])]))
-        return Batch(documents, token, not self._id, b"invalidated" in found)
+        return Batch(documents, token, not self._id)
 
 
 def _places(raw: memoryview) -> list[tuple[bytes, tuple[int, int]]]:

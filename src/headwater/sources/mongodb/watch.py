@@ -13,12 +13,12 @@ from typing import Any, Final
 from headwater.sources.mongodb.connection import Client, Dsn
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_document
-from headwater.sources.mongodb.raw_cursor import RawCursor
+from headwater.sources.mongodb.raw_cursor import Patience, RawCursor
 from headwater.sources.mongodb.server import as_timestamp
 
 BATCH_EVENTS: Final = 20_000
-IDLE_MS: Final = 400
-"""How long the server waits for an event before it tells how far it has come."""
+PATIENCE: Final = Patience(quick=10, idle=400)
+"""An end of what there is, is an end of a transaction: after events it is asked for at once."""
 _IMAGES: Final = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
 
 
@@ -66,7 +66,7 @@ def _opened(
         "cursor": {"batchSize": 0},
     }
     database = "admin" if whole else spaces[0]
-    return RawCursor(dsn, client, database, command, batch_size=BATCH_EVENTS, wait_ms=IDLE_MS)
+    return RawCursor(dsn, client, database, command, batch_size=BATCH_EVENTS, patience=PATIENCE)
 
 
 def _wanted(names: Sequence[CollectionName]) -> dict[str, Any]:
