@@ -79,8 +79,11 @@ def bounds_of(filters: Sequence[Filter], column: str) -> Bounds:
 def narrowed(part: KeyRange, bounds: Bounds) -> KeyRange | None:
     """*part* within *bounds* of the first key column; ``None`` when nothing is left of it."""
     low, high = bounds.low, bounds.high
-    start = None if part.start is None else int(part.start.values[0])
-    end = None if part.end is None else int(part.end.values[0])
+    try:
+        start = None if part.start is None else int(part.start.values[0])
+        end = None if part.end is None else int(part.end.values[0])
+    except ValueError:  # a key of another type than its column
+        return part
     if (
         (low is not None and high is not None and low > high)
         or (high is not None and start is not None and start > high)

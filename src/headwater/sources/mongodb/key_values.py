@@ -1,4 +1,7 @@
-"""Values of ``_id`` as texts: canonical extended JSON, which keeps every value of every type exactly. Pure."""
+"""Values of ``_id`` as texts: canonical extended JSON, which keeps every value of every type exactly. Pure.
+
+A whole number is its digits alone, whatever type it has: for MongoDB ``5`` and ``5.0`` are one key.
+"""
 
 from __future__ import annotations
 
@@ -35,6 +38,10 @@ _HEX: Final = re.compile(r"[0-9a-fA-F]{24}")
 
 def text_of(value: Any) -> str:
     """The text of a value that :data:`CODEC` decoded."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1 << 63:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool | DatetimeMS):
+        return str(int(value))
     return dumps(value, json_options=_TEXT, separators=(",", ":"))
 
 
