@@ -8,7 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from headwater.sources.diagnosis import Diagnosis
-from headwater.sources.errors import DriverMissing, InvalidDsn
+from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
@@ -42,6 +42,7 @@ def open_source(
     :param columns: of collections without a schema, by ``database.collection``: how their columns are found.
     :raises InvalidDsn: no kind of database that can be captured. The text is not repeated: it may hold a password.
     :raises DriverMissing: Headwater was installed without the driver of this kind.
+    :raises SourceMisconfigured: *columns* are given for a database whose tables have their own.
     """
     family = family_of(dsn)
     if family is Family.MONGODB:
@@ -49,6 +50,11 @@ def open_source(
             from headwater.sources.mongodb.source import MongoSource
 
         return MongoSource(dsn, schema_policy=schema_policy, special_values=special_values or {}, columns=columns)
+    if columns:
+        raise SourceMisconfigured(
+            f"Columns are declared for {next(iter(columns))}, whose database has its own.",
+            next_step="Leave them out: they are for collections of MongoDB.",
+        )
     if family is Family.MYSQL:
         with mysql_driver():
             from headwater.sources.mysql.source import MySqlSource

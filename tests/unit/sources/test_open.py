@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from headwater.sources.errors import DriverMissing, InvalidDsn
+from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.open import Family, family_of, full_name, open_source, postgres_driver
 
 DSN = "postgresql://cdc:secret@db.example/shop"
 MYSQL = "mysql://cdc:secret@db.example/shop"
+MONGODB = "mongodb://cdc:secret@db.example/shop?replicaSet=rs0"
 
 
 def test_what_is_no_database_is_refused_without_repeating_it(tmp_path: Path) -> None:
@@ -40,6 +41,8 @@ def test_a_family_is_known_by_its_scheme_and_names_its_tables_in_its_own_way() -
         ("psycopg", "postgres", ["demo"]),
         ("pymysql", "mysql", ["capture", MYSQL, "--table", "t"]),
         ("pymysql", "mysql", ["doctor", MYSQL]),
+        ("pymongo", "mongodb", ["capture", MONGODB, "--table", "t", "--store", "store"]),
+        ("pymongo", "mongodb", ["doctor", MONGODB]),
     ],
 )
 def test_without_the_driver_every_command_names_what_to_install(
@@ -59,6 +62,15 @@ def test_without_the_driver_every_command_names_what_to_install(
     assert "Traceback" not in ended.stderr
     assert "secret" not in ended.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_collections_are_named_as_mongodb_names_them_and_only_they_may_have_declared_columns(tmp_path: Path) -> None:
+    assert family_of(MONGODB) is family_of("mongodb+srv://db.example/") is Family.MONGODB
+    assert full_name(MONGODB, "orders") == "shop.orders"
+    assert full_name(MONGODB, "stock.fs.files") == 'stock."fs.files"'
+    for dsn in (DSN, MYSQL):
+        with pytest.raises(SourceMisconfigured, match="are declared"):
+            open_source(dsn, spill=tmp_path, columns={"shop.t": "document"})
 
 
 def test_a_driver_without_its_library_is_a_missing_driver() -> None:
