@@ -33,24 +33,29 @@ class CitusSnapshot:
     def __init__(self, cluster: Cluster, lock_seconds: float | None = None) -> None:
         self._cluster = cluster
         self._nodes: dict[int, PostgresSnapshot] = {}
-        for _ in range(TRIES):
-            nodes, inactive = cluster.nodes()
-            before = cluster.placements()
-            try:
-                self._export(nodes, lock_seconds)
-                if cluster.placements() == before and cluster.nodes() == (nodes, inactive):
-                    break
-            except BaseException:
-                self.close()
-                raise
+        try:
+            nodes, inactive = self._export_at_rest(lock_seconds)
+        except BaseException:
             self.close()
-        else:
-            raise SourceBusy("Shards of the cluster move without a pause.", next_step="Try again when they rest.")
+            raise
+        finally:
+            cluster.close()  # nobody closes the way to a source
         marks = {group: snapshot.mark for group, snapshot in self._nodes.items()}
         self._mark = CitusMark(tuple(sorted(marks.items())), inactive, time.time_ns() // 1000)
         addresses = {node.group: node.address for node in nodes}
         named = {group: (addresses[group], snapshot.name) for group, snapshot in self._nodes.items()}
         self._name = str(Names(named))
+
+    def _export_at_rest(self, lock_seconds: float | None) -> tuple[tuple[Node, ...], tuple[int, ...]]:
+        """Snapshots of all nodes; these, and the groups that are not in use."""
+        for _ in range(TRIES):
+            nodes, inactive = self._cluster.nodes()
+            before = self._cluster.placements()
+            self._export(nodes, lock_seconds)
+            if self._cluster.placements() == before and self._cluster.nodes() == (nodes, inactive):
+                return nodes, inactive
+            self.close()
+        raise SourceBusy("Shards of the cluster move without a pause.", next_step="Try again when they rest.")
 
     def _export(self, nodes: tuple[Node, ...], lock_seconds: float | None) -> None:
         for node in nodes:

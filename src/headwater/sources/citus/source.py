@@ -56,6 +56,7 @@ class CitusSource:
                 publication=publication,
                 poll=poll,
                 through=through,
+                may_be_empty=group != COORDINATOR,  # where no table is distributed, the nodes have nothing to tell
             )
 
         self._members = Members(self._cluster, make, slot)

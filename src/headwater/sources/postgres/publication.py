@@ -146,13 +146,16 @@ def creation(name: str, tables: Sequence[CatalogTable], server_version: int) -> 
     options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = true"]
     if server_version >= GENERATED_SINCE:
         options.append("publish_generated_columns = stored")
-    named = ", ".join(table.name.sql for table in tables)
-    return f"CREATE PUBLICATION {quoted(name)} FOR TABLE {named} WITH ({', '.join(options)});"
+    named = f" FOR TABLE {', '.join(table.name.sql for table in tables)}" if tables else ""
+    return f"CREATE PUBLICATION {quoted(name)}{named} WITH ({', '.join(options)});"
 
 
-def ensure_publication(session: Connection, name: str, tables: Sequence[CatalogTable]) -> Publication:
+def ensure_publication(
+    session: Connection, name: str, tables: Sequence[CatalogTable], *, may_be_empty: bool = False
+) -> Publication:
     """Make the publication, or add the tables that it lacks; other tables stay in it.
 
+    :param may_be_empty: it is made although there is no table for it yet.
     :raises UnsupportedTable: publishing a table would break its updates, or not tell all of them.
     :raises AccessDenied: this user may not; the statement for one who may.
     :raises SourceMisconfigured: a publication of that name is there and does not fit; the statement that mends it.
@@ -163,7 +166,7 @@ def ensure_publication(session: Connection, name: str, tables: Sequence[CatalogT
     require_disjoint(tables)
     publication = read_publication(session, name)
     if publication is None:
-        if not tables:
+        if not tables and not may_be_empty:
             raise InputError("A publication needs a table.", next_step="Name at least one table.")
         _run(session, creation(name, tables, session.info.server_version))
     else:

@@ -93,6 +93,7 @@ class PostgresSource:
     :param poll: read the slot by SQL instead of the replication protocol.
     :param heartbeat_seconds: the least time between two heartbeats, however often it is told to look after the source.
     :param through: what raw messages go through before they are decoded.
+    :param may_be_empty: its publication is made although there is no table for it yet.
     """
 
     def __init__(
@@ -107,9 +108,11 @@ class PostgresSource:
         poll: bool = False,
         heartbeat_seconds: float = 0.0,
         through: Callable[[RawStream], RawStream] = lambda stream: stream,
+        may_be_empty: bool = False,
     ) -> None:
         self._dsn = Dsn(dsn)
         self._through = through
+        self._may_be_empty = may_be_empty
         self._spill = spill
         self._policy = schema_policy
         self._special = dict(special_values or {})
@@ -198,16 +201,19 @@ class PostgresSource:
         self, tables: Sequence[SourceTable], make: Callable[[Connection, str], Slot]
     ) -> tuple[CdcOffset, Mapping[str, Any]]:
         with self._sql() as session:
-            ensure_publication(session, self._publication, self._in_catalog(session, tables))
+            self._ensure_publication(session, self._in_catalog(session, tables))
             slot = make(session, self._slot)
             identity = self._identity(session)
         assert slot.confirmed is not None
         return PostgresOffset.at(slot.confirmed), identity
 
+    def _ensure_publication(self, session: Connection, tables: Sequence[CatalogTable]) -> None:
+        ensure_publication(session, self._publication, tables, may_be_empty=self._may_be_empty)
+
     def publish(self, tables: Sequence[SourceTable]) -> None:
         """Have the tables in the publication, which is made where it is not there."""
         with self._sql() as session:
-            ensure_publication(session, self._publication, self._in_catalog(session, tables))
+            self._ensure_publication(session, self._in_catalog(session, tables))
 
     def _identity(self, session: Connection) -> dict[str, Any]:
         return server_position(session).identity.to_json() | {"slot": self._slot}
@@ -223,7 +229,7 @@ class PostgresSource:
             publication = read_publication(session, self._publication)
             sent = [] if publication is None else list(publication.tables)
             require_disjoint([*read_tables_by_oid(session, sent).values(), *new])
-            ensure_publication(session, self._publication, new)
+            self._ensure_publication(session, new)
             self._await_writers(
                 session, [oid for table in new for oid in (table.oid, *(leaf.oid for leaf in table.leaves))]
             )
