@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from headwater.backfill.batch_units import split_units
 from headwater.backfill.cdc.executor import HandedOut
@@ -21,6 +23,9 @@ from headwater.sources.snapshots import ExportedSnapshot, SnapshotSource, Unshar
 from headwater.sources.table import SourceTable
 
 CommittedOf = Callable[[SourceTable, str], Committed]
+
+LOCKED_SECONDS: Final = 5.0
+"""How long a table that somebody has locked is let be: who asks for it waits, and the other tables with it."""
 
 
 class HistoryPlans:
@@ -115,7 +120,7 @@ class HistoryPlans:
         table.is_stopped = stopped is not None
         if stopped is not None:
             table.waiting = f"its capture has stopped: {stopped}"
-        elif changes.truncated is None and table.wants() > 0:
+        elif changes.truncated is None and time.monotonic() >= table.rests_until and table.wants() > 0:
             return True
         return False
 
@@ -131,6 +136,7 @@ class HistoryPlans:
                 handed = table.hand_out(plan, snapshot, share, end)
             except SourceBusy:
                 table.waiting = "another session has locked it"
+                table.rests_until = time.monotonic() + LOCKED_SECONDS
                 continue
             if handed is not None:
                 made[name] = handed

@@ -29,6 +29,7 @@ from headwater.stream import Barrier
 class QueryTable:
     """One table. What changes is written with the next save of the query's state.
 
+    :ivar rests_until: nothing is asked of the source for it before, as somebody has locked it.
     :ivar table: as its log has it where the next batch ends. :ivar latest: as its log has it by now: where a source
         knows its columns by their names alone, a column is found by the name that it has last.
     """
@@ -42,6 +43,7 @@ class QueryTable:
         self.waiting: str | None = None
         self.held_back: str | None = None
         self.is_stopped = False
+        self.rests_until = 0.0
         self.kept = KeptHistory(options, state, self.name) if options.history and self._origin() == TABLES else None
         self.executor = self._backfill() if options.history and self.kept is None else None
         self._come_back()

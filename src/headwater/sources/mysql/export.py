@@ -28,7 +28,8 @@ from headwater.sources.table import SourceTable, SpecialValues
 class MySqlSnapshot:
     """A place. One thread.
 
-    :param lock_seconds: how long a question waits for a locked table; ``None``: until it is free.
+    :param lock_seconds: how long a question waits for a locked table, which then is ``SourceBusy``; ``None``: until it
+        is free.
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceBusy: see :mod:`.places`.
     """
 
@@ -128,6 +129,7 @@ class MySqlSnapshot:
         name = TableName(table.namespace, table.name)
         if name not in self._catalogs:
             with self._asked() as session:
+                ask(session, f"SELECT 1 FROM {name.sql} LIMIT 0")  # who has locked it holds who plans, not the tasks
                 self._catalogs[name] = read_table(session, name)
         return self._catalogs[name]
 
