@@ -137,3 +137,51 @@ def test_a_node_that_is_killed_loses_and_doubles_nothing(nodes: Nodes, tmp_path:
             writer.end()
             capture.assert_equal("acc")
             capture.assert_once("public.acc")
+
+
+def test_a_node_with_another_address_is_followed_there(double: CitusDouble, tmp_path: Path) -> None:
+    double.distribute("acc", COLUMNS)
+    with running(double, tmp_path, "acc") as capture:
+        fill(double, "acc", 20)
+        capture.assert_equal("acc")
+        double.execute(0, "UPDATE pg_dist_node SET nodename = 'localhost' WHERE groupid = 1")
+        fill(double, "acc", 20, first=20)
+        capture.assert_equal("acc")
+
+        def is_there() -> bool:
+            offset = capture.offset()
+            return offset is not None and offset.nodes[1].address == f"localhost:{double.servers[1].port}"
+
+        capture.wait_for(is_there)
+        fill(double, "acc", 20, first=40)
+        capture.assert_equal("acc")
+        capture.assert_once("public.acc")
+
+
+@pytest.mark.soak
+def test_a_node_that_was_removed_and_is_gone_stops_the_capture(
+    double: CitusDouble, nodes: Nodes, tmp_path: Path
+) -> None:
+    double.distribute("acc", COLUMNS)
+    with nodes.start() as server:
+        with running(double, tmp_path, "acc") as capture:
+            joined = double.add_node(server)
+
+            def follows() -> bool:
+                offset = capture.offset()
+                return offset is not None and joined in offset.nodes
+
+            capture.wait_for(follows)
+        double.remove_node(joined)
+        server.stop()
+        failure = ClusterCapture(double, tmp_path, "acc").fails_to_start()
+        assert isinstance(failure, NodeMissed)
+        assert "Start its server again" in str(failure)
+        server.start()
+        with running(double, tmp_path) as capture:
+            fill(double, "acc", 10)
+            capture.assert_equal("acc")
+            offset = capture.offset()
+            assert offset is not None
+            assert offset.retired == (joined,)
+        double.servers.pop(joined)
