@@ -35,6 +35,7 @@ SYSTEM: Final = ("admin", "config", "local")
 INFERRED: Final = "inferred"
 DOCUMENT: Final = "document"
 _COLUMN: Final = re.compile(r"\s*(?:`([^`]+)`|([^\s:`]+))\s*:")
+_CAPPED_READ: Final = (8, 0)
 SAMPLE: Final = 1000
 """Documents whose fields make the columns."""
 
@@ -46,6 +47,7 @@ class Collection:
     :ivar kind: ``collection``, ``view`` or ``timeseries``.
     :ivar uuid: empty where it has none.
     :ivar has_images: the server keeps documents as they were before and after each change.
+    :ivar is_capped: it has a greatest size, and loses its oldest documents.
     """
 
     name: CollectionName
@@ -53,6 +55,7 @@ class Collection:
     uuid: bytes
     has_images: bool
     collation: str = ""
+    is_capped: bool = False
 
     @classmethod
     def of(cls, namespace: str, listed: Mapping[str, Any]) -> Collection:
@@ -60,9 +63,8 @@ class Collection:
         images = options.get("changeStreamPreAndPostImages", {}).get("enabled", False)
         collation = options.get("collation", {}).get("locale", "")
         uuid = bytes(listed.get("info", {}).get("uuid", b""))
-        return cls(
-            CollectionName(namespace, listed["name"]), listed.get("type", "collection"), uuid, bool(images), collation
-        )
+        name, kind = CollectionName(namespace, listed["name"]), listed.get("type", "collection")
+        return cls(name, kind, uuid, bool(images), collation, bool(options.get("capped", False)))
 
     @property
     def source_id(self) -> int | None:
@@ -82,6 +84,22 @@ class Collection:
                 f"its keys are compared by the collation {self.collation!r}, and not by their bytes.",
                 next_step="Capture a collection with the simple collation.",
             )
+
+    def require_history(self, version: Sequence[int]) -> None:
+        """:raises UnsupportedTable: a server of *version* does not show its documents as they were at a time."""
+        if self.is_capped and tuple(version[:2]) < _CAPPED_READ:
+            raise UnsupportedTable(
+                str(self.name),
+                "it is capped, and before MongoDB 8.0 no snapshot shows a capped collection.",
+                next_step="Upgrade the server to MongoDB 8.0, or capture a collection that is not capped.",
+            )
+
+
+def require_capturable(client: Client, collection: Collection) -> None:
+    """:raises UnsupportedTable: it cannot be captured from this server."""
+    collection.require_capturable()
+    if collection.is_capped:
+        collection.require_history(client.server_info()["versionArray"])
 
 
 def collections(client: Client, namespace: str) -> Iterator[Collection]:
@@ -126,7 +144,7 @@ def describe(
     :param columns: as above. :param special_values: policies by column.
     :raises UnsupportedTable: it cannot be captured. :raises InputError: it cannot have such columns.
     """
-    collection.require_capturable()
+    require_capturable(client, collection)
     name = collection.name
     made = _columns(client, name, columns, special_values)
     return SourceTable(name.namespace, name.name, made.columns, made.key_columns, collection.source_id)

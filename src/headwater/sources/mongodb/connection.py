@@ -22,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import pymongo
 from bson import CodecOptions
+from bson.errors import BSONError
 from bson.raw_bson import RawBSONDocument
 from pymongo import errors as driver
 from pymongo.uri_parser import parse_uri
@@ -35,6 +36,7 @@ from headwater.sources.errors import (
     SourceError,
     SourceMisconfigured,
     SourceNotFound,
+    SourceProtocolError,
     SourceUnreachable,
 )
 
@@ -46,7 +48,8 @@ SILENCE_MS: Final = 60_000
 """How long a server may be silent in the middle of an answer."""
 
 _OWN_OPTIONS: Final = frozenset(("starttoken", "columns"))
-_OLDEST: Final = (6, 0)
+_SPLITTING: Final = (((6, 0, 9), (6, 1)), ((7, 0), None))
+"""The versions, from and before, that give an event of more than 16 MB in parts."""
 _SELECTION_MS: Final = 10_000
 
 _DENIED: Final = frozenset((13, 18, 8000, 31, 33))
@@ -131,7 +134,8 @@ class Dsn:
 
     def __str__(self) -> str:
         user = f"{self.user}@" if self.user else ""
-        return f"mongodb://{user}{self.hosts}/{self.database}"
+        scheme = self._address.partition("://")[0]
+        return f"{scheme}://{user}{self.hosts}/{self.database}"
 
     def __repr__(self) -> str:
         return f"Dsn({str(self)!r})"
@@ -166,9 +170,11 @@ def _close_shared() -> None:
 def require_version(dsn: Dsn, build: Mapping[str, Any]) -> str:
     """The version that ``buildInfo`` tells. :raises SourceMisconfigured: it is too old."""
     version = str(build["version"])
-    if tuple(build["versionArray"][:2]) < _OLDEST:
+    numbers = tuple(build["versionArray"][:3])
+    if not any(first <= numbers and (before is None or numbers < before) for first, before in _SPLITTING):
         raise SourceMisconfigured(
-            f"{dsn} is MongoDB {version}, which is too old.", next_step="Capture from MongoDB 6.0 or later."
+            f"{dsn} is MongoDB {version}, which cannot tell of large documents.",
+            next_step="Capture from MongoDB 6.0.9 or a later 6.0, or from 7.0 or later.",
         )
     return version
 
@@ -180,6 +186,11 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
         yield
     except driver.PyMongoError as error:
         raise translated(error, dsn) from None
+    except BSONError as error:
+        raise SourceProtocolError(
+            f"An answer of {dsn} cannot be read: {type(error).__name__}.",
+            next_step="Check the collection with db.runCommand({validate: …, full: true}): a text may not be UTF-8.",
+        ) from None
 
 
 def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
@@ -191,8 +202,18 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
             "The connection string of MongoDB has an option that cannot be used.",
             next_step="Write mongodb://user@host:27017/database?replicaSet=rs0.",
         )
-    if not isinstance(error, driver.OperationFailure):
+    if isinstance(error, driver.InvalidName):
+        return SourceMisconfigured(
+            "A database or a collection has a name that MongoDB does not allow.",
+            next_step="Name it as show dbs and show collections do: database.collection.",
+        )
+    if isinstance(error, driver.ConnectionFailure):
         return _unreachable(type(error).__name__, dsn)
+    if not isinstance(error, driver.OperationFailure):
+        return SourceError(
+            f"A command to {dsn} could not be sent, or its answer not be read: {type(error).__name__}.",
+            next_step=f"Run: headwater doctor {dsn}",
+        )
     code = error.code or 0
     said = _said(error, dsn)
     if code in _PURGED:

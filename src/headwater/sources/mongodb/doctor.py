@@ -118,7 +118,7 @@ def _history(client: Client, server: Server) -> Iterator[Finding]:
 
 def _tables(dsn: Dsn, client: Client, names: Sequence[CollectionName]) -> Iterator[Finding]:
     if not names:
-        yield from _summary(catalog.all_collections(client, dsn.database))
+        yield from _summary(client, catalog.all_collections(client, dsn.database))
         return
     found = []
     for name in names:
@@ -132,14 +132,14 @@ def _tables(dsn: Dsn, client: Client, names: Sequence[CollectionName]) -> Iterat
             yield Finding("table", Level.PROBLEM, "The user may not look at its database.", fix, str(name))
             continue
         found.append(collection)
-        yield from _table(collection)
+        yield from _table(client, collection)
     yield from _images(found)
 
 
-def _table(collection: catalog.Collection) -> Iterator[Finding]:
+def _table(client: Client, collection: catalog.Collection) -> Iterator[Finding]:
     name = str(collection.name)
     try:
-        collection.require_capturable()
+        catalog.require_capturable(client, collection)
     except UnsupportedTable as error:
         yield Finding("table", Level.PROBLEM, error.reason, statement_of(error.next_step), name)
         return
@@ -161,9 +161,9 @@ def _images(collections: Sequence[catalog.Collection]) -> Iterator[Finding]:
             yield Finding("images", Level.NOTE, text, fix, str(one.name))
 
 
-def _summary(collections: Sequence[catalog.Collection]) -> Iterator[Finding]:
+def _summary(client: Client, collections: Sequence[catalog.Collection]) -> Iterator[Finding]:
     """Of all collections, only those that need something."""
-    problems = [finding for one in collections for finding in _table(one) if finding.level is Level.PROBLEM]
+    problems = [finding for one in collections for finding in _table(client, one) if finding.level is Level.PROBLEM]
     fine = len(collections) - len(problems)
     yield Finding("tables", Level.OK, f"{fine} of {len(collections)} collections can be captured.")
     for finding in problems:

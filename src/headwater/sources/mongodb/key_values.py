@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 import uuid
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -21,6 +22,7 @@ from bson.json_util import JSONMode, JSONOptions, dumps, loads
 from bson.objectid import ObjectId
 
 from headwater.sources.errors import InvalidRange
+from headwater.sources.mongodb.documents.elements import document_end, elements
 from headwater.sources.mongodb.documents.key_order import id_key
 from headwater.sources.mongodb.documents.types import Kind, column_type
 from headwater.sources.table import SourceTable
@@ -33,6 +35,7 @@ _TEXT: Final = JSONOptions(
 CODEC: Final[CodecOptions[dict[str, Any]]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, uuid_representation=UuidRepresentation.UNSPECIFIED
 )
+_SIZE: Final = struct.Struct("<i")
 _HEX: Final = re.compile(r"[0-9a-fA-F]{24}")
 
 
@@ -54,8 +57,16 @@ def value_of(text: str) -> Any:
 
 
 def id_of(document: bytes | memoryview) -> Any:
-    """The ``_id`` of a raw document."""
-    return bson.decode(bytes(document), CODEC)["_id"]
+    """The ``_id`` of a raw document, whatever its other fields hold. :raises ValueError: it cannot be read."""
+    data = bytes(document)
+    for kind, name, start, stop in elements(data, 0, document_end(data, 0, len(data)), 0):
+        if name == b"_id":
+            body = bytes((kind,)) + b"_id\0" + data[start:stop] + b"\0"
+            try:
+                return bson.decode(_SIZE.pack(len(body) + 4) + body, CODEC)["_id"]
+            except BSONError:
+                raise ValueError("a text that is not UTF-8") from None
+    raise ValueError("a document without _id")
 
 
 def raw_id(text: str) -> bytes:

@@ -7,6 +7,7 @@ on behind the last document that was given, at the same time: it sees the same.
 
 from __future__ import annotations
 
+import logging
 import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,13 +20,16 @@ from headwater.errors import TransientError
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.mongodb.connection import Client, Dsn
 from headwater.sources.mongodb.documents.columns import ID_KEY
-from headwater.sources.mongodb.documents.decoder import DocumentDecoder, RawArray
+from headwater.sources.mongodb.documents.decoder import Conflict, DocumentDecoder, RawArray, told
+from headwater.sources.mongodb.documents.errors import UnreadableKey
 from headwater.sources.mongodb.documents.types import ID, Kind, column_type
 from headwater.sources.mongodb.key_values import id_of, order_key, text_of, value_of
 from headwater.sources.mongodb.raw_cursor import RawCursor
 from headwater.sources.mongodb.server import as_timestamp
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceColumn, SourceTable
+
+_log = logging.getLogger(__name__)
 
 PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 """Seconds before each new try; the count begins anew when documents came."""
@@ -95,8 +99,10 @@ class PartReader:
         self._decoder = DocumentDecoder(read)
         self._is_all = self._names == [column.name for column in read.columns]
         self._given: memoryview | None = None
+        self._conflicts: list[Conflict] = []
         whole = any(column_type(column).kind in (Kind.DOCUMENT, Kind.REST) for column in read.columns)
         fields = {ID, *(column.name for column in read.columns if column.name != ID_KEY)}
+        whole |= any("." in name or name.startswith("$") for name in fields)  # the server takes it for a path
         self._fields = None if whole or len(read.columns) == len(table.columns) else dict.fromkeys(fields, 1)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -109,9 +115,11 @@ class PartReader:
         while True:
             try:
                 for documents in self._answers():
-                    made = self._decoder.decode(RawArray(documents)).batch
-                    yield made if self._is_all else made.select(self._names)
+                    decoded = self._decoder.decode(RawArray(documents))
+                    self._conflicts += decoded.conflicts
+                    yield decoded.batch if self._is_all else decoded.batch.select(self._names)
                     self._given, tries = documents, 0
+                self._tell_conflicts()
                 return
             except SnapshotExpired:
                 raise
@@ -122,10 +130,19 @@ class PartReader:
                 tries += 1
                 self._go_on()
 
+    def _tell_conflicts(self) -> None:
+        """Values of the part that columns did not take, which are null: told once for each kind."""
+        if self._conflicts:
+            _log.warning("History of %s: %s.", self._table.full_name, told(self._conflicts))
+            self._conflicts = []
+
     def _go_on(self) -> None:
         """What is left lies behind the last document that was given."""
         if self._given is not None:
-            last = text_of(id_of(last_document(self._given)))
+            try:
+                last = text_of(id_of(last_document(self._given)))
+            except ValueError as error:
+                raise UnreadableKey(self._table.full_name, str(error)) from None
             self._part, self._given = KeyRange(Cut((last,), after=True), self._part.end), None
 
     def _answers(self) -> Iterator[memoryview]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from bson import Timestamp
 
-from headwater.sources.errors import ServerReplaced, SourceMisconfigured
+from headwater.sources.errors import ServerReplaced, SourceMisconfigured, SourceUnreachable
 from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn, require_version
 
 SHARDED: Final = "isdbgrid"
@@ -31,7 +31,9 @@ class Server:
 
     @classmethod
     def ask(cls, client: Client, dsn: Dsn) -> Server:
-        """:raises SourceMisconfigured: it is too old, or has no log of changes."""
+        """:raises SourceMisconfigured: it is too old, or has no log of changes.
+        :raises SourceUnreachable: it has not found its place in the set yet: what it knows may be of before.
+        """
         hello = client.admin.command("hello")
         version = require_version(dsn, client.admin.command("buildInfo"))
         is_sharded = hello.get("msg") == SHARDED
@@ -39,6 +41,8 @@ class Server:
             raise SourceMisconfigured(
                 f"{dsn} is no member of a replica set: it has no log of changes.", next_step=NO_REPLICA_SET
             )
+        if not is_sharded and not hello.get("isWritablePrimary") and not hello.get("secondary"):
+            raise SourceUnreachable(f"{dsn} is starting, or recovers.", next_step="Try again.")
         return cls(version, str(hello.get("setName", "")), is_sharded)
 
     def identity(self) -> dict[str, Any]:
@@ -57,17 +61,28 @@ class Server:
 
 
 def cluster_time(client: Client) -> int:
-    """The newest cluster time that the server knows: everything that committed is at it or before it."""
-    answer = client.admin.command("ping")
-    times = [answer.get("operationTime"), answer.get("$clusterTime", {}).get("clusterTime")]
-    return max(as_number(time) for time in times if isinstance(time, Timestamp))
+    """The newest cluster time that the server knows: everything that committed is at it or before it.
+
+    :raises SourceUnreachable: it knows none yet.
+    """
+    return max(_times(client))
 
 
 def operation_time(client: Client) -> int:
-    """The newest operation that the server has; of a sharded cluster, its newest cluster time."""
+    """The newest operation that the server has; of a sharded cluster, its newest cluster time.
+
+    :raises SourceUnreachable: it knows none yet.
+    """
+    return _times(client)[0]
+
+
+def _times(client: Client) -> list[int]:
     answer = client.admin.command("ping")
-    time = answer.get("operationTime") or answer["$clusterTime"]["clusterTime"]
-    return as_number(time)
+    told = (answer.get("operationTime"), answer.get("$clusterTime", {}).get("clusterTime"))
+    found = [as_number(time) for time in told if isinstance(time, Timestamp)]
+    if not found:
+        raise SourceUnreachable("The server has just been started, and tells no time yet.", next_step="Try again.")
+    return found
 
 
 def as_number(time: Timestamp) -> int:

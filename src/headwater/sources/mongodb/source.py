@@ -25,6 +25,7 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.changes import MongoChangeStream
 from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn, connect, server_errors
+from headwater.sources.mongodb.documents.decoder import told
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, MongoOffset, token_time
 from headwater.sources.mongodb.server import Server, cluster_time, operation_time
@@ -231,16 +232,8 @@ class MongoSource:
         by_name = {entry.table.full_name: entry.table for entry in tables}
         made = []
         for name, conflicts in self._stream.take_conflicts().items():
-            counts: dict[tuple[str, str, str], int] = {}
-            for one in conflicts:
-                kind = one.path, one.wanted, ", ".join(one.found)
-                counts[kind] = counts.get(kind, 0) + one.count
-            told = "; ".join(
-                f"{count} values of {path} are null: {found}, and not {wanted}"
-                for (path, wanted, found), count in counts.items()
-            )
             if name in by_name:
-                made.append(Finding(by_name[name], f"{told}.", stops=False))
+                made.append(Finding(by_name[name], f"{told(conflicts)}.", stops=False))
         return made
 
     def close(self) -> None:

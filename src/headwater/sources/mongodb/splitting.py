@@ -11,12 +11,16 @@ Cuts are keys that are there, of any type. The first split has no start and the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
+from bson.errors import BSONError
+
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.mongodb.connection import Client
+from headwater.sources.mongodb.documents.errors import UnreadableKey
 from headwater.sources.mongodb.key_values import CODEC, order_key, text_of
 from headwater.sources.mongodb.part import finds, read_concern
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
@@ -60,17 +64,18 @@ def page_end(client: Client, table: SourceTable, at: int, part: KeyRange, rows: 
 
 def _keys(client: Client, table: SourceTable, at: int, command: dict[str, Any], skipped: int) -> list[str]:
     """The key of the document after the first *skipped*, if there is one."""
-    answer = client[table.namespace].command(
-        {
-            **command,
-            "projection": {"_id": 1},
-            "skip": skipped,
-            "limit": 1,
-            "singleBatch": True,
-            "readConcern": read_concern(at),
-        },
-        codec_options=CODEC,
-    )
+    with _readable(table):
+        answer = client[table.namespace].command(
+            {
+                **command,
+                "projection": {"_id": 1},
+                "skip": skipped,
+                "limit": 1,
+                "singleBatch": True,
+                "readConcern": read_concern(at),
+            },
+            codec_options=CODEC,
+        )
     return [text_of(document["_id"]) for document in answer["cursor"]["firstBatch"]]
 
 
@@ -100,8 +105,18 @@ def _sampled(client: Client, table: SourceTable, rows: int, split_rows: int) -> 
     size = min(MOST_SAMPLED, PER_SPLIT * count)
     pipeline = [{"$sample": {"size": size}}, {"$project": {"_id": 1}}]
     collection = client[table.namespace].get_collection(table.name, codec_options=CODEC)
-    found = sorted({text_of(document["_id"]) for document in collection.aggregate(pipeline)}, key=order_key)
+    with _readable(table):
+        found = sorted({text_of(document["_id"]) for document in collection.aggregate(pipeline)}, key=order_key)
     return at_equal_distances(found, count)
+
+
+@contextmanager
+def _readable(table: SourceTable) -> Iterator[None]:
+    """:raises UnreadableKey: an answer has a key that is no value."""
+    try:
+        yield
+    except BSONError:
+        raise UnreadableKey(table.full_name, "a text that is not UTF-8") from None
 
 
 def at_equal_distances(keys: Sequence[str], count: int) -> list[str]:

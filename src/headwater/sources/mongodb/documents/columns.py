@@ -23,6 +23,8 @@ binData of one subtype                                     uuid for 4 with 16 by
 objects, arrays, all other types, any other mixture        json
 =========================================================  ================================================
 
+A field is known by its name, and by nothing else: its column has the same field id in every sample and at every place.
+
 The key is ``_id``. Where all are whole numbers, or all strings, ObjectIds, dates or UUIDs, it is a column of that type
 (``long`` for whole numbers), whose order is that of MongoDB. Where they are mixed, or of another type, or the sample is
 empty, the key is ``_id_key``, bytes in the order of MongoDB (:mod:`.key_order`), and ``_id`` stands beside it as
@@ -34,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
+from zlib import crc32
 
 from headwater.sources.errors import SourceProtocolError
 from headwater.sources.mongodb.documents import elements as bson
@@ -50,6 +53,7 @@ MOST_COLUMNS: Final = 500
 
 _FORBIDDEN: Final = frozenset(" ,;{}()\n\t=.`")
 """Characters that tables do not allow in names of columns, and what would be taken for a path."""
+_MOST_ID: Final = 0x7FFFFFFF
 _ORDERED: Final = (Kind.INT, Kind.LONG, Kind.STRING, Kind.OBJECT_ID, Kind.DATE, Kind.UUID, Kind.TIMESTAMP, Kind.BOOL)
 _PLAIN_IDS: Final = (Kind.LONG, Kind.STRING, Kind.OBJECT_ID, Kind.DATE, Kind.UUID)
 _NO_POLICIES: Final[Mapping[str, SpecialValues]] = {}
@@ -89,7 +93,7 @@ def inferred_columns(
     facts = _facts(sample)
     id_type = _id_type(facts.pop(ID, None))
     names = [name for name in _possible(facts) if name not in (ID_KEY, REST)]
-    kept = set(sorted(names, key=lambda name: (-facts[name].documents, facts[name].place))[:MOST_COLUMNS])
+    kept = set(sorted(names, key=lambda name: (-facts[name].documents, name))[:MOST_COLUMNS])
     types = {name: facts[name].type.text for name in names if name in kept}
     return _columns(id_type, {**types, REST: "rest"}, special_values)
 
@@ -121,9 +125,10 @@ def _columns(
     else:
         all_types = {ID: id_type.text, **types}
         key = ID
+    ids = _field_ids(all_types)
     columns = tuple(
-        source_column(name, text, place, special_values=special_values.get(name, SpecialValues.ERROR))
-        for place, (name, text) in enumerate(all_types.items(), 1)
+        source_column(name, text, ids[name], special_values=special_values.get(name, SpecialValues.ERROR))
+        for name, text in all_types.items()
     )
     if policy is SpecialValues.NULL:
         raise InvalidType(
@@ -132,11 +137,23 @@ def _columns(
     return CollectionColumns(columns, (key,))
 
 
+def _field_ids(names: Iterable[str]) -> dict[str, int]:
+    """The id of each of *names*, which depends on nothing but the name; where two would have one, the next is free."""
+    made: dict[str, int] = {}
+    taken: set[int] = set()
+    for name in sorted(names):
+        one = crc32(name.encode()) & _MOST_ID
+        while one in taken:
+            one = one + 1 & _MOST_ID
+        taken.add(one)
+        made[name] = one
+    return made
+
+
 @dataclass(slots=True)
 class _Facts:
     """What a sample tells of one field."""
 
-    place: int
     documents: int = 0
     found: int = 0
     subtypes: set[int] = field(default_factory=set)
@@ -217,7 +234,7 @@ def _add_document(facts: dict[str, _Facts], document: bytes) -> None:
             text = name.decode()
         except UnicodeDecodeError:
             continue
-        facts.setdefault(text, _Facts(len(facts))).add(document, kind, start, stop)
+        facts.setdefault(text, _Facts()).add(document, kind, start, stop)
 
 
 def _id_type(facts: _Facts | None) -> DocumentType:
@@ -226,11 +243,11 @@ def _id_type(facts: _Facts | None) -> DocumentType:
 
 
 def _possible(names: Iterable[str]) -> Sequence[str]:
-    """Those that a column can have; of names that differ in case only the first."""
+    """Those that a column can have; of names that differ in case only the one in lower case."""
     taken = {ID, ID_KEY, REST}
-    kept = []
-    for name in names:
+    kept = set()
+    for name in sorted(names, key=str.swapcase):
         if name and name not in RESERVED_COLUMNS and not _FORBIDDEN.intersection(name) and name.lower() not in taken:
             taken.add(name.lower())
-            kept.append(name)
-    return kept
+            kept.add(name)
+    return [name for name in names if name in kept]

@@ -20,7 +20,7 @@ at a time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -131,6 +131,18 @@ class DocumentDecoder:
             if one.found == NO_TEXT:
                 raise UnreadableText(self._table.full_name, name, one.path)
         raise SpecialValue(self._table.full_name, name, kind, found)
+
+
+def told(conflicts: Iterable[Conflict]) -> str:
+    """What people are told of *conflicts*: how many of each kind, and nothing of the values."""
+    counts: dict[tuple[str, str, str], int] = {}
+    for one in conflicts:
+        kind = one.path, one.wanted, ", ".join(one.found)
+        counts[kind] = counts.get(kind, 0) + one.count
+    return "; ".join(
+        f"{count} values of {path} are null: {found}, and not {wanted}"
+        for (path, wanted, found), count in counts.items()
+    )
 
 
 def decoded(codec_used: Codec, plan: Any, raw: RawDocuments) -> tuple[int, list[Made]]:

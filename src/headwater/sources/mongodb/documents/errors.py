@@ -36,6 +36,19 @@ class KeyOfOtherType(InvalidKey):
         )
 
 
+class UnreadableKey(InvalidKey):
+    """The ``_id`` of a document cannot be read, so that no part of its collection can begin or end there."""
+
+    def __init__(self, table: str, reason: str) -> None:
+        self.table, self.column = table, "_id"
+        HeadwaterError.__init__(
+            self,
+            f"Table {table}: the _id of a document cannot be read: {reason}.",
+            next_step="Insert the document under another _id and delete it; db.runCommand({validate: …}) checks the"
+            " collection.",
+        )
+
+
 class InvalidType(SourceError, InputError):
     """A column is declared as something that is no type, or not one for it.
 
