@@ -126,6 +126,27 @@ def test_a_large_transaction_is_told_in_pieces_and_is_one_epoch(
     }
 
 
+def test_many_documents_that_are_written_at_once_without_a_transaction_all_come(
+    server: MongoServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of version 8 gives them one cluster time, and an answer may end in their middle."""
+    monkeypatch.setattr("headwater.sources.mongodb.watch.BATCH_EVENTS", 70)
+    orders = server.client.shop.orders
+    orders.insert_one({"_id": -1})
+    with running(server, tmp_path, TABLE, columns={TABLE: "struct<_id: long, n: int>"}) as capture:
+        orders.insert_many([{"_id": number, "n": 1} for number in range(1000)])
+        orders.delete_many({"_id": {"$gte": 500}})
+        capture.catch_up()
+        capture.assert_once(TABLE)
+        rows = capture.rows(TABLE)
+        epochs: dict[bytes, set[int]] = {}
+        for row in rows:
+            epochs.setdefault(row["_position"][:8], set()).add(row["_epoch"])
+    assert [row["_id"] for row in rows if row["_op"] == Op.INSERT] == list(range(1000))
+    assert sorted(row["_id"] for row in rows if row["_op"] == Op.DELETE) == list(range(500, 1000))
+    assert all(len(found) == 1 for found in epochs.values())
+
+
 def test_images_tell_the_document_of_each_change_and_the_one_before(server: MongoServer, tmp_path: Path) -> None:
     shop = server.client.shop
     shop.create_collection("orders", changeStreamPreAndPostImages={"enabled": True})

@@ -1,8 +1,9 @@
 """MongoChangeStream: the events of a change stream as what the capture is told (:mod:`headwater.sources.events`).
 
-Nothing in the stream says that a transaction is over. All of its events have one cluster time, which no other change of
-a replica set has, so it is over when another time follows, or when the server has nothing more to tell. Until then its
-events wait here; a large one is told in pieces, and no boundary before its end.
+Nothing in the stream says that a transaction is over, and what is written at once without one (``insertMany``) may come
+as one, too. All events of it have one cluster time, which no other change of a replica set has, so it is over when
+another time follows, or when the server has nothing more to tell. Until then its events wait here; a large one is told
+in pieces, and no boundary before its end.
 
 In a sharded cluster changes of several shards may have one time: there a time is over when the server says that it has
 passed it.
@@ -197,8 +198,7 @@ class MongoChangeStream:
             self._queue.append(made)
             self._held_rows += made.num_rows
             self._held_bytes += len(batch.documents)
-            alone = not made.column("transaction")[made.num_rows - 1].is_valid
-            self._is_whole = alone and not self._server.is_sharded and not self._batches.is_half_way
+            self._is_whole = batch.is_last  # what was watched is gone: nothing follows
 
     # -- telling ---------------------------------------------------------------------------------------------------
 

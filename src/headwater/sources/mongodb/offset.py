@@ -1,8 +1,9 @@
 """MongoOffset: a place in the commit order of a replica set or a sharded cluster.
 
 The order is that of the cluster time alone: seconds and a counter, one number of 64 bits. All changes of a transaction
-have one cluster time, and a replica set gives each other change its own. The resume token is what the server wants to
-be told to go on: it is opaque, kept beside the time, and never compared.
+have one cluster time, and so may those that are written at once without one; a replica set gives no two of them the
+same. The resume token is what the server wants to be told to go on: it is opaque, kept beside the time, and never
+compared.
 
 =========================  ========================  ======================================================
 place                      rank                      meaning
