@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import threading
 from collections.abc import Iterator
@@ -9,9 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import bson
 import pyarrow as pa
 import pytest
 from bson import Int64, ObjectId
+from bson.raw_bson import RawBSONDocument
 from tests.db.mongodb.conftest import StartServer
 from tests.db.mongodb.delivering import create
 from tests.db.mongodb.test_capture import IDS
@@ -21,11 +24,12 @@ from tests.servers.mongodb import MongoServer
 from headwater.sources.errors import SnapshotExpired, SourceNotFound, UnsupportedTable
 from headwater.sources.mongodb import part as parts
 from headwater.sources.mongodb import splitting
+from headwater.sources.mongodb.documents.errors import UnreadableKey
 from headwater.sources.mongodb.mark import MongoMark
 from headwater.sources.mongodb.source import MongoSource
 from headwater.sources.snapshots import SnapshotSource, UnsharedSnapshots, open_snapshots
 from headwater.sources.splits import Cut, KeyRange, SplitKind
-from headwater.sources.table import SourceTable
+from headwater.sources.table import SourceTable, SpecialValues
 
 
 def described(server: MongoServer, name: str, columns: str = "inferred") -> SourceTable:
@@ -161,14 +165,7 @@ def _cursors_that_are_killed(server: MongoServer) -> Iterator[None]:
 
     def kill() -> None:
         while not stop.wait(0.01):
-            pipeline: list[dict[str, Any]] = [
-                {"$currentOp": {"idleCursors": True, "allUsers": True}},
-                {"$match": {"ns": "shop.orders"}},
-            ]
-            found = server.client.admin.aggregate(pipeline)
-            cursors = [one["cursor"]["cursorId"] for one in found if "cursor" in one]
-            if cursors:
-                server.client.shop.command({"killCursors": "orders", "cursors": cursors})
+            _kill_cursors(server)
 
     thread = threading.Thread(target=kill, daemon=True)
     thread.start()
@@ -177,6 +174,87 @@ def _cursors_that_are_killed(server: MongoServer) -> Iterator[None]:
     finally:
         stop.set()
         thread.join(30)
+
+
+def _kill_cursors(server: MongoServer) -> None:
+    pipeline: list[dict[str, Any]] = [
+        {"$currentOp": {"idleCursors": True, "allUsers": True}},
+        {"$match": {"ns": "shop.orders"}},
+    ]
+    found = server.client.admin.aggregate(pipeline)
+    cursors = [one["cursor"]["cursorId"] for one in found if "cursor" in one]
+    if cursors:
+        server.client.shop.command({"killCursors": "orders", "cursors": cursors})
+
+
+def test_fields_whose_names_have_dots_are_read_among_others(server: MongoServer) -> None:
+    setting: dict[str, Any] = {"$setField": {"field": "a.b", "input": "$$ROOT", "value": "dotted"}}
+    server.client.shop.odd.insert_one({"_id": 1, "c": 2, "d": 3})
+    server.client.shop.odd.update_one({"_id": 1}, [{"$replaceWith": setting}])
+    table = described(server, "shop.odd", "struct<_id: long, `a.b`: string, c: int, d: int>")
+    source = open_snapshots(server.dsn)
+    whole = rows(source, table, KeyRange(), source.export().name)
+    assert whole == [{"_id": 1, "a.b": "dotted", "c": 2, "d": 3}]
+    some = rows(source, table, KeyRange(), source.export().name, ["a.b", "c"])
+    assert some == [{"a.b": "dotted", "c": 2}]
+
+
+def test_values_of_the_history_that_a_column_does_not_take_are_told(
+    server: MongoServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.client.shop.odd.insert_many([{"_id": number, "n": "secret" if number % 2 else 1} for number in range(10)])
+    made = MongoSource(
+        server.dsn,
+        columns={"shop.odd": "struct<_id: long, n: int>"},
+        special_values={"shop.odd.n": SpecialValues.NULL},
+    )
+    (table,) = made.tables(["shop.odd"])
+    made.close()
+    source = open_snapshots(server.dsn)
+    with caplog.at_level(logging.WARNING, "headwater"):
+        found = rows(source, table, KeyRange(), source.export().name)
+    assert [row["n"] for row in found] == [None if number % 2 else 1 for number in range(10)]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told == "History of shop.odd: 5 values of n are null: string, and not int."
+
+
+def test_a_capped_collection_is_read_like_any_other(server: MongoServer) -> None:
+    server.client.shop.create_collection("capped", capped=True, size=1 << 20)
+    server.client.shop.capped.insert_many([{"_id": number} for number in range(10)])
+    table, source = described(server, "shop.capped"), open_snapshots(server.dsn)
+    assert len(rows(source, table, KeyRange(), source.export().name)) == 10
+
+
+def test_a_read_goes_on_behind_a_document_with_text_that_is_not_utf_8(
+    server: MongoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = [RawBSONDocument(not_utf_8({"_id": number, "t": "~~~"})) for number in range(600)]
+    server.client.shop.orders.insert_many(broken)
+    monkeypatch.setattr(parts, "FIRST_DOCUMENTS", 50)
+    monkeypatch.setattr(parts, "MOST_DOCUMENTS", 50)
+    table, source = described(server, "shop.orders", "struct<_id: long>"), open_snapshots(server.dsn)
+    found: list[int] = []
+    for batch in source.read(table, SplitKind.KEY, KeyRange(), source.export().name):
+        _kill_cursors(server)
+        found += batch.column("_id").to_pylist()
+    assert found == list(range(600))
+
+
+def test_keys_that_are_not_utf_8_are_refused_where_a_part_would_begin(
+    server: MongoServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.client.shop.odd.insert_many([RawBSONDocument(not_utf_8({"_id": f"{number}~~~"})) for number in range(9)])
+    table, source = described(server, "shop.odd", "struct<_id: key>"), open_snapshots(server.dsn)
+    snapshot = source.export()
+    for stepped in (1000, 0):
+        monkeypatch.setattr(splitting, "STEPPED", stepped)
+        with pytest.raises(UnreadableKey, match="not UTF-8"):
+            snapshot.plan(table, split_rows=2)
+
+
+def not_utf_8(document: dict[str, Any]) -> bytes:
+    """The raw document, each ``~~~`` as bytes that no text has."""
+    return bson.encode(document).replace(b"~~~", b"\xff\xff\xff")
 
 
 def test_a_snapshot_that_the_server_gave_up_is_to_be_planned_anew(start_mongodb: StartServer) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from itertools import permutations
 from typing import Any
+from zlib import crc32
 
 import bson
 import pytest
 from tests.unit.sources.mongodb.documents_cases import A_UUID, EVERY_TYPE, IN_2020, document
 
+from headwater.capture.renewal import renewed_columns
 from headwater.sources.errors import SourceProtocolError
 from headwater.sources.mongodb.documents.columns import (
     MOST_COLUMNS,
@@ -151,7 +153,29 @@ def test_of_too_many_fields_those_that_most_documents_have_become_columns() -> N
     found = types(inferred_columns([*sample, bson.encode({"_id": 3, "often": 1})]))
     assert len(found) == MOST_COLUMNS + 2
     assert {"often", f"f{MOST_COLUMNS + 49}", "f0"} <= set(found)
-    assert f"f{MOST_COLUMNS + 10}" not in found
+    assert "f99" not in found
+
+
+def test_a_field_has_the_same_id_and_type_whatever_the_order_of_a_sample_and_the_columns_beside_it() -> None:
+    documents = [{"_id": 1, "city": "x", "name": "y"}, {"_id": 2, "NAME": 1, "name": "z", "phone": "1"}]
+    tables = []
+    for ordered in (documents, documents[::-1]):
+        made = inferred_columns([bson.encode(one) for one in ordered])
+        tables.append(SourceTable("shop", "people", made.columns, made.key_columns, 42))
+    assert renewed_columns(*tables) is None
+    assert {one.name for one in tables[0].columns} == {"_id", "city", "name", "phone", "_rest"}
+    few = declared_columns({"_id": "long", "name": "string", "city": "string"})
+    many = declared_columns({"_id": "long", "name": "string", "born": "date", "city": "string"})
+    change = renewed_columns(*(SourceTable("shop", "people", one.columns, ("_id",), 42) for one in (few, many)))
+    assert change is not None
+    assert change.added == ("born",)
+    assert (change.renamed, change.dropped, change.retyped) == ((), (), ())
+
+
+def test_names_with_one_hash_have_ids_of_their_own() -> None:
+    assert crc32(b"plumless") == crc32(b"buckeroo")
+    found = declared_columns({"_id": "long", "plumless": "int", "buckeroo": "int"}).columns
+    assert len({one.field_id for one in found}) == 3
 
 
 def test_every_type_has_a_column_in_a_sample() -> None:
