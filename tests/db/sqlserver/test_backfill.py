@@ -84,6 +84,7 @@ def test_a_connection_that_breaks_while_history_is_read_goes_on_after_the_last_r
         query.close()
 
 
+@pytest.mark.soak
 def test_one_reader_pages_by_key(server: AnySqlServer, tmp_path: Path) -> None:
     create(server, 200)
     with running(server, tmp_path, TABLE) as capture:
