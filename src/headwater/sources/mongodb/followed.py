@@ -109,23 +109,21 @@ class FollowedTables:
             if after and chosen.num_rows and chosen.times[0] <= after:
                 chosen = chosen.where(chosen.times > after)
             lacks = (chosen.kinds != DELETE) & ~_is_there(chosen.batch, "document")
-            if lacks.any():
-                chosen = self._looked_up(name, chosen, lacks)
-            if chosen.num_rows:
-                yield self._made(name, table, chosen)
+            for whole in self._looked_up(name, chosen, lacks) if lacks.any() else [chosen]:
+                if whole.num_rows:
+                    yield self._made(name, table, whole)
 
-    def _looked_up(self, name: CollectionName, rows: _Rows, lacks: NDArray[np.bool_]) -> _Rows:
-        """*rows* with the documents that they lack, without those whose document is gone."""
-        keys = rows.batch.column("key").filter(pa.array(lacks))
-        found = self._lookup.documents(name, keys, int(rows.times[-1]))
-        place = rows.batch.schema.get_field_index("document")
-        documents = pc.replace_with_mask(rows.batch.column(place), pa.array(lacks), found)
-        whole = rows.with_batch(rows.batch.set_column(place, rows.batch.schema.field(place), documents))
-        if not found.null_count:
-            return whole
-        gone = lacks.copy()
-        gone[lacks] = found.is_null().to_numpy(zero_copy_only=False)
-        return whole.where(~gone)
+    def _looked_up(self, name: CollectionName, rows: _Rows, lacks: NDArray[np.bool_]) -> Iterator[_Rows]:
+        """*rows* with the documents that they lack, without those whose document is gone; in pieces that fit."""
+        while rows.num_rows:
+            keys = rows.batch.column("key").filter(pa.array(lacks))
+            if not len(keys):
+                yield rows
+                return
+            found = self._lookup.documents(name, keys, int(rows.times[-1]))
+            end = int(np.searchsorted(np.cumsum(lacks), len(found), side="right"))
+            yield _filled(rows.slice(0, end), lacks[:end], found)
+            rows, lacks = rows.slice(end, rows.num_rows), lacks[end:]
 
     def _made(self, name: CollectionName, table: SourceTable, rows: _Rows) -> Changes:
         of_event, is_old = rows.spread()
@@ -208,6 +206,11 @@ class _Rows:
         chosen = self.batch.filter(pa.array(keep))
         return _Rows(chosen, self.kinds[keep], self.doubled[keep], self.times[keep], self.first[keep])
 
+    def slice(self, start: int, stop: int) -> _Rows:
+        cut = slice(start, stop)
+        batch = self.batch.slice(start, stop - start)
+        return _Rows(batch, self.kinds[cut], self.doubled[cut], self.times[cut], self.first[cut])
+
     def with_batch(self, batch: pa.RecordBatch) -> _Rows:
         return _Rows(batch, self.kinds, self.doubled, self.times, self.first)
 
@@ -247,6 +250,18 @@ class _Rows:
     def commit_times(self) -> pa.Array:
         """When each was committed, in microseconds."""
         return self.batch.column("wall_time").cast(pa.timestamp("us", tz="UTC"))
+
+
+def _filled(rows: _Rows, lacks: NDArray[np.bool_], found: pa.BinaryArray) -> _Rows:
+    """*rows* with the documents *found* for those that lack one, without those for which there is none."""
+    place = rows.batch.schema.get_field_index("document")
+    documents = pc.replace_with_mask(rows.batch.column(place), pa.array(lacks), found)
+    whole = rows.with_batch(rows.batch.set_column(place, rows.batch.schema.field(place), documents))
+    if not found.null_count:
+        return whole
+    gone = lacks.copy()
+    gone[lacks] = found.is_null().to_numpy(zero_copy_only=False)
+    return whole.where(~gone)
 
 
 def _kinds(batch: pa.RecordBatch) -> NDArray[np.int8]:

@@ -7,7 +7,8 @@ asked for: at the time of the event or later, never earlier. Each key is asked f
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from typing import Any, Final
 
 import numpy as np
@@ -15,7 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from bson.raw_bson import RawBSONDocument
 
+from headwater.sources.errors import SourceProtocolError
 from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb.documents import elements
 from headwater.sources.mongodb.documents.columns import ID_KEY
 from headwater.sources.mongodb.documents.decoder import DocumentDecoder
 from headwater.sources.mongodb.documents.types import source_column
@@ -29,6 +32,8 @@ LEAST_SHARE: Final = 4
 MOST_SHARE: Final = 65_536
 MOST_BYTES: Final = 64 << 20
 """Of documents that are looked up at once, about."""
+MOST_RECEIVED: Final = 4 * MOST_BYTES
+"""Where they turn out to be larger: no more than these are held, unless it is one document."""
 MOST_KEYS: Final = 20_000
 MOST_KEY_BYTES: Final = 4 << 20
 _SIZE: Final = struct.Struct("<i")
@@ -47,28 +52,47 @@ class Lookup:
         self.share = FIRST_SHARE
 
     def documents(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
-        """The raw document of each of *keys*, raw documents that begin with ``_id``; null where there is none.
+        """The raw documents of the first of *keys*, of as many as fit into memory and of one at least.
 
+        :param keys: raw documents that hold ``_id``. One that is not there any more is null.
         :param time: no state before this cluster time is given.
         :raises SourceUnreachable: no answer.
         """
+        while (found := self._fitting(name, keys, time)) is None:
+            keys = keys.slice(0, max(1, len(keys) // 4))
+        return found
+
+    def _fitting(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray | None:
+        """See :meth:`documents`; ``None``: those of all *keys* are too large to be received."""
         wanted = self._sorted(keys).dictionary_encode()
         first = np.unique(wanted.indices.to_numpy(), return_index=True)[1]
         asked = keys.take(pa.array(first)).to_pylist()
-        found = [batch for some in _shares(asked) for batch in self._found(name, some, time)]
+        found: list[pa.BinaryArray] = []
+        received = 0
+        for some in _shares(asked):
+            with closing(self._found(name, some, time)) as batches:
+                for batch in batches:
+                    received += batch.nbytes
+                    if received > MOST_RECEIVED and len(keys) > 1:
+                        self.share = max(LEAST_SHARE, len(keys) // 4)
+                        return None
+                    found.append(batch)
         if not found:
             return pa.nulls(len(keys), pa.binary())
         documents = pa.concat_arrays(found)
         fitting = MOST_BYTES * len(documents) // max(1, documents.nbytes)
         self.share = max(LEAST_SHARE, min(4 * self.share, fitting, MOST_SHARE))
         places = pc.index_in(wanted.dictionary, value_set=self._sorted(documents))
-        return documents.take(places.take(wanted.indices))
+        places = places.take(wanted.indices)
+        sizes = pc.fill_null(pc.binary_length(documents).take(places), 0).to_numpy(zero_copy_only=False)
+        fit = int(np.searchsorted(np.cumsum(sizes, dtype=np.int64), MOST_RECEIVED, side="right"))
+        return documents.take(places.slice(0, max(1, fit)))  # the same large one may be wanted often
 
     def _sorted(self, documents: pa.BinaryArray) -> pa.BinaryArray:
         """The keys of documents as bytes; equal keys have equal ones."""
         return self._keys.decode(documents).batch.column(0)
 
-    def _found(self, name: CollectionName, keys: list[bytes], time: int) -> Iterator[pa.BinaryArray]:
+    def _found(self, name: CollectionName, keys: list[bytes], time: int) -> Generator[pa.BinaryArray]:
         command: dict[str, Any] = {
             "find": name.name,
             "filter": _filter(keys),
@@ -120,15 +144,26 @@ def _shares(keys: list[bytes]) -> Iterator[list[bytes]]:
 
 
 def _filter(keys: list[bytes]) -> RawBSONDocument:
-    """``{_id: {$in: […]}}`` of raw documents whose first field is ``_id``; its value goes over as it is."""
-    elements = b"".join(key[4:5] + b"%d\0" % number + _first_value(key) for number, key in enumerate(keys))
-    values = _document(elements)
+    """``{_id: {$in: […]}}`` of the keys of documents; the values go over as they are."""
+    values = _document(b"".join(_element(key, b"%d\0" % number) for number, key in enumerate(keys)))
     inner = _document(b"\x04$in\0" + values)
     return RawBSONDocument(_document(b"\x03_id\0" + inner))
 
 
+def _element(key: bytes, name: bytes) -> bytes:
+    """The value of ``_id``, which other fields may stand before in a sharded collection, under another *name*."""
+    if key.startswith(b"_id\0", 5):
+        return key[4:5] + name + _first_value(key)
+    for kind, field, start, stop in elements.elements(key, 0, len(key), 0):
+        if field == b"_id":
+            return bytes((kind,)) + name + key[start:stop]
+    raise SourceProtocolError(
+        "The key of an event has no _id.", next_step="Look which version the server has; run: headwater doctor"
+    )
+
+
 def _first_value(key: bytes) -> bytes:
-    """The bytes of the value of ``_id``: all of a key, but for those of sharded collections."""
+    """The bytes of the value of ``_id``, the first field of *key*: mostly it is the only one."""
     whole = key[9:-1]
     if key[4] in (1, 9, 17, 18):
         return whole[:8]
