@@ -23,7 +23,7 @@ from headwater.sources.errors import (
     ServerReplaced,
     SourceWentBack,
 )
-from headwater.sources.events import Registered
+from headwater.sources.events import ChangeStream, Registered
 from headwater.sources.mongodb.connection import Dsn
 from headwater.sources.mongodb.offset import MongoOffset
 from headwater.sources.mongodb.server import operation_time
@@ -143,26 +143,38 @@ def test_a_capture_begins_after_the_token_that_a_person_gives(server: MongoServe
     source.close()
 
 
-def test_a_token_that_the_server_does_not_know_is_replaced_by_its_time(server: MongoServer, tmp_path: Path) -> None:
+def polled(stream: ChangeStream) -> None:
+    for _ in range(20):
+        stream.poll(0.5, stop_at_boundary=False)
+
+
+def test_a_token_of_another_collection_goes_on_by_its_time_and_one_that_nobody_has_is_refused(
+    server: MongoServer, tmp_path: Path
+) -> None:
     create(server, 1)
     source = MongoSource(server.dsn, columns=COLUMNS)
     tables = source.tables([TABLE])
     _, identity = source.begin(tables, resumed=False)
-    at = operation_time(server.client)
+    with server.client.shop.other.watch() as watched:
+        server.client.shop.other.insert_one({})
+        event = next(watched)
+    at = event["clusterTime"].time << 32 | event["clusterTime"].inc
     insert(server, 10, 11)
-    with server.client.stock.other.watch() as stream:
-        server.client.stock.other.insert_one({})
-        foreign = next(stream)["_id"]["_data"]
-    # the event of this token is not among those that are asked for
-    stream_ = source.open(tables, MongoOffset(at, foreign[:2] + f"{at:016X}" + foreign[18:]), identity)
+    stream = source.open(tables, MongoOffset(at, event["_id"]["_data"]), identity)
     found: list[int] = []
     for _ in range(20):
-        for event in stream_.poll(0.5, stop_at_boundary=False):
-            found += event.rows.column("_id").to_pylist() if hasattr(event, "rows") else []
+        for told in stream.poll(0.5, stop_at_boundary=False):
+            found += told.rows.column("_id").to_pylist() if hasattr(told, "rows") else []
         if len(found) == 2:
             break
     assert found == [10, 11]
-    stream_.close()
+    stream.close()
+    token = event["_id"]["_data"]
+    lost = MongoOffset(at - 1, f"{token[:2]}{at - 1:016X}{token[18:]}")
+    stream = source.open(tables, lost, identity)
+    with pytest.raises(SourceWentBack, match="restored"):
+        polled(stream)
+    stream.close()
     source.close()
 
 

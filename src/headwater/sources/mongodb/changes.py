@@ -19,10 +19,10 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from headwater.sources.errors import SourceError
+from headwater.sources.errors import SourceError, SourceWentBack
 from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.connection import BadToken, Client, Dsn
+from headwater.sources.mongodb.connection import RESNAPSHOT, BadToken, Client, Dsn
 from headwater.sources.mongodb.documents.decoder import Conflict
 from headwater.sources.mongodb.event_batches import EventBatches
 from headwater.sources.mongodb.followed import FollowedTables
@@ -31,7 +31,7 @@ from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_text, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import open_watch
+from headwater.sources.mongodb.watch import knows, open_watch
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -170,8 +170,18 @@ class MongoChangeStream:
         return True
 
     def _go_on_by_time(self) -> None:
-        """The server does not find the event of our token: at a boundary the time says the same."""
+        """The server does not find the event of our token among those that are asked for now.
+
+        At a boundary the time says the same, if it has the event at all.
+
+        :raises SourceWentBack: it has another history than the one that we followed.
+        """
         self._cursor.close()
+        if not knows(self._dsn, self._client, sorted(self._spaces), self._told):
+            raise SourceWentBack(
+                f"{self._dsn} does not have the last event that was captured: it was restored from an older state.",
+                next_step=RESNAPSHOT,
+            )
         self._told = replace(self._told, token="")
         self._cursor = self._open()
 

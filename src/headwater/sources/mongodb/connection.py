@@ -127,6 +127,10 @@ class Dsn:
         named = {part.partition("=")[0].lower() for part in self._address.partition("?")[2].split("&")}
         return {name: value for name, value in settings.items() if name.lower() not in named}
 
+    def without_timeout(self) -> dict[str, Any]:
+        """For who waits for the server to look through its log, however long: keep-alive tells whether it is there."""
+        return {"socketTimeoutMS": 0} if "socketTimeoutMS" in self.defaults() else {}
+
     def hide(self, text: str) -> str:
         """*text* without the password, should a server or a library have repeated it."""
         shown = _IS_PASSWORD.sub(r"\1:***@", text)
@@ -226,7 +230,8 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
     if code in _EXPIRED:
         return SnapshotExpired(
             f"{dsn} no longer has the documents as they were at the time of the snapshot.",
-            next_step="Take a new snapshot; minSnapshotHistoryWindowInSeconds says how long the server keeps them.",
+            next_step="Take a new snapshot; where it is read for longer than the server keeps it, let that keep more:"
+            " db.adminCommand({setParameter: 1, minSnapshotHistoryWindowInSeconds: 3600})",
         )
     if code in _DENIED:
         step = "Check the user name and its password." if code in (18, 8000) else f"Run: headwater doctor {dsn}"

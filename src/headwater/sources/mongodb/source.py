@@ -71,7 +71,7 @@ class MongoSource:
     @property
     def _client(self) -> Client:
         if self._opened is None:
-            self._opened = connect(self._dsn)
+            self._opened = connect(self._dsn, **self._dsn.without_timeout())
         return self._opened
 
     def _parsed(self, name: str) -> CollectionName:
@@ -117,7 +117,7 @@ class MongoSource:
 
     def _server(self) -> Server:
         server = Server.ask(self._client, self._dsn)
-        if server.is_sharded and "," in self._dsn.hosts:
+        if server.is_sharded and len(self._client.nodes) > 1:
             raise SourceMisconfigured(
                 f"{self._dsn} names several routers: a cursor is known to one of them only.",
                 next_step="Name one mongos in the address.",

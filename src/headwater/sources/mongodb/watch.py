@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.errors import AccessDenied
+from headwater.sources.mongodb.connection import BadToken, Client, Dsn
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_document
 from headwater.sources.mongodb.raw_cursor import Patience, RawCursor
@@ -19,6 +20,7 @@ from headwater.sources.mongodb.server import as_timestamp
 BATCH_EVENTS: Final = 20_000
 PATIENCE: Final = Patience(quick=10, idle=400)
 """An end of what there is, is an end of a transaction: after events it is asked for at once."""
+_LOOK_SECONDS: Final = 20.0
 _IMAGES: Final = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
 
 
@@ -39,6 +41,24 @@ def open_watch(
     return _opened(dsn, client, names, spaces, _after(start) | (_IMAGES if images else {}))
 
 
+def knows(dsn: Dsn, client: Client, spaces: Sequence[str], start: MongoOffset) -> bool:
+    """Whether the server has the event of the token of *start* in its log, whatever collection it is of.
+
+    All databases are looked at; only *spaces* where the user may not: then nothing else was watched before.
+    """
+    for watched in ([], spaces):
+        try:
+            with _opened(dsn, client, None, watched, _after(start)) as cursor:
+                cursor.next(_LOOK_SECONDS)
+            return True
+        except BadToken:
+            return False
+        except AccessDenied:
+            if watched is spaces:
+                raise
+    return False
+
+
 def now(dsn: Dsn, client: Client, spaces: Sequence[str]) -> str:
     """The resume token of this moment. :raises AccessDenied: the user may not watch."""
     with _opened(dsn, client, [], spaces, {}) as cursor:
@@ -54,15 +74,20 @@ def _after(start: MongoOffset) -> dict[str, Any]:
 def _opened(
     dsn: Dsn,
     client: Client,
-    names: Sequence[CollectionName],
+    names: Sequence[CollectionName] | None,
     spaces: Sequence[str],
     options: dict[str, Any],
 ) -> RawCursor:
     whole = len(spaces) != 1
+    wanted = {} if names is None else _wanted(names)
     stage = options | ({"allChangesForCluster": True} if whole else {})
     command = {
         "aggregate": 1,
-        "pipeline": [{"$changeStream": stage}, {"$match": _wanted(names)}, {"$changeStreamSplitLargeEvent": {}}],
+        "pipeline": [
+            {"$changeStream": stage},
+            {"$match": wanted},
+            {"$changeStreamSplitLargeEvent": {}},
+        ],
         "cursor": {"batchSize": 0},
     }
     database = "admin" if whole else spaces[0]
