@@ -51,6 +51,7 @@ def write(server: MongoServer, first: int) -> None:
         shop.mixed.replace_one({"_id": 1}, {"n": -first}, session=session)
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_history_and_changes_come_to_a_mirror_and_are_verified(server: MongoServer, tmp_path: Path) -> None:
     pipeline = RunningPipeline(tmp_path, server, '["shop.*"]', SETTINGS)  # type: ignore[arg-type]

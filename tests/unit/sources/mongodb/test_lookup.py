@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import uuid
 from datetime import UTC, datetime
 from typing import Any
@@ -31,9 +32,19 @@ KEYS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("shard", [{}, {"region": "north", "n": 5}])
-def test_the_filter_has_the_values_of_the_keys_also_of_sharded_collections(shard: dict[str, Any]) -> None:
-    made = lookup._filter([bson.encode({"_id": key, **shard}) for key in KEYS])
+def key_of(key: Any, before: dict[str, Any], after: dict[str, Any]) -> bytes:
+    """The key of an event; the library would put ``_id`` first."""
+    parts = b"".join(bson.encode({name: value})[4:-1] for name, value in (before | {"_id": key} | after).items())
+    return struct.pack("<i", len(parts) + 5) + parts + b"\0"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [({}, {}), ({"region": "north", "n": 5}, {}), ({"region": "north"}, {"n": 5}), ({}, {"n": 5})]
+)
+def test_the_filter_has_the_values_of_the_keys_also_of_sharded_collections(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    made = lookup._filter([key_of(key, before, after) for key in KEYS])
     expected = bson.decode(bson.encode({"_id": {"$in": KEYS}}))
     assert bson.decode(made.raw) == expected
 
