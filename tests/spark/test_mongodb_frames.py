@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, LessThan
 from tests.db.mongodb.conftest import started_or_skipped
 from tests.servers.mongodb import MongoServer
 from tests.spark.driven import DrivenStream, read_all, source_of
+
+from headwater.sources.errors import SnapshotExpired
 
 
 @pytest.fixture
@@ -36,6 +39,26 @@ def test_a_batch_is_one_snapshot_and_filters_of_keys_run_in_the_database(server:
     one: Any = source_of(server, tmp_path, "shop.orders").reader(schema)  # type: ignore[arg-type]
     list(one.pushFilters([EqualTo(("_id",), 5)]))
     assert len([row for row in read_all(one, schema, one.partitions()) if row["_id"] == 5]) == 1
+
+
+def test_a_snapshot_that_the_server_no_longer_has_says_how_it_keeps_more(server: MongoServer, tmp_path: Path) -> None:
+    source = source_of(server, tmp_path, "shop.orders")  # type: ignore[arg-type]
+    reader: Any = source.reader(source.schema())
+    partitions = reader.partitions()
+    server.client.admin.command({"setParameter": 1, "minSnapshotHistoryWindowInSeconds": 0})
+    deadline = time.monotonic() + 60
+    with pytest.raises(SnapshotExpired) as expired:
+        _read_until(reader, partitions, server, deadline)
+    assert "Load the table again" in str(expired.value.next_step)
+    assert "minSnapshotHistoryWindowInSeconds: 3600" in str(expired.value.next_step)
+
+
+def _read_until(reader: Any, partitions: Any, server: MongoServer, deadline: float) -> None:
+    """Read again and again while the server forgets."""
+    while time.monotonic() < deadline:
+        server.client.shop.orders.update_one({"_id": 1}, {"$set": {"v": "later"}})
+        for partition in partitions:
+            list(reader.read(partition))
 
 
 def test_a_stream_has_history_then_every_change(server: MongoServer, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ class TableReader(DataSourceReader):
             for batch in source.read(kept.table, kept.kind, partition.part, kept.name, columns=needed):
                 yield rows.of_history(batch, kept.position, kept.time_us)
         except SnapshotExpired as error:
-            raise SnapshotExpired(error.message, next_step=_LOAD_AGAIN) from None
+            raise SnapshotExpired(error.message, next_step=f"{_LOAD_AGAIN} {error.next_step or ''}".rstrip()) from None
 
 
 class FilteredTableReader(TableReader):
