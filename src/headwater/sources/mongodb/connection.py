@@ -55,10 +55,10 @@ _SELECTION_MS: Final = 10_000
 _DENIED: Final = frozenset((13, 18, 8000, 31, 33))
 _BUSY: Final = frozenset((24, 112, 117, 202, 46, 11601, 462, 325))
 _EXPIRED: Final = frozenset((239, 246, 13388))
-_PURGED: Final = frozenset((286, 136))
+_PURGED: Final = frozenset((286,))
 _BAD_TOKEN: Final = frozenset((260, 280))
 _GONE: Final = frozenset(
-    (6, 7, 43, 63, 64, 89, 91, 133, 150, 175, 189, 237, 234, 262, 9001, 10107, 11600, 11602, 13435, 13436, 50, 314)
+    (6, 7, 43, 63, 64, 89, 91, 133, 150, 175, 189, 237, 234, 262, 9001, 10107, 11600, 11602, 13435, 13436, 50, 314, 136)
 )
 _NOT_FOUND: Final = frozenset((26,))
 _IS_PASSWORD: Final = re.compile(r"(mongodb(?:\+srv)?://[^:/@\s]*):[^@\s]*@")

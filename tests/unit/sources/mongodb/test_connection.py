@@ -9,7 +9,7 @@ from bson.errors import InvalidBSON
 from pymongo import errors as driver
 
 from headwater.errors import InputError, TransientError
-from headwater.sources.errors import SourceError, SourceMisconfigured, SourceProtocolError, UnsupportedTable
+from headwater.sources.errors import LogPurged, SourceError, SourceMisconfigured, SourceProtocolError, UnsupportedTable
 from headwater.sources.mongodb.catalog import Collection
 from headwater.sources.mongodb.connection import Dsn, require_version, server_errors, translated
 
@@ -48,6 +48,12 @@ def test_what_no_new_try_mends_is_an_error_for_good(error: driver.PyMongoError) 
     assert isinstance(made, InputError) == isinstance(error, driver.InvalidName)
     assert made.next_step
     assert "secret" not in str(made)
+
+
+def test_a_cursor_that_a_capped_collection_ran_over_is_opened_again_and_no_gap_of_the_log() -> None:
+    made = translated(driver.OperationFailure("x", 136, {"codeName": "CappedPositionLost"}), DSN)
+    assert isinstance(made, TransientError)
+    assert isinstance(translated(driver.OperationFailure("x", 286), DSN), LogPurged)
 
 
 def test_an_answer_that_cannot_be_read_is_an_error_of_ours() -> None:
