@@ -33,6 +33,7 @@ CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
 CREATE TABLE pg_catalog.pg_dist_placement (placementid bigint, shardid bigint, groupid int, shardstate int DEFAULT 1);
 CREATE FUNCTION pg_catalog.shard_name(t regclass, shard bigint) RETURNS text LANGUAGE sql STABLE
   AS $$ SELECT quote_ident(relname || '_' || shard) FROM pg_class WHERE oid = t $$;
+CREATE SEQUENCE pg_catalog.pg_dist_groupid_seq MINVALUE 1;
 INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);
 """
 
@@ -130,7 +131,9 @@ class CitusDouble:
     def _list(self, group: int) -> None:
         port = self.servers[group].port
         self.execute(
-            0, f"INSERT INTO pg_dist_node VALUES ({group}, {group}, '127.0.0.1', {port}, true, true, 'primary', true)"
+            0,
+            f"SELECT pg_catalog.setval('pg_catalog.pg_dist_groupid_seq', {group})",
+            f"INSERT INTO pg_dist_node VALUES ({group}, {group}, '127.0.0.1', {port}, true, true, 'primary', true)",
         )
 
     # -- tables ----------------------------------------------------------------------------------------------------

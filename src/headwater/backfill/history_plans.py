@@ -265,4 +265,4 @@ class HistoryPlans:
 
 def _is_behind(snapshot: ExportedSnapshot, ranges: LogRanges) -> bool:
     """Whether the log knows more than *snapshot*, though it was taken later: that of a standby may."""
-    return ranges.record is not None and snapshot.mark.high < ranges.record.offset
+    return ranges.record is not None and snapshot.mark.high.is_behind(ranges.record.offset)

@@ -402,7 +402,8 @@ class CaptureSession:
         if isinstance(event, Boundary):
             self._at_boundary = True
             commit_time = self._record.commit_time_us if event.commit_time_us is None else event.commit_time_us
-            self._record = SourceRecord(self._record.identity, event.position, commit_time)
+            identity = self._record.identity if event.identity is None else event.identity
+            self._record = SourceRecord(identity, event.position, commit_time)
             self._statistics.transactions += event.transactions
             self._statistics.caught_up = event.commit_time_us is None
             return

@@ -9,6 +9,7 @@ one transaction there is none.
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -97,11 +98,14 @@ class Boundary:
 
     :ivar commit_time_us: of the newest transaction, microseconds since 1970; ``None`` where only the log went on.
     :ivar transactions: how many ended since the boundary before.
+    :ivar identity: of the source, where it is not what the stream was opened with, and the place is one of its log: a
+        standby that was promoted.
     """
 
     position: CdcOffset
     commit_time_us: int | None
     transactions: int
+    identity: Mapping[str, Any] | None = None
 
 
 Event: TypeAlias = Changes | Truncated | SchemaChanged | Stopped | Boundary

@@ -70,6 +70,13 @@ class CdcOffset(ABC):
         """
         return self >= other
 
+    def is_behind(self, other: CdcOffset) -> bool:
+        """Whether something lies before *other* and after this place.
+
+        :raises ForeignOffset: *other* is a place in another kind of source's log.
+        """
+        return self < other
+
     def to_json(self) -> str:
         """One line with sorted keys, so that equal places give equal text."""
         return json.dumps({self.kind: self.to_fields()}, sort_keys=True, separators=(",", ":"))

@@ -39,6 +39,7 @@ from headwater.sources.errors import SchemaStopped, SourceUnreachable
 from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Stopped, StreamStatus, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.postgres.slot import ServerIdentity
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 
 ALIGN_SECONDS: Final = 0.05
@@ -258,7 +259,8 @@ class CitusChangeStream:
         for event in events:
             if isinstance(event, Boundary):
                 assert isinstance(event.position, PostgresOffset)
-                self._told = self._told.with_node(group, event.position, self._numbers.last)
+                server = None if event.identity is None else ServerIdentity.from_json(event.identity)
+                self._told = self._told.with_node(group, event.position, self._numbers.last, server)
                 told.append(Boundary(self._told, event.commit_time_us, event.transactions))
                 continue
             given = next(numbers) if any(event is one for one in rows) else None

@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import psycopg
 
-from headwater.sources.errors import InvalidDsn, SourceBusy, SourceMisconfigured
+from headwater.sources.errors import AccessDenied, InvalidDsn, SourceBusy, SourceMisconfigured
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
-from headwater.sources.postgres.names import TableName
+from headwater.sources.postgres.names import TableName, literal
 
 COORDINATOR: Final = 0
 """The group of the coordinator."""
@@ -49,6 +49,21 @@ SELECT s.shardid AS shard, p.groupid AS group, pg_catalog.shard_name(s.logicalre
 FROM pg_catalog.pg_dist_shard s JOIN pg_catalog.pg_dist_placement p USING (shardid)
 WHERE p.shardstate = 1 AND s.logicalrelid = %s::oid::regclass ORDER BY p.groupid, s.shardid
 """
+# a sequence that was never asked, or was set by hand, has no last value
+_LAST_GROUP: Final = """
+SELECT CASE WHEN pg_catalog.has_sequence_privilege('pg_catalog.pg_dist_groupid_seq', 'SELECT')
+            THEN COALESCE(pg_catalog.pg_sequence_last_value('pg_catalog.pg_dist_groupid_seq'), 0) END AS last
+"""
+_IS_CHANGING: Final = """
+SELECT EXISTS (
+  SELECT FROM pg_catalog.pg_locks l WHERE l.relation = 'pg_catalog.pg_dist_node'::pg_catalog.regclass AND l.granted
+    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+    AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')) AS found
+"""
+_SETTINGS: Final = """
+SELECT COALESCE(pg_catalog.current_setting('citus.enable_change_data_capture', true), '') AS cdc,
+       pg_catalog.current_setting('dynamic_library_path') AS path
+"""
 _LOG_END: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn"
 _CLOCK: Final = """
 SELECT (pg_catalog.extract('epoch', pg_catalog.clock_timestamp()) * 1000000)::bigint AS us
@@ -67,16 +82,14 @@ class TableKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One server of the cluster. :ivar group: names it for good, whatever its address becomes."""
+    """One server of the cluster.
+
+    :ivar group: names it for good, whatever its address becomes. :ivar address: ``host:port``; of the coordinator as it
+        was given, perhaps with several hosts.
+    """
 
     group: int
-    host: str
-    port: int
-    active: bool = True
-
-    @property
-    def address(self) -> str:
-        return f"{self.host}:{self.port}"
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +199,36 @@ class Cluster:
     def nodes(self) -> tuple[tuple[Node, ...], tuple[int, ...]]:
         """The nodes that are in use, the coordinator first; and the groups that are not."""
         rows = self.ask(_NODES)
-        host, _, port = self.own_address.rpartition(":")
-        own = Node(COORDINATOR, host, int(port))
-        active = [Node(row.group, row.host, row.port) for row in rows if row.active and row.group != COORDINATOR]
+        own = Node(COORDINATOR, self.own_address)
+        active = [Node(row.group, f"{row.host}:{row.port}") for row in rows if row.active and row.group != COORDINATOR]
         return (own, *active), tuple(row.group for row in rows if not row.active)
 
     @property
     def own_address(self) -> str:
         """Of the coordinator, as it was given."""
         return f"{self.coordinator.parameter('host') or 'localhost'}:{self.coordinator.parameter('port') or 5432}"
+
+    @property
+    def own_host(self) -> str:
+        """Of the coordinator, as arguments of a call in SQL: of several hosts the first."""
+        hosts, ports = (str(self.coordinator.parameter(part) or "").split(",")[0] for part in ("host", "port"))
+        return f"{literal(hosts or 'localhost')}, {ports or 5432}"
+
+    def last_group(self) -> int | None:
+        """The last group that was given to a node, removed ones too; ``None`` while nodes are being added or removed.
+
+        Ask for it before :meth:`nodes`: what was given by then is in that list, or was removed.
+
+        :raises AccessDenied: the user may not look.
+        """
+        last = self.ask(_LAST_GROUP)[0].last
+        if last is None:
+            raise AccessDenied(
+                "The user may not read which numbers the cluster has given to nodes.",
+                next_step="Run: GRANT SELECT ON SEQUENCE pg_catalog.pg_dist_groupid_seq TO "
+                f"{self.coordinator.parameter('user') or 'PUBLIC'};",
+            )
+        return None if self.ask(_IS_CHANGING)[0].found else int(last)
 
     def placements(self) -> str:
         """Tells where all shards are: another text when one has moved."""
@@ -216,6 +250,21 @@ class Cluster:
         """What time it is at the coordinator, or at *node*; microseconds since 1970."""
         dsn = None if node is None else self.dsn_of(node.address, node.group)
         return int(self.ask(_CLOCK, dsn=dsn)[0].us)
+
+    def require_decoder(self, group: int, address: str) -> None:
+        """:raises SourceMisconfigured: the node tells nothing of its shards, or what moves as rows."""
+        row = self.ask(_SETTINGS, dsn=self.dsn_of(address, group))[0]
+        if row.cdc not in ("on", "true", "yes", "1"):
+            raise SourceMisconfigured(
+                f"Node {address}: citus.enable_change_data_capture is off: shards that move would be told as rows.",
+                next_step="Run there: ALTER SYSTEM SET citus.enable_change_data_capture = on; SELECT pg_reload_conf();",
+            )
+        if "citus_decoders" not in row.path:
+            raise SourceMisconfigured(
+                f"Node {address}: its decoder is not that of Citus: nothing of its shards would be told.",
+                next_step="Run there: ALTER SYSTEM SET dynamic_library_path = '$libdir/citus_decoders:$libdir';"
+                " SELECT pg_reload_conf();",
+            )
 
     def log_end(self, group: int, address: str) -> int:
         """Up to where the log of a node is on its disk."""

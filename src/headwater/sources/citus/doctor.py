@@ -9,7 +9,7 @@ from typing import Final
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node, TableKind
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
-from headwater.sources.errors import SourceError
+from headwater.sources.errors import SourceError, SourceMisconfigured
 from headwater.sources.postgres import doctor as of_postgres
 from headwater.sources.postgres.connection import connect, server_errors
 from headwater.sources.postgres.names import TableName
@@ -17,10 +17,6 @@ from headwater.sources.postgres.slot import read_slot
 
 SKEW_SECONDS: Final = 0.1
 """Clocks that differ by more may order the changes around a move of a shard wrongly."""
-_SETTINGS: Final = """
-SELECT pg_catalog.current_setting('citus.enable_change_data_capture', true) AS cdc,
-       pg_catalog.current_setting('dynamic_library_path', true) AS path
-"""
 
 
 def examine(
@@ -79,10 +75,9 @@ def _cluster(nodes: Sequence[Node], inactive: Sequence[int]) -> Iterator[Finding
 
 
 def _tables(cluster: Cluster, kinds: dict[str, tuple[TableKind, list[tuple[int, int]]]]) -> Iterator[Finding]:
-    host, _, port = cluster.own_address.rpartition(":")
     for name, (kind, placed) in kinds.items():
         if kind is TableKind.REFERENCE and COORDINATOR not in (group for _, group in placed):
-            fix = f"SELECT citus_set_coordinator_host('{host}', {port});"
+            fix = f"SELECT citus_set_coordinator_host({cluster.own_host});"
             yield Finding("placement", Level.PROBLEM, "The coordinator has no copy of this reference table.", fix, name)
         elif kind is TableKind.DISTRIBUTED and len({shard for shard, _ in placed}) < len(placed):
             text = "Its shards have copies, each of which would tell every change."
@@ -97,12 +92,10 @@ def _tables(cluster: Cluster, kinds: dict[str, tuple[TableKind, list[tuple[int, 
 
 
 def _node(cluster: Cluster, node: Node) -> Iterator[Finding]:
-    dsn = cluster.dsn_of(node.address, node.group)
     try:
         before = time.time()
         there = cluster.clock_us(node) / 1e6
         skew = there - (before + time.time()) / 2
-        row = cluster.ask(_SETTINGS, dsn=dsn)[0]
     except SourceError as error:
         text = f"Node {node.address}: {error.message}"
         yield Finding("connection", Level.PROBLEM, text, statement_of(error.next_step))
@@ -110,14 +103,10 @@ def _node(cluster: Cluster, node: Node) -> Iterator[Finding]:
     if abs(skew) > SKEW_SECONDS:
         text = f"Node {node.address}: its clock is {skew:+.1f} s away from ours."
         yield Finding("clock", Level.WARNING, text, "-- keep the clocks of all nodes in step (NTP)")
-    if row.cdc not in ("on", "true", "1"):
-        fix = "ALTER SYSTEM SET citus.enable_change_data_capture = on; SELECT pg_reload_conf();"
-        text = f"Node {node.address}: citus.enable_change_data_capture is off: changes come under the names of shards."
-        yield Finding("citus", Level.PROBLEM, text, fix)
-    elif "citus_decoders" not in (row.path or ""):
-        fix = "ALTER SYSTEM SET dynamic_library_path = '$libdir/citus_decoders:$libdir'; SELECT pg_reload_conf();"
-        text = f"Node {node.address}: its decoder is not that of Citus: changes come under the names of shards."
-        yield Finding("decoders", Level.PROBLEM, text, fix)
+    try:
+        cluster.require_decoder(node.group, node.address)
+    except SourceMisconfigured as error:
+        yield Finding("citus", Level.PROBLEM, error.message, (error.next_step or "").removeprefix("Run there: "))
     else:
         yield Finding("citus", Level.OK, f"Node {node.address} tells changes under the names of its tables.")
 

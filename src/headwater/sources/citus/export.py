@@ -22,6 +22,7 @@ from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
 TRIES: Final = 20
+_PAUSE: Final = 0.1
 
 
 class CitusSnapshot:
@@ -34,28 +35,32 @@ class CitusSnapshot:
         self._cluster = cluster
         self._nodes: dict[int, PostgresSnapshot] = {}
         try:
-            nodes, inactive = self._export_at_rest(lock_seconds)
+            nodes, inactive, last_group = self._export_at_rest(lock_seconds)
         except BaseException:
             self.close()
             raise
         finally:
             cluster.close()  # nobody closes the way to a source
         marks = {group: snapshot.mark for group, snapshot in self._nodes.items()}
-        self._mark = CitusMark(tuple(sorted(marks.items())), inactive, time.time_ns() // 1000)
+        self._mark = CitusMark(tuple(sorted(marks.items())), inactive, time.time_ns() // 1000, last_group)
         addresses = {node.group: node.address for node in nodes}
         named = {group: (addresses[group], snapshot.name) for group, snapshot in self._nodes.items()}
         self._name = str(Names(named))
 
-    def _export_at_rest(self, lock_seconds: float | None) -> tuple[tuple[Node, ...], tuple[int, ...]]:
-        """Snapshots of all nodes; these, and the groups that are not in use."""
+    def _export_at_rest(self, lock_seconds: float | None) -> tuple[tuple[Node, ...], tuple[int, ...], int]:
+        """Snapshots of all nodes; these, the groups that are not in use, and the last that was given."""
         for _ in range(TRIES):
+            last_group = self._cluster.last_group()
+            if last_group is None:
+                time.sleep(_PAUSE)
+                continue
             nodes, inactive = self._cluster.nodes()
             before = self._cluster.placements()
             self._export(nodes, lock_seconds)
             if self._cluster.placements() == before and self._cluster.nodes() == (nodes, inactive):
-                return nodes, inactive
+                return nodes, inactive, last_group
             self.close()
-        raise SourceBusy("Shards of the cluster move without a pause.", next_step="Try again when they rest.")
+        raise SourceBusy("Nodes or shards of the cluster move without a pause.", next_step="Try again when they rest.")
 
     def _export(self, nodes: tuple[Node, ...], lock_seconds: float | None) -> None:
         for node in nodes:

@@ -35,8 +35,7 @@ class Gate:
     @property
     def server_wal_end(self) -> int:
         """All that committed before it has passed."""
-        end = self._stream.server_wal_end
-        return min(end, self.limit) if self._held else end
+        return self.limit if self._held else self._stream.server_wal_end  # commits come in order; what is held is later
 
     @property
     def bytes_received(self) -> int:

@@ -1,7 +1,8 @@
 """CitusMark: what a snapshot of a cluster contains: of each node, what the snapshot of that node does. Pure.
 
-A change tells its node by its ``_position``. Groups are numbered as nodes join: one that the mark does not know and
-that is older than its newest was removed before the snapshot, which has all its changes; a newer one joined after it.
+A change tells its node by its ``_position``. Groups are numbered as nodes join: one that the mark does not know, and
+that was given before the snapshot, was removed before it, and the snapshot has all its changes; a later one joined
+after it.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ class CitusMark:
     :ivar nodes: pairs of a group and its mark, ascending.
     :ivar inactive: groups that the cluster had and did not use: nothing of theirs is in the snapshot.
     :ivar taken_us: when it was taken, microseconds since 1970.
+    :ivar last_group: the last that the cluster had given to a node by then, be it removed since.
     """
 
     nodes: tuple[tuple[int, PostgresMark], ...]
     inactive: tuple[int, ...] = ()
     taken_us: int = 0
+    last_group: int = 0
 
     @property
     def low(self) -> CitusOffset:
@@ -54,7 +57,7 @@ class CitusMark:
         rows = merged_rows(positions)
         groups = rows["group"].astype(np.int64)
         newest = max((group for group, _ in self.nodes), default=-1)
-        contained: NDArray[np.bool_] = (groups < newest) & ~np.isin(groups, self.inactive)
+        contained: NDArray[np.bool_] = (groups <= max(newest, self.last_group)) & ~np.isin(groups, self.inactive)
         for group, mark in self.nodes:
             chosen = np.flatnonzero(groups == group)
             if not chosen.size:
@@ -67,13 +70,18 @@ class CitusMark:
         return contained
 
     def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
-        """Those changes, all committed before the snapshot was taken, that it does not show yet."""
-        unseen: NDArray[np.bool_] = ~self.contains(positions)
+        """Those changes, all committed before the snapshot was taken, that it does not show yet.
+
+        Those of a node that is not in use come from the log alone: no snapshot will show them, and none is waited for.
+        """
+        unused = np.isin(merged_rows(positions)["group"].astype(np.int64), self.inactive)
+        unseen: NDArray[np.bool_] = ~self.contains(positions) & ~unused
         return unseen
 
     def to_json(self) -> str:
         nodes = {str(group): json.loads(mark.to_json())["Postgres"] for group, mark in self.nodes}
         fields = {"nodes": nodes, "inactive": list(self.inactive), "taken_us": self.taken_us}
+        fields["last_group"] = self.last_group
         return json.dumps({"Citus": fields}, sort_keys=True, separators=(",", ":"))
 
     @classmethod
@@ -82,6 +90,7 @@ class CitusMark:
         try:
             nodes = {int(group): PostgresMark.from_fields(mark) for group, mark in fields["nodes"].items()}
             inactive = tuple(int(group) for group in fields["inactive"])
-            return cls(tuple(sorted(nodes.items())), inactive, int(fields["taken_us"]))
+            last = int(fields.get("last_group", 0))  # marks of earlier releases have none
+            return cls(tuple(sorted(nodes.items())), inactive, int(fields["taken_us"]), last)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidOffset("A mark of Citus lacks a field.", next_step=_NEXT_STEP) from None

@@ -92,6 +92,7 @@ class Members:
         """Open the stream of a node. :raises SourceError: it cannot go on there; which node that is."""
         assert place.server is not None
         with naming(place.address):
+            self.cluster.require_decoder(group, place.address)
             source = self.source(group, place.address)
             stream = source.open(tables, place.at, place.server.to_json())
         return Member(group, place.address, source, stream, self._gates[group])
@@ -102,6 +103,7 @@ class Members:
         :raises NodeMissed: it had shards before.
         """
         failpoints.hit(BEFORE_JOIN)
+        self.cluster.require_decoder(group, address)
         dsn, joining = self.cluster.dsn_of(address, group), f"{self._slot[:53]}{JOINING}"
         with naming(address), server_errors(dsn), connect(dsn) as session:
             slot = read_slot(session, self._slot)

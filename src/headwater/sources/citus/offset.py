@@ -117,9 +117,19 @@ class CitusOffset(CdcOffset):
         known = _same_kind(other)
         return known.lies_within(self) and not self.lies_within(known)
 
-    def with_node(self, group: int, at: PostgresOffset, number: int) -> CitusOffset:
-        """The same place, but for one node that went on."""
-        return replace(self, nodes={**self.nodes, group: replace(self.nodes[group], at=at)}, number=number)
+    def is_behind(self, other: CdcOffset) -> bool:
+        """On some node that both know; one that only *other* knows is not in use any more, or not yet."""
+        known = _same_kind(other).nodes
+        return any(
+            group in known and not _lies_within(known[group].at, place.at) for group, place in self.nodes.items()
+        )
+
+    def with_node(
+        self, group: int, at: PostgresOffset, number: int, server: ServerIdentity | None = None
+    ) -> CitusOffset:
+        """The same place, but for one node that went on; *server*: which one it is by now, where that is another."""
+        place = replace(self.nodes[group], at=at, server=server or self.nodes[group].server)
+        return replace(self, nodes={**self.nodes, group: place}, number=number)
 
     def position_after(self, last: bytes | None) -> bytes:
         number = self.number if last is None else int.from_bytes(last[:8], "big")

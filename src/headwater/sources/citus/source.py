@@ -56,6 +56,7 @@ class CitusSource:
                 publication=publication,
                 poll=poll,
                 through=through,
+                streaming=False,  # in the blocks of open transactions the decoder of a cluster tells no row of a shard
                 may_be_empty=group != COORDINATOR,  # where no table is distributed, the nodes have nothing to tell
             )
 
@@ -96,7 +97,7 @@ class CitusSource:
             raise UnsupportedTable(
                 table.full_name,
                 "the coordinator has no copy of this reference table, and only its copy is told.",
-                next_step=f"Run: SELECT citus_set_coordinator_host({_literal(self._cluster.own_address)});",
+                next_step=f"Run: SELECT citus_set_coordinator_host({self._cluster.own_host});",
             )
         if kind is TableKind.DISTRIBUTED and len({shard for shard, _ in placed}) < len(placed):
             raise UnsupportedTable(
@@ -144,6 +145,7 @@ class CitusSource:
         for node in self._cluster.nodes()[0]:
             known = self._on(node.group, node.address, here(node.group, kinds, tables))
             with naming(node.address):
+                self._cluster.require_decoder(node.group, node.address)
                 at, identity = make(self._members.source(node.group, node.address), known)
             assert isinstance(at, PostgresOffset)
             nodes[node.group] = NodePlace(at, ServerIdentity.from_json(identity), node.address)
@@ -219,6 +221,7 @@ class CitusSource:
         for group, place in self._stream.position.nodes.items():
             mine = here(group, kinds, [entry.table for entry in tables])
             with naming(place.address):
+                self._cluster.require_decoder(group, place.address)
                 self._check_node(group, place.address, mine, before, now, findings)
         made = list(findings.values())
         for entry in tables:
@@ -267,8 +270,3 @@ class CitusSource:
 
 def _registration(kind: TableKind, nodes: Mapping[str, str]) -> str:
     return json.dumps({"kind": kind.value, "nodes": dict(nodes)}, sort_keys=True)
-
-
-def _literal(address: str) -> str:
-    host, _, port = address.rpartition(":")
-    return f"'{host}', {port}"

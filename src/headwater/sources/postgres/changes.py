@@ -24,9 +24,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -84,7 +84,10 @@ class _Followed:
 
 
 class PostgresChangeStream:
-    """The changes of *tables* after *start*."""
+    """The changes of *tables* after *start*.
+
+    :param identity: of the server, where it is another than that of *start*; boundaries tell it.
+    """
 
     def __init__(
         self,
@@ -95,8 +98,10 @@ class PostgresChangeStream:
         start: PostgresOffset,
         policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         held_bytes: Callable[[], int | None] = lambda: None,
+        identity: Mapping[str, Any] | None = None,
     ) -> None:
         self._stream = stream
+        self._identity = identity
         self._held_bytes = held_bytes
         self._relations = relations
         self._spill = spill
@@ -143,7 +148,7 @@ class PostgresChangeStream:
     def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
         """See :class:`~headwater.sources.events.ChangeStream`."""
         if self._before:
-            events, self._before = [*self._before, Boundary(self._told, None, 0)], []
+            events, self._before = [*self._before, Boundary(self._told, None, 0, self._identity)], []
             return events
         events = []
         if self._failure is not None:
@@ -347,7 +352,7 @@ class PostgresChangeStream:
         position = PostgresOffset.end_of(ended[0], ended[1], 0)
         if position > self._told:
             self._told = position
-            events.append(Boundary(position, ended[2], self._transactions))
+            events.append(Boundary(position, ended[2], self._transactions, self._identity))
             self._transactions = 0
 
     def _idle(self) -> list[Event]:
@@ -358,7 +363,7 @@ class PostgresChangeStream:
         if position.lsn <= self._told.lsn:
             return []
         self._told = position
-        return [Boundary(position, None, 0)]
+        return [Boundary(position, None, 0, self._identity)]
 
     def acknowledge(self, position: CdcOffset) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`."""

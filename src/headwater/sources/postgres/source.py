@@ -20,6 +20,7 @@ from headwater.sources.postgres.catalog import read_tables, read_tables_by_oid
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.changes import PostgresChangeStream, RawStream
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.sources.postgres.copy_stream import CopyStream
 from headwater.sources.postgres.heartbeat import Heartbeat
 from headwater.sources.postgres.names import TableName
 from headwater.sources.postgres.offset import POSITION_TYPE, PostgresOffset
@@ -93,6 +94,7 @@ class PostgresSource:
     :param poll: read the slot by SQL instead of the replication protocol.
     :param heartbeat_seconds: the least time between two heartbeats, however often it is told to look after the source.
     :param through: what raw messages go through before they are decoded.
+    :param streaming: large transactions come in blocks before their commit.
     :param may_be_empty: its publication is made although there is no table for it yet.
     """
 
@@ -108,10 +110,12 @@ class PostgresSource:
         poll: bool = False,
         heartbeat_seconds: float = 0.0,
         through: Callable[[RawStream], RawStream] = lambda stream: stream,
+        streaming: bool = True,
         may_be_empty: bool = False,
     ) -> None:
         self._dsn = Dsn(dsn)
         self._through = through
+        self._streaming = streaming
         self._may_be_empty = may_be_empty
         self._spill = spill
         self._policy = schema_policy
@@ -269,12 +273,14 @@ class PostgresSource:
                 next_step="Give the address of the source that was captured, or another --store.",
             )
         known = ServerIdentity.from_json(identity)
-        stream = self._through(self._raw_stream(start.lsn, known))
+        raw = self._raw_stream(start.lsn, known)
+        moved = None if raw.identity == known else {**identity, **raw.identity.to_json()}
+        stream = self._through(raw)
         try:
             relations = Relations(self._sql, self._special)
             self._seen = {}
             self._stream = PostgresChangeStream(
-                stream, relations, self._spill_store(), tables, start, self._policy, self.held_bytes
+                stream, relations, self._spill_store(), tables, start, self._policy, self.held_bytes, moved
             )
             return self._stream
         except BaseException:
@@ -290,12 +296,14 @@ class PostgresSource:
                 continue
         return SpillStore(self._spill / str(_SPILLS - 1))
 
-    def _raw_stream(self, start: int, known: ServerIdentity) -> RawStream:
+    def _raw_stream(self, start: int, known: ServerIdentity) -> CopyStream:
         if self._poll:
             from headwater.sources.postgres.peek import PeekStream
 
             return PeekStream.open(self._dsn, self._slot, [self._publication], start, known=known)
-        return ReplicationStream.open(self._dsn, self._slot, [self._publication], start, known=known)
+        return ReplicationStream.open(
+            self._dsn, self._slot, [self._publication], start, known=known, streaming=self._streaming
+        )
 
     def held_bytes(self) -> int | None:
         """How much of its log the server keeps for us; ``None`` while it cannot be asked."""

@@ -114,6 +114,24 @@ def test_positions_sort_as_numbers_do_and_a_place_after_lies_between() -> None:
     assert texts[1] < after < texts[2]
 
 
+def test_a_snapshot_has_all_of_a_node_that_was_removed_before_it_though_no_newer_one_is_left() -> None:
+    mark = CitusMark(((0, PostgresMark.parse("1:1:", 50, 50)), (2, PostgresMark.parse("1:1:", 50, 50))), (), 7, 4)
+    for group, has in {3: True, 4: True, 5: False}.items():
+        positions = positions_of(of_node(30), group, np.array([1], np.uint64))
+        assert mark.contains(positions).tolist() == [has], group
+        assert mark.unseen(positions).tolist() == [not has]
+    assert mark_from_json(mark.to_json()) == mark
+
+
+def test_a_snapshot_is_behind_where_one_node_is_and_not_for_a_node_that_it_has_not() -> None:
+    assert not at(n0=10, n1=10).is_behind(at(n0=10, n1=10, n2=10))
+    assert at(n0=9, n1=20, n2=20).is_behind(at(n0=10, n1=10, n2=10))
+    assert not at(n0=10, n1=10, n2=10).is_behind(at((2,), n0=10, n1=10))
+    assert not at(n0=90).is_behind(CitusOffset({0: NodePlace(PostgresOffset.end_of(70, 90, 5))}))
+    with pytest.raises(ForeignOffset):
+        at(n0=1).is_behind(PostgresOffset.at(1))
+
+
 def test_a_mark_tells_what_it_has_node_by_node() -> None:
     marks = {group: PostgresMark.parse("1:1:", end, end) for group, end in ((0, 50), (2, 20), (5, 9))}
     mark = CitusMark(tuple(marks.items()), (3,), 7)
@@ -121,7 +139,7 @@ def test_a_mark_tells_what_it_has_node_by_node() -> None:
     for group, has in groups.items():
         positions = positions_of(of_node(30), group, np.array([1], np.uint64))
         assert mark.contains(positions).tolist() == [has], group
-        assert mark.unseen(positions).tolist() == [not has]
+        assert mark.unseen(positions).tolist() == [not has and group != 3]  # no snapshot shows what is not in use
     assert mark_from_json(mark.to_json()) == mark
     assert mark.low <= mark.high
     with pytest.raises(InvalidOffset):

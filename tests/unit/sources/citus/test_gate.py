@@ -49,6 +49,15 @@ def test_all_before_the_first_commit_at_the_limit_passes() -> None:
     assert first_at([raw(b"S"), ROW, raw(b"E"), streamed_commit(20)], 20) == 3
 
 
+def test_over_a_made_up_stream_a_closed_gate_has_come_to_its_limit_whatever_the_server_told_last() -> None:
+    stream = Given([begin(20), ROW, COMMIT, begin(40), ROW, COMMIT])
+    stream.server_wal_end = 10  # a server that is busy tells no other place, and what is held is not read on
+    gate = Gate(stream)
+    gate.limit = 30
+    assert gate.read(9, 9, 0) == [begin(20), ROW, COMMIT]
+    assert gate.server_wal_end == 30
+
+
 def test_over_a_made_up_stream_what_is_held_passes_when_the_gate_is_opened() -> None:
     later = [begin(30), ROW, COMMIT]
     stream = Given([begin(10), ROW, COMMIT, begin(20), ROW], [COMMIT], later)
