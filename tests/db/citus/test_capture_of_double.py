@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.db.citus.running import ClusterCapture, running
 from tests.servers.citus_double import CitusDouble
 
@@ -114,6 +115,7 @@ def test_a_table_that_cannot_be_told_stops_alone_and_says_what_to_do(double: Cit
         capture.assert_equal("other")
 
 
+@pytest.mark.soak
 def test_a_table_is_added_while_the_nodes_are_followed(double: CitusDouble, tmp_path: Path) -> None:
     double.distribute("acc", COLUMNS)
     double.distribute("late", COLUMNS)

@@ -139,6 +139,7 @@ def test_a_node_that_is_killed_loses_and_doubles_nothing(nodes: Nodes, tmp_path:
             capture.assert_once("public.acc")
 
 
+@pytest.mark.soak
 def test_a_node_with_another_address_is_followed_there(double: CitusDouble, tmp_path: Path) -> None:
     double.distribute("acc", COLUMNS)
     with running(double, tmp_path, "acc") as capture:

@@ -29,12 +29,12 @@ Scenario = Callable[[Any, Path], None]
 
 
 def scenarios(*modules: ModuleType) -> list[Any]:
-    """Their tests of a shop alone: the first by default, all in a soak."""
+    """Their tests of a shop alone."""
     found: list[Any] = []
     for module in modules:
         for name, test in vars(module).items():
             if name.startswith("test_") and list(inspect.signature(test).parameters) == ["shop", "tmp_path"]:
-                found.append(pytest.param(test, id=name, marks=[] if not found else [pytest.mark.soak]))
+                found.append(pytest.param(test, id=name))
     return found
 
 
@@ -82,6 +82,7 @@ class _Session:
         self._session.rollback()
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("scenario", scenarios(test_query, test_renewal))
 def test_a_shared_scenario_of_a_table_on_the_coordinator(
     scenario: Scenario, double: CitusDouble, tmp_path: Path
