@@ -154,7 +154,7 @@ def test_a_table_that_is_added_while_the_capture_is_behind_survives_a_broken_con
         track(double, "late")
         double.execute("INSERT INTO shop.late VALUES (1)")
         for number in (3, 7):  # in the middle of what was missed
-            double.inject(rf"fn_cdc_get_all_changes_shop_orders.*{double.engine.commits[number].lsn:020X}", "drop")
+            double.inject(rf"shop_orders_CT.*{double.engine.commits[number].lsn:020X}", "drop")
         capture.start([TABLE, "shop.late"])
         double.execute("INSERT INTO shop.late VALUES (2)")
         capture.catch_up()
@@ -183,7 +183,7 @@ def test_a_connection_that_breaks_in_the_middle_loses_nothing(double: SqlServerD
     with running(double, tmp_path, TABLE) as capture:
         failures: tuple[int | str, ...] = ("drop", -1205, 596)
         for number, what in enumerate(failures, 1):
-            double.inject("fn_cdc_get_all_changes" if number % 2 == 0 else "lsn_time_mapping", what)
+            double.inject("shop_orders_CT" if number % 2 == 0 else "lsn_time_mapping", what)
             double.execute(f"UPDATE shop.orders SET total = total + {number}")
             capture.catch_up()
             double.drop_connections()

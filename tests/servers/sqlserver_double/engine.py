@@ -108,6 +108,7 @@ class Instance:
     start: int
     columns: list[Column]
     alterations: list[tuple[int, str]] = field(default_factory=list)
+    is_being_made: bool = False
 
 
 @dataclass
@@ -132,6 +133,8 @@ class Engine:
         self.scanned = 0
         self.scan_session, self.empty_scans = 1, 0
         self.agent_runs = True
+        self.seqvals_are_reversed = False
+        self.is_gated = False
         self._block = 0x100
         self._number = 1000
         with self.connect() as connection:
@@ -154,6 +157,7 @@ class Engine:
             ("DATEPART_", 2, datepart),
             ("SWITCHOFFSET", 2, switchoffset),
             ("SQL_VARIANT_PROPERTY", 2, lambda value, _: None if value is None else "nvarchar"),
+            ("FN_CDC_IS_BIT_SET_", 2, lambda place, mask: int.from_bytes(mask, "big") >> (place - 1) & 1),
             ("ROW_", -1, lambda numbers, *values: pickle.dumps(dict(zip(json.loads(numbers), values, strict=True)))),
         ]
         for name, count, function in functions:
@@ -327,30 +331,47 @@ class Engine:
             ]
 
     def changes(
-        self, connection: sqlite3.Connection, named: str, first: int, last: int, old: bool
+        self, connection: sqlite3.Connection, named: str, first: int, last: int
     ) -> tuple[Instance, list[list[Any]]]:
-        """The rows of ``cdc.fn_cdc_get_all_changes_…``: start_lsn, seqval, operation, columns."""
+        """The rows of ``cdc.…_CT``: start_lsn, seqval, operation, command_id, update_mask, columns.
+
+        With :attr:`seqvals_are_reversed` an update of the key has its insert before its delete, by seqval.
+        """
         with self.lock:
-            instance = next((one for one in self.instances if one.name == named), None)
+            instance = next((one for one in self.instances if f"{one.name}_CT" == named), None)
             if instance is None:
-                raise Refused(208, f"Invalid object name 'cdc.fn_cdc_get_all_changes_{named}'.")
-            if first < instance.start or last > max(self.scanned, instance.start) or first > last:
-                raise Refused(313, "An insufficient number of arguments were supplied for the procedure or function.")
+                raise Refused(208, f"Invalid object name 'cdc.{named}'.")
             columns = list(instance.columns)
-        found = []
+            first, last = max(first, instance.start), min(last, self.scanned)
+        found: list[list[Any]] = []
         for number, op, row, lsn in connection.execute(
             "SELECT n, op, row, lsn FROM log_ WHERE lsn BETWEEN ? AND ? AND tbl = ? ORDER BY n",
             (first, last, instance.table.number),
         ):
-            if op == 3 and not old:
-                continue
             values = pickle.loads(row)
             seqval = number - 1 if op == 4 else number
+            if self.seqvals_are_reversed:
+                seqval = (1 << 40) - seqval
+            told = [values.get(column.number) for column in columns]
+            mask = (1 << len(columns)) - 1
+            if op == 4:
+                before = found[-1][5:]
+                changed = [values.get(column.number) != was for column, was in zip(columns, before, strict=True)]
+                mask = sum(1 << place for place, is_changed in enumerate(changed) if is_changed)
+                found[-1][4] = mask.to_bytes(16, "big")
+                for place, column in enumerate(columns):
+                    if _is_old_text(column) or (parse_type(column.kind)[1] < 0 and not changed[place]):
+                        found[-1][5 + place] = None
+            if op == 1:
+                told = [None if _is_old_text(column) else value for column, value in zip(columns, told, strict=True)]
             found.append(
-                [lsn.to_bytes(10, "big"), seqval.to_bytes(10, "big"), op]
-                + [values.get(column.number) for column in columns]
+                [lsn.to_bytes(10, "big"), seqval.to_bytes(10, "big"), op, number, mask.to_bytes(16, "big"), *told]
             )
         return instance, found
+
+
+def _is_old_text(column: Column) -> bool:
+    return parse_type(column.kind)[0] in ("text", "ntext", "image")
 
 
 def _tried(*arguments: Any) -> Any:

@@ -118,22 +118,20 @@ class DoubleSession:
 
     def _select(self, words: list[str]) -> Rows:
         text = " ".join(words)
-        called = re.search(r"cdc \. (\[fn_cdc_get_all_changes_[^\]]+\]) \( (0x\w+) , (0x\w+) , N'([^']+)' \)", text)
+        called = re.search(r"cdc \. (\[[^\]]+_CT\]) WHERE \S+ BETWEEN (0x\w+) AND (0x\w+)", text)
         if called is not None:
-            self._make_changes(
-                name_of(called[1]).removeprefix("fn_cdc_get_all_changes_"), called[2], called[3], called[4]
-            )
-            words = (text[: called.start()] + "changes_" + text[called.end() :]).split(" ")
+            self._make_changes(name_of(called[1]), called[2], called[3])
+            text = text[: called.start()] + "changes_" + text[called.end() :]
+            words = text.replace("sys . fn_cdc_is_bit_set", "FN_CDC_IS_BIT_SET_").split(" ")
             words = [word for statement in statements_of(" ".join(words)) for word in statement]
         cursor = self._connection.execute(to_sqlite(words, self._stored))
         names = [column[0] for column in cursor.description]
         return names, [list(row) for row in cursor.fetchall()]
 
-    def _make_changes(self, named: str, first: str, last: str, option: str) -> None:
-        instance, rows = self._engine.changes(
-            self._connection, named, int(first, 16), int(last, 16), option == "all update old"
-        )
-        names = ["__$start_lsn", "__$seqval", "__$operation", *(column.name for column in instance.columns)]
+    def _make_changes(self, named: str, first: str, last: str) -> None:
+        instance, rows = self._engine.changes(self._connection, named, int(first, 16), int(last, 16))
+        log = ("start_lsn", "seqval", "operation", "command_id", "update_mask")
+        names = [*(f"__${name}" for name in log), *(column.name for column in instance.columns)]
         quoted = ", ".join(f'"{name}"' for name in names)
         self._connection.execute("DROP TABLE IF EXISTS temp.changes_")
         self._connection.execute(f"CREATE TEMP TABLE changes_ ({quoted})")
@@ -273,22 +271,29 @@ def _instances(session: DoubleSession, engine: Engine, text: str) -> list[dict[s
     assert found is not None
     wanted = {int(one) for one in found[1].split(",")}
     rows = []
-    for instance in sorted(engine.instances, key=lambda one: (one.table.number, one.start)):
+    for instance in sorted(engine.instances, key=lambda one: (one.table.number, one.number)):
         for column in instance.columns if instance.table.number in wanted else ():
             length, digits, scale = column.sizes
+            kind = parse_type(column.kind)[0]
+            if kind in ("timestamp", "rowversion"):
+                kind, length = "binary", 8
             rows.append(
                 {
                     "instance": instance.name,
                     "id": instance.table.number,
-                    "start_lsn": _lsn(instance.start),
-                    "min_lsn": _lsn(instance.start),
+                    "start_lsn": None if instance.is_being_made else _lsn(instance.start),
+                    "min_lsn": _lsn(0 if engine.is_gated else instance.start),
                     "column_name": column.name,
                     "column_id": column.number,
                     "computed": column.computed is not None,
-                    "type_name": parse_type(column.kind)[0],
+                    "type_name": kind,
                     "max_length": length,
                     "digits": digits,
                     "scale": scale,
+                    "change_id": instance.number,
+                    "role_name": "readers" if engine.is_gated else None,
+                    "change_table": f"{instance.name}_CT",
+                    "command_size": 4,
                 }
             )
     return rows
@@ -318,14 +323,15 @@ def _commits(session: DoubleSession, engine: Engine, text: str) -> list[dict[str
 def _came(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
     named = re.search(r"capture_instance = N'([^']+)'", text)
     assert named is not None
-    found = [
-        lsn
+    before = re.search(r"h\.ddl_lsn < (0x\w+)", text)
+    assert before is not None
+    return [
+        {"ddl_lsn": _lsn(lsn), "ddl_command": statement}
         for instance in engine.instances
         if instance.name == named[1]
         for lsn, statement in instance.alterations
-        if "ADD" in statement.upper()
+        if lsn < int(before[1], 16)
     ]
-    return [{"ddl_lsn": _lsn(min(found, default=None))}]
 
 
 def _log_end(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:

@@ -140,8 +140,8 @@ class Rewind:
             raise OldRowsMissing(
                 f"The log of {table.full_name} does not have the whole old versions of rows that changed while its"
                 " history was read: the source logs only parts of them.",
-                next_step="Run at the source: SET GLOBAL binlog_row_image = FULL; then: headwater resnapshot "
-                f"{table.full_name}",
+                next_step="Have whole old rows logged (MySQL, MariaDB: SET GLOBAL binlog_row_image = FULL; SQL Server:"
+                f" no text, ntext or image, but their (max) types), then run: headwater resnapshot {table.full_name}",
             )
         self._keys.update(zip(*(first.column(name).to_pylist() for name in table.key_columns), strict=True))
         if old.num_rows:

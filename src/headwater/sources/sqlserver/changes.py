@@ -120,7 +120,7 @@ class SqlServerChangeStream:
             instances,
             first,
             last,
-            lambda instance: column_came(self._session, instance),
+            lambda instance, names, before: column_came(self._session, instance, names, before),
             lambda instance, begin, end: has_changes(self._session, instance, begin, end),
         ):
             if not isinstance(found, Stretch):

@@ -19,7 +19,6 @@ from pytds import tds_base
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
-    LogPurged,
     SnapshotExpired,
     SourceBusy,
     SourceError,
@@ -45,7 +44,9 @@ _OPTIONS: Final = frozenset(("cafile", "validate_host", "connect_timeout", "tick
 _DENIED: Final = frozenset((229, 230, 262, 297, 300, 916, 18452, 18456, 18470, 18486, 18487, 18488, 22904, 22981))
 _NO_LOGIN: Final = frozenset((18452, 18456, 18470, 18486, 18487, 18488))
 _NOT_FOUND: Final = frozenset((207, 208, 1088, 4701, 4902))
-_BUSY: Final = frozenset((1204, 1205, 1222, 3960, 10928, 10929, 17809, 17892, 40501, 41301, 41302, 41305, 41325))
+_BUSY: Final = frozenset(
+    (1204, 1205, 1222, 3958, 3960, 3966, 3967, 10928, 10929, 17809, 17892, 40501, 41301, 41302, 41305, 41325)
+)
 _GONE: Final = frozenset(
     (
         596,
@@ -71,8 +72,6 @@ _GONE: Final = frozenset(
 )
 _CHANGED: Final = frozenset((3961, 3964))
 """A table was altered under an open snapshot."""
-_OUT_OF_RANGE: Final = frozenset((313,))
-"""What the functions of change data capture answer to a range that they do not have."""
 _NOT_ENABLED: Final = frozenset((22901, 22910, 22985))
 _NO_SNAPSHOT: Final = 3952
 
@@ -250,11 +249,6 @@ def translated(error: tds_base.Error, dsn: Dsn) -> SourceError:
     if code in _NOT_ENABLED:
         return SourceMisconfigured(
             f"{dsn} has no change data capture (error {code}).", next_step="Run: EXEC sys.sp_cdc_enable_db;"
-        )
-    if code in _OUT_OF_RANGE:
-        return LogPurged(
-            f"{dsn} no longer has the changes that follow our position: its cleanup job has removed them.",
-            next_step=RESNAPSHOT,
         )
     if code in _CHANGED:
         return SnapshotExpired("A table was altered since the snapshot was taken.", next_step="Take a new snapshot.")

@@ -54,7 +54,7 @@ class Stretch:
 class _Followed:
     table: SourceTable
     begins: Lsn
-    instance: str | None = None
+    instance: int | None = None
 
 
 class FollowedTables:
@@ -96,12 +96,12 @@ class FollowedTables:
         instances: Mapping[int, Sequence[CaptureInstance]],
         first: Lsn,
         last: Lsn,
-        altered: Callable[[CaptureInstance], Lsn | None],
+        altered: Callable[[CaptureInstance, Sequence[str], Lsn], Lsn | None],
         was_told: Callable[[CaptureInstance, Lsn, Lsn], bool],
     ) -> Iterator[Stretch | Event]:
         """What is to be read of the commits from *first* to *last*, and what is told between.
 
-        :param altered: where a column came that the instance lacks.
+        :param altered: where one of some columns came, before a number, that the instance lacks.
         :param was_told: whether an instance has changes between two numbers.
         :raises LogPurged: some of it was removed. :raises SchemaStopped: by policy.
         """
@@ -121,7 +121,7 @@ class FollowedTables:
         instances: Mapping[int, Sequence[CaptureInstance]],
         first: Lsn,
         last: Lsn,
-        altered: Callable[[CaptureInstance], Lsn | None],
+        altered: Callable[[CaptureInstance, Sequence[str], Lsn], Lsn | None],
         was_told: Callable[[CaptureInstance, Lsn, Lsn], bool],
     ) -> Iterator[Stretch | Event]:
         told_to = first.preceding
@@ -138,7 +138,7 @@ class FollowedTables:
             described = self._described(followed.table, instance)
             if place + 1 < len(known):
                 newer = self._described(followed.table, known[place + 1])
-                gap = self._gap(described, newer, altered(instance), known[place + 1].start)
+                gap = self._gap(instance, described, newer, altered, known[place + 1].start)
                 if gap is not None and gap <= end:
                     if gap <= told_to and was_told(instance, gap, told_to):
                         raise SchemaStopped(
@@ -155,16 +155,16 @@ class FollowedTables:
 
     def _is_purged(self, instances: Mapping[int, Sequence[CaptureInstance]], first: Lsn) -> bool:
         """Whether no table has what follows: the cleanup job removes changes of all tables up to one number."""
-        starts = [instances[number][0].start for number in self.ids if instances.get(number)]
+        starts = [one.start for number in self.ids for one in instances.get(number, ())]
         return bool(starts) and min(starts) > first
 
     def _require_covered(
         self, followed: _Followed, known: Sequence[CaptureInstance], first: Lsn, is_purged: bool
     ) -> None:
         name = followed.table.full_name
-        if known and known[0].start <= first:
+        if any(instance.start <= first for instance in known):
             return
-        is_same = followed.instance is None or followed.instance in {instance.name for instance in known}
+        is_same = followed.instance is None or followed.instance in {instance.change_id for instance in known}
         if known and is_purged and is_same:
             raise LogPurged(
                 f"The cleanup job has removed changes of {name} that were not read: they begin at {known[0].start.hex},"
@@ -178,12 +178,19 @@ class FollowedTables:
             name, what, next_step=f"{enable_table(followed.table)} Then run: headwater resnapshot {name}"
         )
 
-    def _gap(self, older: SourceTable, newer: SourceTable, altered: Lsn | None, start: Lsn) -> Lsn | None:
+    def _gap(
+        self,
+        instance: CaptureInstance,
+        older: SourceTable,
+        newer: SourceTable,
+        altered: Callable[[CaptureInstance, Sequence[str], Lsn], Lsn | None],
+        start: Lsn,
+    ) -> Lsn | None:
         """The first commit in which rows may lack a column that the newer instance has."""
         ids = {column.field_id for column in older.columns}
-        if altered is None or all(column.field_id in ids for column in newer.columns) or altered >= start:
-            return None
-        return altered.following
+        lacks = [column.name for column in newer.columns if column.field_id not in ids]
+        came = altered(instance, lacks, start) if lacks else None
+        return None if came is None or came >= start else came.following
 
     def _told(
         self, followed: _Followed, instance: CaptureInstance, now: SourceTable, begin: Lsn, end: Lsn
@@ -192,7 +199,7 @@ class FollowedTables:
         if change is not None:
             followed.table = projection.table
             yield change
-        followed.instance = instance.name
+        followed.instance = instance.change_id
         yield Stretch(instance, begin, end, now.columns, projection)
 
     def _told_with(
@@ -209,7 +216,7 @@ class FollowedTables:
         if change is not None:
             followed.table = grown.table
             yield change
-        followed.instance = instance.name
+        followed.instance = instance.change_id
         places = {column.field_id: place for place, column in enumerate(older.columns)}
         projection = Projection(followed.table, tuple(places.get(one.field_id) for one in followed.table.columns))
         there = {column.field_id for column in newer.columns}

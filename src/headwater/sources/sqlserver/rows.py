@@ -1,7 +1,8 @@
 """Rows of a capture instance as rows of a log: positions, times, operations, and updates as pairs. Pure but for asking.
 
-The function of an instance gives a row for each change, two for an update: the old row (3) and the new one (4). They
-are a pair where they stand together and have one key; otherwise they are a delete and an insert, which is the same.
+A change table has a row for each change, two for an update: the old row (3) and the new one (4). They are a pair where
+they stand together and have one key; otherwise they are a delete and an insert, which is the same. Long values are not
+in every old row: those that did not change are taken from the new row, others are named in ``_unavailable``.
 """
 
 from __future__ import annotations
@@ -21,14 +22,17 @@ from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.offset import POSITION_TYPE, positions_of
 from headwater.sources.sqlserver.server import Commit
 from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import selected
+from headwater.sources.sqlserver.types import SqlType, selected
 from headwater.sources.sqlserver.values import column_of
-from headwater.sources.unavailable import unavailable_texts
+from headwater.sources.table import SourceColumn
+from headwater.sources.unavailable import Mask, unavailable_texts
 from headwater.stream import Op
 
 BLOCK_ROWS: Final = 8_192
-_OLD, _NEW = 3, 4
+_DELETED, _OLD, _NEW = 1, 3, 4
 _OPS: Final = np.array([0, Op.DELETE, Op.INSERT, Op.UPDATE_DELETE, Op.UPDATE_INSERT], np.int8)
+_NEVER_OLD: Final = ("text", "ntext", "image")
+"""Change tables have none of their old values."""
 _LOG: Final = ("__$start_lsn", "__$seqval", "__$operation")
 
 
@@ -88,26 +92,73 @@ def _joined(one: pa.Array, other: pa.Array) -> pa.Array:
 
 def statement_of(stretch: Stretch) -> str:
     """What asks for the rows of a stretch, in the order of the changes."""
-    columns = ", ".join(f"{selected(column)} AS [c{place}]" for place, column in enumerate(stretch.columns))
-    log = ", ".join(f"[{name}]" for name in _LOG)
+    asked = [f"[{name}]" for name in _LOG]
+    asked += [f"{selected(column)} AS [c{place}]" for place, column in enumerate(stretch.columns)]
+    ordinals = {column.number: ordinal for ordinal, column in enumerate(stretch.instance.columns, 1)}
+    asked += [
+        f"sys.fn_cdc_is_bit_set({ordinals[column.field_id]}, [__$update_mask]) AS [m{place}]"
+        for place, column in _long(stretch)
+    ]
+    # the number of a change alone may have the insert of an update before its delete
+    order = ("__$start_lsn", *(["__$command_id"] if stretch.instance.has_commands else []), *_LOG[1:])
     return (
-        f"SELECT {log}, {columns} FROM {stretch.instance.function}({stretch.first.hex}, {stretch.last.hex},"
-        f" N'all update old') ORDER BY {log}"
+        f"SELECT {', '.join(asked)} FROM {stretch.instance.between(stretch.first, stretch.last)}"
+        f" ORDER BY {', '.join(f'[{name}]' for name in order)}"
     )
+
+
+def _is_long(column: SourceColumn) -> bool:
+    kind = SqlType.parse(column.source_type)
+    return kind.size < 0 or kind.name in ("xml", "json", *_NEVER_OLD)
+
+
+def _long(stretch: Stretch) -> list[tuple[int, SourceColumn]]:
+    return [(place, column) for place, column in enumerate(stretch.columns) if _is_long(column)]
+
+
+def _with_long_values(
+    stretch: Stretch, columns: list[pa.Array], are_set: Sequence[pa.Array], operations: NDArray[np.int8], same: Mask
+) -> dict[str, Mask]:
+    """Put what did not change into old rows of *columns*; what they lack then, by name.
+
+    :param same: for each row, whether the next one is of the same change.
+    """
+    names = {column.field_id: column.name for column in stretch.projection.table.columns if not column.dropped}
+    paired = (operations == _OLD) & same & (np.append(operations[1:], 0) == _NEW)
+    missing: dict[str, Mask] = {}
+    for (place, column), is_set in zip(_long(stretch), are_set, strict=True):
+        is_null = columns[place].is_null().to_numpy(zero_copy_only=False)
+        was_set = is_set.cast(pa.bool_()).fill_null(True).to_numpy(zero_copy_only=False)
+        copied = paired & is_null & ~was_set
+        lacks = (operations == _OLD) & is_null & ~copied
+        if SqlType.parse(column.source_type).name in _NEVER_OLD:
+            lacks |= (operations == _DELETED) & is_null
+        else:
+            lacks &= ~was_set
+        if copied.any():
+            columns[place] = columns[place].take(pa.array(np.arange(len(operations)) + copied))
+        if lacks.any() and column.field_id in names:
+            missing[names[column.field_id]] = lacks
+    return missing
 
 
 def changes_of(stretch: Stretch, told: Sequence[pa.Array], interval: Interval, ticks: Ticks) -> Changes:
     """The columns that the server tells, as rows of the captured table's log."""
     table = stretch.projection.table
     start_lsns, changes, operations, *values = told
+    are_set = values[len(stretch.columns) :]
+    del values[len(stretch.columns) :]
     rows = len(start_lsns)
     columns = [column_of(table, column, given, ticks) for column, given in zip(stretch.columns, values, strict=True)]
-    projected = stretch.projection.apply(columns, rows)
     ops = operations.to_numpy(zero_copy_only=False).astype(np.int8)
+    missing = {name: np.ones(rows, np.bool_) for name in stretch.missing}
+    if are_set:
+        same = np.append(_same(start_lsns) & _same(changes), False)
+        missing |= _with_long_values(stretch, columns, are_set, ops, same)
+    projected = stretch.projection.apply(columns, rows)
     keys = [projected[place] for place in table.key_places]
     made_ops = ops_of(ops, start_lsns, changes, keys)
     places, seq, times = interval.place(start_lsns)
-    missing = {name: np.ones(rows, np.bool_) for name in stretch.missing}
     batch = pa.RecordBatch.from_arrays(
         [
             *projected,
@@ -130,9 +181,15 @@ def ops_of(
     pairs = (operations[:-1] == _OLD) & (operations[1:] == _NEW)
     if pairs.any():
         for column in (starts, changes, *keys):
-            same = pc.equal(column.slice(0, len(column) - 1), column.slice(1)).fill_null(False)
-            pairs &= same.to_numpy(zero_copy_only=False)
+            pairs &= _same(column)
     opens, closes = np.append(pairs, False), np.append(False, pairs)
     ops[(operations == _OLD) & ~opens] = Op.DELETE
     ops[(operations == _NEW) & ~closes] = Op.INSERT
     return ops
+
+
+def _same(column: pa.Array) -> Mask:
+    """For each value but the last, whether the next one is the same."""
+    same = pc.equal(column.slice(0, len(column) - 1), column.slice(1)).fill_null(False)
+    made: Mask = same.to_numpy(zero_copy_only=False)
+    return made

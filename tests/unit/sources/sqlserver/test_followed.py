@@ -49,7 +49,7 @@ def told(
             by_table,
             Lsn(first),
             Lsn(last),
-            lambda _: None if altered is None else Lsn(altered),
+            lambda *_: None if altered is None else Lsn(altered),
             lambda *_: was_told,
         )
     )
@@ -119,10 +119,10 @@ def test_an_instance_without_the_key_stops_its_table() -> None:
 
 def test_events_are_of_the_table() -> None:
     followed = FollowedTables([TABLE], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None)
-    found = list(followed.stretches({7: [NEWER]}, Lsn(60), Lsn(70), lambda _: None, lambda *_: False))
+    found = list(followed.stretches({7: [NEWER]}, Lsn(60), Lsn(70), lambda *_: None, lambda *_: False))
     assert isinstance(found[0], SchemaChanged)
     assert found[0].added == ("rate",)
-    gone = list(followed.stretches({}, Lsn(71), Lsn(80), lambda _: None, lambda *_: False))
+    gone = list(followed.stretches({}, Lsn(71), Lsn(80), lambda *_: None, lambda *_: False))
     assert isinstance(gone[0], Stopped)
     assert "sp_cdc_enable_table" in gone[0].reason
 

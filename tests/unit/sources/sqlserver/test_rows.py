@@ -20,7 +20,7 @@ ONE, TWO = (Lsn.parse(f"00000027:0000075{n}:0005") for n in (1, 2))
 TABLE = SourceTable(
     "shop", "orders", (source_column("id", SqlType("int"), 1), source_column("n", SqlType("int"), 2)), ("id",), 7
 )
-INSTANCE = CaptureInstance("shop_orders", 7, Lsn(1), ())
+INSTANCE = CaptureInstance("shop_orders", 7, Lsn(1), (), "shop_orders_CT")
 STRETCH = Stretch(INSTANCE, ONE, TWO, TABLE.columns, Projection(TABLE, (0, 1)))
 
 
@@ -91,6 +91,6 @@ def test_a_column_that_the_instance_lacks_is_null_and_named() -> None:
 def test_the_statement_asks_for_both_halves_in_the_order_of_the_changes() -> None:
     assert statement_of(STRETCH) == (
         "SELECT [__$start_lsn], [__$seqval], [__$operation], [id] AS [c0], [n] AS [c1] FROM"
-        " cdc.[fn_cdc_get_all_changes_shop_orders](0x00000027000007510005, 0x00000027000007520005, N'all update old')"
-        " ORDER BY [__$start_lsn], [__$seqval], [__$operation]"
+        " cdc.[shop_orders_CT] WHERE [__$start_lsn] BETWEEN 0x00000027000007510005 AND 0x00000027000007520005"
+        " ORDER BY [__$start_lsn], [__$command_id], [__$seqval], [__$operation]"
     )

@@ -1,0 +1,90 @@
+"""What a real server shows and a simple one would not: on the double, which is made to show it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.db.sqlserver.running import TABLE, create, described, running
+from tests.servers.sqlserver import AnySqlServer, track
+from tests.servers.sqlserver_double.server import SqlServerDouble
+
+from headwater.sources.errors import AccessDenied, SourceBusy
+from headwater.stream import Op
+
+
+def test_the_newer_instance_tells_when_the_cleanup_job_has_passed_both(double: SqlServerDouble, tmp_path: Path) -> None:
+    create(double)
+    with running(double, tmp_path, TABLE) as capture:
+        double.execute("ALTER TABLE shop.orders ADD rate int")
+        track(double, "orders", instance="a_newer_one")  # by its name it stands before the older one
+        double.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL, 7)")
+        capture.catch_up()
+        double.engine.purge(double.engine.scanned)
+        double.execute("INSERT INTO shop.orders VALUES (2, 'a', 1, NULL, 8)")
+        capture.catch_up()
+        assert [(row["id"], row["rate"]) for row in capture.rows(TABLE)] == [(1, 7), (2, 8)]
+        assert [column.name for column in described(double, TABLE, tmp_path).columns][-1] == "rate"
+
+
+def test_the_order_is_that_of_the_commands_where_numbers_of_changes_have_another(
+    double: SqlServerDouble, tmp_path: Path
+) -> None:
+    create(double)
+    double.engine.seqvals_are_reversed = True
+    with running(double, tmp_path, TABLE) as capture:
+        double.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)", "UPDATE shop.orders SET id = 2")
+        double.execute("BEGIN TRANSACTION; UPDATE shop.orders SET id = 3; UPDATE shop.orders SET id = 2; COMMIT")
+        capture.catch_up()
+        assert [(Op(row["_op"]).name, row["id"]) for row in capture.rows(TABLE)] == [
+            ("INSERT", 1),
+            ("DELETE", 1),
+            ("INSERT", 2),
+            ("DELETE", 2),
+            ("INSERT", 3),
+            ("DELETE", 3),
+            ("INSERT", 2),
+        ]
+
+
+def test_an_instance_that_is_being_made_is_waited_for_and_one_behind_a_role_is_refused(
+    double: SqlServerDouble, tmp_path: Path
+) -> None:
+    create(double)
+    double.engine.instances[0].is_being_made = True
+    with pytest.raises(SourceBusy, match="is being made"):
+        described(double, TABLE, tmp_path)
+    double.engine.instances[0].is_being_made = False
+    double.engine.is_gated = True
+    with pytest.raises(AccessDenied, match=r"may not read the capture instance") as refused:
+        described(double, TABLE, tmp_path)
+    assert "ALTER ROLE [readers] ADD MEMBER" in str(refused.value.next_step)
+
+
+def test_long_values_that_did_not_change_are_in_the_old_row_too(server: AnySqlServer, tmp_path: Path) -> None:
+    server.execute(
+        "CREATE TABLE shop.notes (id int NOT NULL PRIMARY KEY, n int, body nvarchar(max), data varbinary(max), t text)"
+    )
+    track(server, "notes")
+    with running(server, tmp_path, "shop.notes") as capture:
+        server.execute(
+            "INSERT INTO shop.notes VALUES (1, 1, N'long', 0x01, 'old')",
+            "UPDATE shop.notes SET n = 2",
+            "UPDATE shop.notes SET body = N'longer'",
+            "UPDATE shop.notes SET t = 'new'",
+            "DELETE FROM shop.notes",
+        )
+        capture.catch_up()
+        found = [
+            (row["n"], row["body"], row["data"], row["t"], row["_unavailable"]) for row in capture.rows("shop.notes")
+        ]
+        assert found == [
+            (1, "long", b"\1", "old", None),
+            (1, "long", b"\1", "old", None),
+            (2, "long", b"\1", "old", None),
+            (2, "long", b"\1", "old", None),
+            (2, "longer", b"\1", "old", None),
+            (2, "longer", b"\1", None, "t"),
+            (2, "longer", b"\1", "new", None),
+            (2, "longer", b"\1", None, "t"),
+        ]
