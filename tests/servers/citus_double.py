@@ -253,6 +253,13 @@ class CitusDouble:
             f"DELETE FROM pg_dist_node WHERE groupid = {group}",
         )
 
+    def add_again(self, group: int) -> int:
+        """The server of a node that was removed joins once more: under another group, with the tables that it has."""
+        again = next(self._groups)
+        self.servers[again] = self.servers.pop(group)
+        self._list(again)
+        return again
+
     def drop(self) -> None:
         for server in set(self.servers.values()):
             if server.is_running:

@@ -76,6 +76,7 @@ class CitusChangeStream:
         self._oids: dict[tuple[int, str], int | None] = {}
         self._heads: dict[int, list[Event]] = {}
         self._leaving: dict[int, Member] = {}
+        self._leaving_ids: dict[int, str] = {}
         self._looked = 0.0
         try:
             now = members.cluster.align()
@@ -103,12 +104,13 @@ class CitusChangeStream:
     def _on_node(self, group: int, address: str, names: Sequence[str]) -> list[SourceTable]:
         """The tables with the numbers of a node; one that it has no longer keeps its name, for what is told of it."""
         coordinator = self._members.described(names)
+        defaults = self._members.defaults(list(coordinator.values()))
         present = present_tables(self._members.source(group, address), names)
         made = []
         for place, name in enumerate(names):
             merged = self._merged[name]
             there = present.get(name, replace(merged.table, source_id=-2 - place))
-            made.append(merged.on_node(group, there, coordinator.get(name, merged.table)))
+            made.append(merged.on_node(group, there, coordinator.get(name, merged.table), defaults.get(name)))
             self._oids[group, name] = there.source_id
         return made
 
@@ -128,7 +130,8 @@ class CitusChangeStream:
         for node in now.nodes:
             known = self._told.nodes.get(node.group)
             if known is None and node.group not in self._told.retired:
-                self._join(node)
+                if not self._is_leaving(node, gone):
+                    self._join(node)
             elif known is not None and known.address != node.address:
                 raise SourceUnreachable(
                     f"Node {known.address} is at {node.address} by now.", next_step="It is followed there."
@@ -140,9 +143,19 @@ class CitusChangeStream:
 
     def _join(self, node: Node) -> None:
         tables = here(node.group, self._kinds, [merged.table for merged in self._merged.values()])
-        place = self._members.join(node.group, node.address, tables)
+        place = self._members.join(node.group, node.address, tables, self._told.left)
         self._told = replace(self._told, nodes={**self._told.nodes, node.group: place})
         self._follow(node.group, place)
+
+    def _is_leaving(self, node: Node, gone: Sequence[int]) -> bool:
+        """Whether its server was removed under another group: it joins when that was read to its end, durably."""
+        addresses = {member.address for member in self._leaving.values()}
+        addresses |= {self._told.nodes[group].address for group in gone}
+        servers = {place.server for group, place in self._told.nodes.items() if group in gone}
+        if not addresses:
+            return False
+        ids = {*self._leaving_ids.values(), *(server.system_id for server in servers if server is not None)}
+        return node.address in addresses or self._members.identity(node.group, node.address).system_id in ids
 
     def _look(self) -> bool:
         """Take a new alignment when something waits for it, or when it is time to; whether a merge begins."""
@@ -239,12 +252,17 @@ class CitusChangeStream:
             group = min(self._heads, key=lambda one: _time_of(self._heads[one]))
             return self._tell(group, self._heads.pop(group))
         self._target = None
+        left = dict(self._told.left)
         for group in target.gone:
             self._leaving[group] = self._open.pop(group)
             self._turns.remove(group)
+            place = self._told.nodes[group]
+            if place.server is not None:
+                self._leaving_ids[group] = place.server.system_id
+                left[place.server.system_id] = place.at.lsn
         nodes = {group: place for group, place in self._told.nodes.items() if group not in target.gone}
         retired = (*self._told.retired, *target.gone)
-        self._told = replace(self._told, nodes=nodes, retired=retired, placements=target.placements)
+        self._told = replace(self._told, nodes=nodes, retired=retired, placements=target.placements, left=left)
         return [Boundary(self._told, None, 0)]
 
     # -- what nodes tell -------------------------------------------------------------------------------------------
@@ -319,6 +337,7 @@ class CitusChangeStream:
             if group in self._open:
                 self._open[group].stream.acknowledge(place.at)
         for group in [group for group in self._leaving if group in position.retired]:
+            self._leaving_ids.pop(group, None)
             self._members.retire(self._leaving.pop(group))
 
     def add_table(self, table: SourceTable) -> None:

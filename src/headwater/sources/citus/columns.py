@@ -46,11 +46,17 @@ class MergedTable:
         self._defaults: dict[int, pa.Scalar] = {}
         self._places: dict[tuple[int, SourceTable], list[int | None]] = {}
 
-    def on_node(self, group: int, present: SourceTable, coordinator: SourceTable) -> SourceTable:
+    def on_node(
+        self, group: int, present: SourceTable, coordinator: SourceTable, defaults: pa.RecordBatch | None = None
+    ) -> SourceTable:
         """The table with the numbers that node *group* gives its columns.
 
         :param present: the table as that node has it now. :param coordinator: as the coordinator has it now.
+        :param defaults: what the coordinator has in rows from before a column, for nodes that have not come to it.
         """
+        for column in coordinator.columns:
+            if defaults is not None and column.name in defaults.schema.names:
+                self._defaults.setdefault(column.field_id, defaults.column(column.name)[0])
         names = {column.field_id: column.name for column in coordinator.columns}
         numbers = {column.name: column.field_id for column in present.columns}
         ids: dict[int, int] = {}

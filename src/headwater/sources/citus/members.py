@@ -13,13 +13,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
 from headwater import failpoints
 from headwater.errors import HeadwaterError
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
 from headwater.sources.citus.errors import NodeMissed, name_node
 from headwater.sources.citus.gate import Gate
 from headwater.sources.citus.offset import NodePlace
-from headwater.sources.errors import SourceError, SourceNotFound, SourceUnreachable, UnsupportedTable
+from headwater.sources.errors import SourceBusy, SourceError, SourceNotFound, SourceUnreachable, UnsupportedTable
 from headwater.sources.postgres.changes import PostgresChangeStream, RawStream
 from headwater.sources.postgres.connection import connect, server_errors
 from headwater.sources.postgres.offset import PostgresOffset
@@ -88,6 +90,10 @@ class Members:
         """Those of *names* that the coordinator has, as they are now."""
         return present_tables(self.source(COORDINATOR, self.cluster.own_address), names)
 
+    def defaults(self, tables: Sequence[SourceTable]) -> dict[str, pa.RecordBatch]:
+        """Of *tables* of the coordinator, the values that rows from before their columns have there."""
+        return self.source(COORDINATOR, self.cluster.own_address).defaults(tables)
+
     def follow(self, group: int, place: NodePlace, tables: Sequence[SourceTable]) -> Member:
         """Open the stream of a node. :raises SourceError: it cannot go on there; which node that is."""
         assert place.server is not None
@@ -97,17 +103,28 @@ class Members:
             stream = source.open(tables, place.at, place.server.to_json())
         return Member(group, place.address, source, stream, self._gates[group])
 
-    def join(self, group: int, address: str, tables: Sequence[SourceTable]) -> NodePlace:
+    def join(
+        self, group: int, address: str, tables: Sequence[SourceTable], left: Mapping[str, int] | None = None
+    ) -> NodePlace:
         """Make a node keep its log for us, before it has a shard. A slot of our name that is there already is taken.
 
-        :raises NodeMissed: it had shards before.
+        :param left: up to where servers were told that left the cluster: a slot that is not so far is a remnant of
+            then, and would tell again what was told under another group.
+        :raises NodeMissed: it had shards before. :raises SourceBusy: it has not all tables yet.
         """
         failpoints.hit(BEFORE_JOIN)
         self.cluster.require_decoder(group, address)
         dsn, joining = self.cluster.dsn_of(address, group), f"{self._slot[:53]}{JOINING}"
         with naming(address), server_errors(dsn), connect(dsn) as session:
             slot = read_slot(session, self._slot)
-            self.source(group, address).publish(tables)
+            identity = server_position(session).identity
+            try:
+                self.source(group, address).publish(tables)
+            except SourceNotFound as error:
+                raise SourceBusy(error.message, next_step="It is tried again until the cluster has made it.") from None
+            if slot is not None and (slot.confirmed or 0) < (left or {}).get(identity.system_id, 0):
+                give_up_slot(session, self._slot)
+                slot = None
             if slot is None:
                 drop_slot(session, joining)
                 create_slot(session, joining)
@@ -121,7 +138,6 @@ class Members:
                 session.execute("SELECT pg_catalog.pg_copy_logical_replication_slot(%s, %s)", [joining, self._slot])
                 drop_slot(session, joining)
                 slot = read_slot(session, self._slot)
-            identity = server_position(session).identity
         failpoints.hit(AFTER_JOIN)
         assert slot is not None
         assert slot.confirmed is not None

@@ -71,6 +71,7 @@ class CitusOffset(CdcOffset):
     :ivar number: the greatest that a commit was given up to here.
     :ivar placements: which shards were where when the cluster was last known to be at rest: between that moment and
         this place no shard has moved, or what moved was merged by the time of its commits.
+    :ivar left: of servers that left, by their system identifier: up to where they were told.
     """
 
     kind: ClassVar[str] = "Citus"
@@ -78,7 +79,8 @@ class CitusOffset(CdcOffset):
     nodes: Mapping[int, NodePlace]
     retired: tuple[int, ...] = ()
     number: int = 0
-    placements: str = field(default="")
+    placements: str = ""
+    left: Mapping[str, int] = field(default_factory=dict)
 
     def rank(self) -> tuple[int, ...]:
         """For equality alone."""
@@ -141,6 +143,7 @@ class CitusOffset(CdcOffset):
             "retired": list(self.retired),
             "number": self.number,
             "placements": self.placements,
+            "left": dict(self.left),
         }
 
     @classmethod
@@ -148,7 +151,8 @@ class CitusOffset(CdcOffset):
         try:
             nodes = {int(group): NodePlace.from_fields(place) for group, place in fields["nodes"].items()}
             retired = tuple(int(group) for group in fields["retired"])
-            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]))
+            left = {str(server): int(lsn) for server, lsn in fields.get("left", {}).items()}
+            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]), left)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidOffset("A Citus position lacks a field.", next_step=_NEXT_STEP) from None
 

@@ -218,11 +218,12 @@ class CitusSource:
         before = {entry.table.full_name: json.loads(entry.registration) for entry in tables}
         now = {name: dict(known["nodes"]) for name, known in before.items()}
         findings: dict[str, Finding] = {}
+        reasons: dict[str, str] = {}
         for group, place in self._stream.position.nodes.items():
             mine = here(group, kinds, [entry.table for entry in tables])
             with naming(place.address):
                 self._cluster.require_decoder(group, place.address)
-                self._check_node(group, place.address, mine, before, now, findings)
+                self._check_node(group, place.address, mine, before, now, findings, reasons)
         made = list(findings.values())
         for entry in tables:
             name = entry.table.full_name
@@ -231,8 +232,16 @@ class CitusSource:
             if before[name]["kind"] != kinds[name].value:
                 what = f"The table was {before[name]['kind']} and is {kinds[name].value} by now."
                 made.append(Finding(entry.table, f"{what} Run: headwater resnapshot {name}", stops=True))
-            elif now[name] != before[name]["nodes"]:
-                made.append(Finding(entry.table, "", False, _registration(kinds[name], now[name])))
+                continue
+            try:
+                self._require_placed(entry.table, kinds[name])
+            except UnsupportedTable as error:
+                what = f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
+                made.append(Finding(entry.table, f"{what} Then: headwater resnapshot {name}", stops=True))
+                continue
+            if now[name] != before[name]["nodes"]:
+                known = _registration(kinds[name], now[name])
+                made.append(Finding(entry.table, reasons.get(name, ""), False, known))
         return made
 
     def _check_node(
@@ -243,8 +252,9 @@ class CitusSource:
         before: Mapping[str, Any],
         now: dict[str, dict[str, str]],
         findings: dict[str, Finding],
+        reasons: dict[str, str],
     ) -> None:
-        """What one node has of *tables* now, and why one stops."""
+        """What one node has of *tables* now, why one stops, and what the log of none tells about one."""
         source = self._members.source(group, address)
         merged = {table.full_name: table for table in tables}
         present = present_tables(source, list(merged))
@@ -262,6 +272,8 @@ class CitusSource:
                 findings[name] = Finding(merged[name], finding.reason, stops=True)
             elif finding.registration is not None:
                 now[name][str(group)] = finding.registration
+                if group == COORDINATOR:  # it has the partitions that people make; what a node has may be shards
+                    reasons[name] = finding.reason
 
     def close(self) -> None:
         """End the connections."""

@@ -94,7 +94,7 @@ class Relations:
             for column in relation.columns
         )
         table = SourceTable(known.namespace, known.name, columns, key, relation.oid)
-        return DescribedTable(table, _defaults(table, catalog))
+        return DescribedTable(table, defaults_of(table, catalog))
 
     def _learn(self, session: Connection, relation: pgoutput.Relation) -> None:
         new = {column.type_oid for column in relation.columns} - self._types.keys()
@@ -131,7 +131,8 @@ def _key(relation: pgoutput.Relation, known: SourceTable, ids: Mapping[str, int]
     return tuple(told)
 
 
-def _defaults(table: SourceTable, catalog: CatalogTable | None) -> pa.RecordBatch:
+def defaults_of(table: SourceTable, catalog: CatalogTable | None) -> pa.RecordBatch:
+    """One row: for each column that has one, the value that rows from before the column have there."""
     texts = {} if catalog is None else {column.number: column.missing for column in catalog.columns}
     found = [column for column in table.columns if texts.get(column.field_id) is not None]
     values = [convert_column(table, column, pa.array([texts[column.field_id]], pa.string())) for column in found]

@@ -30,7 +30,7 @@ from headwater.sources.postgres.publication import (
     read_publication,
     require_disjoint,
 )
-from headwater.sources.postgres.relations import Relations
+from headwater.sources.postgres.relations import Relations, defaults_of
 from headwater.sources.postgres.slot import (
     ServerIdentity,
     Slot,
@@ -260,6 +260,12 @@ class PostgresSource:
 
     def _in_catalog(self, session: Connection, tables: Sequence[SourceTable]) -> list[CatalogTable]:
         return read_tables(session, [TableName(table.namespace, table.name) for table in tables])
+
+    def defaults(self, tables: Sequence[SourceTable]) -> dict[str, pa.RecordBatch]:
+        """By table, one row: for each column that has one, the value that rows from before the column have there."""
+        with self._sql() as session:
+            found = read_tables_by_oid(session, [table.source_id for table in tables if table.source_id is not None])
+        return {table.full_name: defaults_of(table, found.get(table.source_id or 0)) for table in tables}
 
     # -- the stream ------------------------------------------------------------------------------------------------
 

@@ -46,6 +46,17 @@ def test_nodes_may_number_columns_in_their_own_way() -> None:
     assert [column.to_pylist() for column in found] == [[1], [5]]
 
 
+def test_rows_of_a_node_that_is_behind_have_what_a_column_came_with_also_after_a_restart() -> None:
+    coordinator = table(("id", 1, LONG), ("v", 3, INT), ("w", 4, TEXT))
+    there = table(("id", 1, LONG), ("v", 2, INT), ("w", 3, TEXT), oid=40)
+    made = MergedTable(coordinator)  # as the log has it, after another node told the column
+    known = made.on_node(2, there, coordinator, pa.RecordBatch.from_pydict({"w": ["new"]}))
+    change = changed(known, ON_NODE)
+    assert made.follow(2, change, coordinator) is None
+    rows = [pa.array([1], LONG), pa.array([5], INT), pa.nulls(1, TEXT)]
+    assert [column.to_pylist() for column in made.project(2, change.after, rows, 1)] == [[1], [5], ["new"]]
+
+
 def test_a_column_that_comes_to_one_node_first_is_there_for_all_with_what_it_came_with() -> None:
     made, known = merged()
     coordinator = table(("id", 1, LONG), ("v", 3, INT), ("w", 4, TEXT))
