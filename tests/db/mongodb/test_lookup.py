@@ -15,6 +15,8 @@ from headwater.sources.mongodb.connection import Dsn
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.server import operation_time
+from headwater.sources.mongodb.source import MongoSource
+from headwater.sources.table import SourceTable
 
 NAME = CollectionName("shop", "large")
 
@@ -26,17 +28,43 @@ def filled(server: MongoServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.client.shop.large.insert_many(documents)
 
 
+def table_of(server: MongoServer) -> SourceTable:
+    source = MongoSource(server.dsn)
+    try:
+        return source.tables([str(NAME)])[0]
+    finally:
+        source.close()
+
+
+@pytest.mark.parametrize("has_asked_before", [False, True])
+def test_another_collection_that_took_the_name_has_none_of_the_documents(
+    has_asked_before: bool, server: MongoServer
+) -> None:
+    large = server.client.shop.large
+    large.insert_one({"_id": 1, "of": "the old"})
+    table, asked = table_of(server), Lookup(Dsn(server.dsn), server.client)
+    keys = pa.array([bson.encode({"_id": 1})] * 2, pa.binary())
+    if has_asked_before:
+        found = asked.documents(table, keys, operation_time(server.client)).to_pylist()
+        assert [bson.decode(one)["of"] for one in found] == ["the old", "the old"]
+    for _ in range(2):
+        large.drop()
+        assert asked.documents(table, keys, operation_time(server.client)).to_pylist() == [None, None]
+        large.insert_one({"_id": 1, "of": "the new"})
+        assert asked.documents(table, keys, operation_time(server.client)).to_pylist() == [None, None]
+
+
 def test_documents_of_the_first_keys_are_given_that_fit_into_memory(
     server: MongoServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled(server, monkeypatch)
-    asked = Lookup(Dsn(server.dsn), server.client)
+    asked, table = Lookup(Dsn(server.dsn), server.client), table_of(server)
     time = operation_time(server.client)
     numbers = [*range(200), *[0] * 50, 1000]  # the large one, again and again, and one that is not there
     found: list[int | None] = []
     while len(found) < len(numbers):
         keys = pa.array([bson.encode({"_id": number}) for number in numbers[len(found) :]], pa.binary())
-        documents = asked.documents(NAME, keys, time)
+        documents = asked.documents(table, keys, time)
         assert 1 <= len(documents) < 60
         assert sum(len(one or b"") for one in documents.to_pylist()) <= 100_000
         found += [None if one is None else bson.decode(one)["_id"] for one in documents.to_pylist()]
@@ -49,7 +77,7 @@ def test_one_document_that_is_too_large_is_given_nevertheless(
     filled(server, monkeypatch)
     monkeypatch.setattr(lookup, "MOST_RECEIVED", 1000)
     keys = pa.array([bson.encode({"_id": number}) for number in (0, 1)], pa.binary())
-    found = Lookup(Dsn(server.dsn), server.client).documents(NAME, keys, operation_time(server.client))
+    found = Lookup(Dsn(server.dsn), server.client).documents(table_of(server), keys, operation_time(server.client))
     assert [bson.decode(one)["_id"] for one in found.to_pylist()] == [0]
 
 

@@ -60,12 +60,17 @@ _BAD_TOKEN: Final = frozenset((260, 280))
 _GONE: Final = frozenset(
     (6, 7, 43, 63, 64, 89, 91, 133, 150, 175, 189, 237, 234, 262, 9001, 10107, 11600, 11602, 13435, 13436, 50, 314, 136)
 )
+_OTHER_COLLECTION: Final = 361
 _NOT_FOUND: Final = frozenset((26,))
 _IS_PASSWORD: Final = re.compile(r"(mongodb(?:\+srv)?://[^:/@\s]*):[^@\s]*@")
 
 
 class BadToken(SourceError):
     """The server does not know a resume token, and may still know its time."""
+
+
+class CollectionReplaced(SourceError):
+    """The collection of a name is not the one that was asked for, or is not there."""
 
 
 class Dsn:
@@ -236,6 +241,8 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
     if code in _DENIED:
         step = "Check the user name and its password." if code in (18, 8000) else f"Run: headwater doctor {dsn}"
         return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+    if code == _OTHER_COLLECTION:
+        return CollectionReplaced(f"{dsn} has another collection of that name by now.", next_step=RESNAPSHOT)
     if code in _NOT_FOUND:
         return SourceNotFound(f"{dsn} does not have it: {said}.")
     if code in _BUSY:

@@ -109,18 +109,18 @@ class FollowedTables:
             if after and chosen.num_rows and chosen.times[0] <= after:
                 chosen = chosen.where(chosen.times > after)
             lacks = (chosen.kinds != DELETE) & ~_is_there(chosen.batch, "document")
-            for whole in self._looked_up(name, chosen, lacks) if lacks.any() else [chosen]:
+            for whole in self._looked_up(table, chosen, lacks) if lacks.any() else [chosen]:
                 if whole.num_rows:
                     yield self._made(name, table, whole)
 
-    def _looked_up(self, name: CollectionName, rows: _Rows, lacks: NDArray[np.bool_]) -> Iterator[_Rows]:
+    def _looked_up(self, table: SourceTable, rows: _Rows, lacks: NDArray[np.bool_]) -> Iterator[_Rows]:
         """*rows* with the documents that they lack, without those whose document is gone; in pieces that fit."""
         while rows.num_rows:
             keys = rows.batch.column("key").filter(pa.array(lacks))
             if not len(keys):
                 yield rows
                 return
-            found = self._lookup.documents(name, keys, int(rows.times[-1]))
+            found = self._lookup.documents(table, keys, int(rows.times[-1]))
             end = int(np.searchsorted(np.cumsum(lacks), len(found), side="right"))
             yield _filled(rows.slice(0, end), lacks[:end], found)
             rows, lacks = rows.slice(end, rows.num_rows), lacks[end:]

@@ -1,7 +1,8 @@
 """Lookup: the documents of updates that came without one, as they are now, many with one question.
 
 A change stream tells of an update what changed. Where the server keeps no image of the document, its newest state is
-asked for: at the time of the event or later, never earlier. Each key is asked for once, however often it changed.
+asked for: at the time of the event or later, never earlier. Each key is asked for once, however often it changed. A
+collection is named by its UUID, too: another one that took its name has none of its documents.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from bson.binary import UUID_SUBTYPE, Binary
 from bson.raw_bson import RawBSONDocument
 
 from headwater.sources.errors import SourceProtocolError
-from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb import catalog
+from headwater.sources.mongodb.connection import Client, CollectionReplaced, Dsn, server_errors
 from headwater.sources.mongodb.documents import elements
 from headwater.sources.mongodb.documents.columns import ID_KEY
 from headwater.sources.mongodb.documents.decoder import DocumentDecoder
@@ -49,20 +52,36 @@ class Lookup:
     def __init__(self, dsn: Dsn, client: Client) -> None:
         self._dsn, self._client = dsn, client
         self._keys = DocumentDecoder(_KEY)
+        self._uuids: dict[int | None, bytes] = {}
         self.share = FIRST_SHARE
 
-    def documents(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
+    def documents(self, table: SourceTable, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
         """The raw documents of the first of *keys*, of as many as fit into memory and of one at least.
 
         :param keys: raw documents that hold ``_id``. One that is not there any more is null.
         :param time: no state before this cluster time is given.
         :raises SourceUnreachable: no answer.
         """
-        while (found := self._fitting(name, keys, time)) is None:
-            keys = keys.slice(0, max(1, len(keys) // 4))
-        return found
+        try:
+            name, uuid = CollectionName(table.namespace, table.name), self._uuid(table)
+            while (found := self._fitting(name, uuid, keys, time)) is None:
+                keys = keys.slice(0, max(1, len(keys) // 4))
+            return found
+        except CollectionReplaced:
+            return pa.nulls(len(keys), pa.binary())
 
-    def _fitting(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray | None:
+    def _uuid(self, table: SourceTable) -> bytes:
+        """Of its collection. :raises CollectionReplaced: it is not there."""
+        if table.source_id not in self._uuids:
+            name = CollectionName(table.namespace, table.name)
+            with server_errors(self._dsn):
+                found = catalog.present(self._client, [name]).get(name)
+            if found is None or found.source_id != table.source_id:
+                raise CollectionReplaced(f"Collection {name} was dropped.")
+            self._uuids[table.source_id] = found.uuid
+        return self._uuids[table.source_id]
+
+    def _fitting(self, name: CollectionName, uuid: bytes, keys: pa.BinaryArray, time: int) -> pa.BinaryArray | None:
         """See :meth:`documents`; ``None``: those of all *keys* are too large to be received."""
         wanted = self._sorted(keys).dictionary_encode()
         first = np.unique(wanted.indices.to_numpy(), return_index=True)[1]
@@ -70,7 +89,7 @@ class Lookup:
         found: list[pa.BinaryArray] = []
         received = 0
         for some in _shares(asked):
-            with closing(self._found(name, some, time)) as batches:
+            with closing(self._found(name, uuid, some, time)) as batches:
                 for batch in batches:
                     received += batch.nbytes
                     if received > MOST_RECEIVED and len(keys) > 1:
@@ -92,13 +111,14 @@ class Lookup:
         """The keys of documents as bytes; equal keys have equal ones."""
         return self._keys.decode(documents).batch.column(0)
 
-    def _found(self, name: CollectionName, keys: list[bytes], time: int) -> Generator[pa.BinaryArray]:
+    def _found(self, name: CollectionName, uuid: bytes, keys: list[bytes], time: int) -> Generator[pa.BinaryArray]:
         command: dict[str, Any] = {
             "find": name.name,
             "filter": _filter(keys),
             "hint": {"_id": 1},
             "batchSize": len(keys),
             "readConcern": {"level": "majority", "afterClusterTime": as_timestamp(time)},
+            "collectionUUID": Binary(uuid, UUID_SUBTYPE),
         }
         with RawCursor(self._dsn, self._client, name.namespace, command, batch_size=len(keys)) as cursor:
             answer = cursor.opened

@@ -18,7 +18,6 @@ from headwater.sources.mongodb.documents.types import source_column
 from headwater.sources.mongodb.event_batches import EventBatches
 from headwater.sources.mongodb.followed import FollowedTables, _numbers
 from headwater.sources.mongodb.lookup import Lookup
-from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_DTYPE
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
@@ -34,7 +33,7 @@ class Found(Lookup):
         self.share = 100
         self.asked: list[list[int]] = []
 
-    def documents(self, name: CollectionName, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
+    def documents(self, table: SourceTable, keys: pa.BinaryArray, time: int) -> pa.BinaryArray:
         ids = [bson.decode(key)["_id"] for key in keys.to_pylist()]
         self.asked.append(ids)
         found = [self.documents_by_id.get(number) for number in ids]
