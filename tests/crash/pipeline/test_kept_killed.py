@@ -40,6 +40,7 @@ master = "local[2]"
 [backfill]
 split_rows = 1000
 interval_seconds = 0.2
+rows_per_second = 6000
 [[sink]]
 kind = "table"
 interval_seconds = 0.5
@@ -152,7 +153,6 @@ def test_m1_a_sink_that_is_added_later_comes_from_the_kept_tables_whatever_is_ki
     try:
         added = pipeline.headwater("add-sink", "delta", "--set", "path=lake")
         assert added.returncode == 0, added.stderr
-        pipeline.headwater("throttle", "6000", "--sink", "delta")
         pipeline.wait_for(lambda: _phase_is(pipeline, "reading") and _table(pipeline, "delta", TABLES[0])["rows"] > 0)
         assert _table(pipeline, "delta", TABLES[0])["origin"] == "tables"
         for pid in pipeline.named(WORKERS):  # in the snapshot
@@ -162,7 +162,7 @@ def test_m1_a_sink_that_is_added_later_comes_from_the_kept_tables_whatever_is_ki
         assert _phases(pipeline) == {"snapshot"}
         epochs = _killed(pipeline, again)  # the driver, in the snapshot
         pipeline.start()
-        pipeline.headwater("throttle", "none", "--sink", "delta")
+        pipeline.wait_for(lambda: pipeline.headwater("throttle", "none", "--sink", "delta").returncode == 0)
         pipeline.wait_for(lambda: "snapshot" not in _phases(pipeline))
         assert {record.epoch for record in _records(pipeline.folder).values()} == epochs  # resumed, not begun anew
         _killed_and_goes_on(pipeline, WORKERS)
