@@ -171,7 +171,7 @@ class CaptureSession:
                 raise SchemaStopped(table.full_name, known.reason.removesuffix(step).rstrip(), next_step=step)
         new = [table for table in found if table.full_name not in self._writers]
         if new:
-            since = max(self._source.include(new), self._record.offset)
+            since = self._source.include(new).joined(self._record.offset)
             self._capture(new, since)
             for table in new:
                 self._stream.add_table(table)

@@ -70,6 +70,13 @@ class CdcOffset(ABC):
         """
         return self >= other
 
+    def joined(self, other: CdcOffset) -> CdcOffset:
+        """The first place that has passed both this one and *other*.
+
+        :raises ForeignOffset: *other* is a place in another kind of source's log.
+        """
+        return max(self, other)
+
     def is_behind(self, other: CdcOffset) -> bool:
         """Whether something lies before *other* and after this place.
 

@@ -188,7 +188,7 @@ class BackfillExecutor(ABC):
             if exact:
                 segment.mark, segment.until = mark, mark.high
             else:
-                segment.until = max(segment.until, mark.high)
+                segment.until = segment.until.joined(mark.high)
             self._changed_plan(segment)
             self._dirty = True
 

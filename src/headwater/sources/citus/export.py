@@ -93,11 +93,12 @@ class CitusSnapshot:
         return placed_tables(self._cluster, table, self._name)
 
     def files(self, table: SourceTable) -> str:
-        """Names its shards and their nodes; of a table that is in one place, the files there."""
-        placed = self._placed(table)
-        if len(placed) == 1:
-            return self._nodes[placed[0].group].files(placed[0].table)
-        return " ".join(f"{one.group}/{one.shard}/{self._nodes[one.group].files(one.table)}" for one in placed)
+        """Names its nodes, its shards and their files there: those of two nodes may be called the same."""
+        return " ".join(
+            f"{one.group}/{one.shard}/{file}"
+            for one in self._placed(table)
+            for file in self._nodes[one.group].files(one.table).split()
+        )
 
     def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
         """Splits of about *split_rows* rows; by shards unless *kind* says by key.

@@ -119,6 +119,16 @@ class CitusOffset(CdcOffset):
         known = _same_kind(other)
         return known.lies_within(self) and not self.lies_within(known)
 
+    def joined(self, other: CdcOffset) -> CitusOffset:
+        """Of each node the later place; one that is retired in either is."""
+        known = _same_kind(other)
+        retired = tuple(dict.fromkeys((*self.retired, *known.retired)))
+        nodes = {group: place for group, place in {**known.nodes, **self.nodes}.items() if group not in retired}
+        for group in nodes.keys() & known.nodes.keys():
+            if not _lies_within(known.nodes[group].at, nodes[group].at):
+                nodes[group] = known.nodes[group]
+        return replace(self, nodes=nodes, retired=retired, number=max(self.number, known.number))
+
     def is_behind(self, other: CdcOffset) -> bool:
         """On some node that both know; one that only *other* knows is not in use any more, or not yet."""
         known = _same_kind(other).nodes

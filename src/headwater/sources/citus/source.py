@@ -142,7 +142,8 @@ class CitusSource:
         placements = self._cluster.placements()  # shards that move from now on are merged by time
         nodes: dict[int, NodePlace] = {}
         prepared: dict[str, Any] = {}
-        for node in self._cluster.nodes()[0]:
+        members = self._cluster.nodes()[0]
+        for node in members:
             known = self._on(node.group, node.address, here(node.group, kinds, tables))
             with naming(node.address):
                 self._cluster.require_decoder(node.group, node.address)
@@ -150,7 +151,7 @@ class CitusSource:
             assert isinstance(at, PostgresOffset)
             nodes[node.group] = NodePlace(at, ServerIdentity.from_json(identity), node.address)
             prepared[str(node.group)] = dict(identity)
-        number = self._cluster.clock_us()
+        number = max(self._cluster.clock_us(node) for node in members)
         return CitusOffset(nodes, (), number, placements), prepared["0"] | {"nodes": prepared}
 
     def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -123,6 +123,13 @@ def test_a_snapshot_has_all_of_a_node_that_was_removed_before_it_though_no_newer
     assert mark_from_json(mark.to_json()) == mark
 
 
+def test_a_place_that_has_passed_two_others_is_the_later_one_on_each_node() -> None:
+    joined = at(n0=10, n1=30).joined(at((3,), n0=20, n1=20, n2=5))
+    assert joined == at((3,), n0=20, n1=30, n2=5)
+    assert at((3,), n0=20).joined(at(n0=10, n3=40)) == at((3,), n0=20)
+    assert PostgresOffset.at(4).joined(PostgresOffset.at(3)) == PostgresOffset.at(4)
+
+
 def test_a_snapshot_is_behind_where_one_node_is_and_not_for_a_node_that_it_has_not() -> None:
     assert not at(n0=10, n1=10).is_behind(at(n0=10, n1=10, n2=10))
     assert at(n0=9, n1=20, n2=20).is_behind(at(n0=10, n1=10, n2=10))
