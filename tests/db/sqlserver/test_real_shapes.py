@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.db.sqlserver.running import TABLE, create, described, running
+from tests.db.sqlserver.test_instances import disable
 from tests.servers.sqlserver import AnySqlServer, track
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
@@ -88,3 +89,53 @@ def test_long_values_that_did_not_change_are_in_the_old_row_too(server: AnySqlSe
             (2, "longer", b"\1", "new", None),
             (2, "longer", b"\1", None, "t"),
         ]
+
+
+def test_an_instance_that_is_made_anew_under_its_name_stops_its_table_while_nothing_else_changes(
+    double: SqlServerDouble, tmp_path: Path
+) -> None:
+    create(double)
+    with running(double, tmp_path, TABLE) as capture:
+        double.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)")
+        capture.reach_the_end()
+        disable(double, "shop_orders")
+        double.execute("INSERT INTO shop.orders VALUES (2, 'a', 1, NULL)")  # nobody captures it
+        track(double, "orders")
+        assert "removed, or cleaned up, before all of it was read" in capture.wait_until_stopped(TABLE)
+
+
+def test_a_table_that_is_captured_no_longer_stops_while_nothing_else_changes(
+    server: AnySqlServer, tmp_path: Path
+) -> None:
+    create(server)
+    with running(server, tmp_path, TABLE) as capture:
+        server.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)")
+        capture.catch_up()
+        disable(server, "shop_orders")
+        assert "captured no longer" in capture.wait_until_stopped(TABLE)
+
+
+def test_an_instance_that_is_removed_while_it_is_read_stops_its_table_and_no_other(
+    double: SqlServerDouble, tmp_path: Path
+) -> None:
+    create(double)
+    double.execute("CREATE TABLE shop.lines (id int NOT NULL PRIMARY KEY)")
+    track(double, "lines")
+    with running(double, tmp_path, TABLE, "shop.lines") as capture:
+        double.inject("shop_orders_CT", 208)
+        double.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)", "INSERT INTO shop.lines VALUES (1)")
+        assert "removed while it was read" in capture.wait_until_stopped(TABLE)
+        capture.assert_equal("shop.lines")
+
+
+def test_an_alteration_that_brings_other_columns_makes_no_gap(double: SqlServerDouble, tmp_path: Path) -> None:
+    create(double)
+    with running(double, tmp_path, TABLE) as capture:
+        double.execute("alter table shop.orders add address int")
+        double.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL, 5)")
+        capture.catch_up()
+        double.execute("ALTER TABLE shop.orders DROP COLUMN address", "alter table shop.orders add rate int")
+        track(double, "orders", instance="orders_rate")
+        double.execute("INSERT INTO shop.orders VALUES (2, 'a', 1, NULL, 7)")
+        capture.catch_up()
+        assert [(row["id"], row.get("rate")) for row in capture.rows(TABLE)] == [(1, None), (2, 7)]

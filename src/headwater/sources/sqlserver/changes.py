@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from headwater.sources.errors import LogPurged
+from headwater.sources.errors import LogPurged, SourceNotFound
 from headwater.sources.events import Boundary, Changes, Event, StreamStatus
 from headwater.sources.offset import CdcOffset
 from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
@@ -28,6 +28,7 @@ INTERVAL_ROWS: Final = 100_000
 """About how many rows are read before a boundary: transactions may be as large as they like, intervals need not."""
 PAUSE_SECONDS: Final = 0.1
 WATCH_SECONDS: Final = 0.5
+INSTANCES_SECONDS: Final = 2.0
 
 
 class SqlServerChangeStream:
@@ -47,6 +48,7 @@ class SqlServerChangeStream:
         self._most = MAX_COMMITS
         self._watch = LogWatch()
         self._watched = 0.0
+        self._looked = 0.0
         self._told_idle = False
         self._bytes = 0
 
@@ -127,10 +129,16 @@ class SqlServerChangeStream:
                 yield found
                 continue
             read.append(found)
-            for changes in read_stretch(self._session, found, interval, self._dsn.ticks):
-                rows += changes.rows.num_rows
-                yield changes
-        self._require_kept(read)
+            try:
+                for changes in read_stretch(self._session, found, interval, self._dsn.ticks):
+                    rows += changes.rows.num_rows
+                    yield changes
+            except SourceNotFound:
+                if not self._session.is_open:
+                    self._session = Session(self._dsn)
+                read.remove(found)
+                yield self._tables.removed(found.projection.table)
+        yield from self._require_kept(read)
         if rows > INTERVAL_ROWS:
             self._most = max(1, len(interval.commits) * INTERVAL_ROWS // rows)
         else:
@@ -138,8 +146,8 @@ class SqlServerChangeStream:
         self._told, self._told_idle = SqlServerOffset(last), False
         yield Boundary(self._told, interval.commits[-1].time_us, len(interval.commits))
 
-    def _require_kept(self, read: list[Stretch]) -> None:
-        """:raises LogPurged: the cleanup job was at rows while they were read."""
+    def _require_kept(self, read: list[Stretch]) -> Iterator[Event]:
+        """Stops tables whose instance was made anew. :raises LogPurged: the cleanup job was at rows that were read."""
         if not read:
             return
         now: dict[str, CaptureInstance] = {
@@ -149,7 +157,11 @@ class SqlServerChangeStream:
         }
         for stretch in read:
             instance = now.get(stretch.instance.name)
-            if instance is not None and instance.start > max(stretch.first, stretch.instance.start):
+            if instance is None:
+                continue  # all of it was read before it was removed
+            if instance.change_id != stretch.instance.change_id:
+                yield self._tables.removed(stretch.projection.table)
+            elif instance.start > max(stretch.first, stretch.instance.start):
                 raise LogPurged(
                     f"The cleanup job removed changes of {stretch.projection.table.full_name} while they were read.",
                     next_step=RESNAPSHOT,
@@ -162,13 +174,19 @@ class SqlServerChangeStream:
             return
         self._watched = now
         reached = self._watch.reached(self._session)
-        if reached is not None and reached > self._told.commit_lsn:
+        goes_on = reached is not None and reached > self._told.commit_lsn
+        if goes_on or now - self._looked >= INSTANCES_SECONDS:
             if commits_after(self._session, self._told.commit_lsn, 1):
                 return  # of the time before that place, perhaps: they are told first
+            self._looked = now
+            instances = read_instances(self._session, self._tables.ids)
+            events.extend(self._tables.uncovered(instances, self._told.commit_lsn.following))
+        if goes_on:
+            assert reached is not None
             self._told = SqlServerOffset(reached)
             events.append(Boundary(self._told, None, 0))
             self._told_idle = True
-        elif not self._told_idle:
+        elif not self._told_idle or events:
             events.append(Boundary(self._told, None, 0))
             self._told_idle = True
 

@@ -109,11 +109,36 @@ class FollowedTables:
             try:
                 yield from self._of(followed, instances, first, last, altered, was_told)
             except (SchemaStopped, UnsupportedTable) as error:
-                if self._policy is SchemaPolicy.STOP:
-                    raise
-                self.remove(followed.table)
-                what = error.change if isinstance(error, SchemaStopped) else error.reason
-                yield Stopped(followed.table, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip())
+                yield self._stopped(followed.table, error)
+
+    def uncovered(self, instances: Mapping[int, Sequence[CaptureInstance]], first: Lsn) -> Iterator[Event]:
+        """Stops the tables that no instance tells from *first* on, though nothing of them is to be read.
+
+        :raises LogPurged: it was removed. :raises SchemaStopped: by policy.
+        """
+        for followed in list(self._followed.values()):
+            begin = max(first, followed.begins)
+            known = list(instances.get(followed.table.source_id or 0, ()))
+            try:
+                self._require_covered(followed, known, begin, self._is_purged(instances, first))
+            except SchemaStopped as error:
+                yield self._stopped(followed.table, error)
+            else:
+                followed.instance = [one.change_id for one in known if one.start <= begin][-1]
+
+    def removed(self, table: SourceTable) -> Stopped:
+        """Stops a table whose instance was removed while it was read. :raises SchemaStopped: by policy."""
+        name = table.full_name
+        step = f"{enable_table(table)} Then run: headwater resnapshot {name}"
+        what = "its capture instance was removed while it was read."
+        return self._stopped(table, SchemaStopped(name, what, next_step=step))
+
+    def _stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable) -> Stopped:
+        if self._policy is SchemaPolicy.STOP:
+            raise error
+        self.remove(table)
+        what = error.change if isinstance(error, SchemaStopped) else error.reason
+        return Stopped(table, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip())
 
     def _of(
         self,
