@@ -34,7 +34,11 @@ def test_no_node_tells_a_large_transaction_before_its_commit(double: CitusDouble
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("citus.enable_change_data_capture", "off"), ("dynamic_library_path", "$libdir")]
+    ("setting", "value"),
+    [
+        ("citus.enable_change_data_capture", "off"),
+        pytest.param("dynamic_library_path", "$libdir", marks=pytest.mark.soak),
+    ],
 )
 def test_a_node_that_does_not_decode_as_citus_does_is_refused_with_what_mends_it(
     double: CitusDouble, tmp_path: Path, setting: str, value: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.db.citus.running import ClusterCapture, running
 from tests.db.citus.writing import fill
-from tests.servers.citus_double import CitusDouble
+from tests.servers.citus_double import CitusDouble, Nodes
 
 from headwater.log_store.log_events import PARTITION
 
@@ -105,3 +105,18 @@ def test_what_no_log_tells_of_the_partitions_of_a_table_is_an_event(double: Citu
 
         capture.wait_for(told)
         assert "public.days_1 was detached or dropped with its rows" in told()[0]
+
+
+def test_a_node_that_has_not_its_tables_yet_is_waited_for(double: CitusDouble, nodes: Nodes, tmp_path: Path) -> None:
+    double.distribute("acc", COLUMNS)
+    tables, double.tables = double.tables, {}
+    with running(double, tmp_path, "acc") as capture:
+        joined = double.add_node(nodes.server(3))
+        double.tables = tables
+        capture.wait_for(lambda: capture.failure is not None or capture.capture.statistics.restarts > 0)
+        assert f"127.0.0.1:{double.servers[joined].port}" in capture.capture.statistics.last_error
+        double.execute(joined, f"CREATE TABLE acc ({COLUMNS}, PRIMARY KEY (id)) PARTITION BY HASH (id)")
+        wait_for_nodes(capture, 0, 1, 2, joined)
+        empty(double, 1, joined)
+        fill(double, "acc", 10)
+        capture.assert_equal("acc")
