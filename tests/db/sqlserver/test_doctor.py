@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from tests.db.sqlserver.running import TABLE, create
-from tests.servers.sqlserver import AnySqlServer
+from tests.servers.sqlserver import AnySqlServer, track
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
 from headwater.sources.diagnosis import Diagnosis, Finding, Level
@@ -94,3 +94,48 @@ def test_the_command_tells_it(double: SqlServerDouble) -> None:
     assert told.returncode == 0, told.stderr
     assert '"healthy": true' in told.stdout or '"healthy":true' in told.stdout
     assert "cret" not in told.stdout + told.stderr
+
+
+def test_a_server_that_is_too_old_and_a_level_that_is_too_low_are_problems(double: SqlServerDouble) -> None:
+    double.engine.version = "13.0.4001.0"
+    assert "too old" in found(examined(double.dsn), "version").text
+    double.engine.version, double.engine.level = "13.0.5026.0", 120
+    finding = found(examined(double.dsn), "version")
+    assert finding.fix == "ALTER DATABASE [shop] SET COMPATIBILITY_LEVEL = 130;"
+    double.engine.level = 130
+    assert found(examined(double.dsn), "version").level is Level.OK
+
+
+def test_a_user_who_may_not_read_changes_is_told_what_to_grant(double: SqlServerDouble) -> None:
+    create(double)
+    double.inject("cdc.captured_columns", 229)
+    finding = found(examined(double.dsn, TABLE), "rights")
+    assert finding.level is Level.PROBLEM
+    assert finding.fix == "GRANT SELECT ON SCHEMA::cdc TO [sa];"
+    double.engine.is_gated = True
+    assert found(examined(double.dsn, TABLE), "rights").fix == "ALTER ROLE [readers] ADD MEMBER [sa];"
+
+
+def test_a_user_who_may_not_see_the_capture_job_is_told_what_to_grant(double: SqlServerDouble) -> None:
+    create(double)
+    finding = found(examined(double.dsn_of("plain"), TABLE), "capture job runs")
+    assert finding.level is Level.PROBLEM
+    assert finding.fix == "GRANT VIEW DATABASE STATE TO [plain];"
+
+
+def test_the_longest_value_that_can_be_written_is_noted(double: SqlServerDouble) -> None:
+    create(double)
+    finding = found(examined(double.dsn, TABLE), "long values")
+    assert finding.level is Level.NOTE
+    assert "65536" in finding.text
+
+
+def test_a_third_instance_is_advised_only_with_the_removal_of_the_oldest(double: SqlServerDouble) -> None:
+    create(double)
+    double.execute("ALTER TABLE shop.orders ADD rate int")
+    track(double, "orders", instance="second")
+    double.execute("ALTER TABLE shop.orders ADD more int")
+    finding = found(examined(double.dsn, TABLE), "columns")
+    assert finding.fix is not None
+    double.execute(*finding.fix.rstrip(";").split("; "))
+    assert sorted(one.name for one in double.engine.instances) == ["second", "shop_orders_more"]

@@ -87,6 +87,9 @@ def test_a_restored_database_and_another_one_are_noticed(double: SqlServerDouble
     broker, double.engine.broker = double.engine.broker, "another"
     assert isinstance(capture.fails_to_start(), ServerReplaced)
     double.engine.broker = broker
+    fork, double.engine.fork = double.engine.fork, "another"
+    assert isinstance(capture.fails_to_start(), SourceWentBack)
+    double.engine.fork = fork
     double.engine.commits.clear()
     double.engine.scanned = double.engine.instances[0].start
     double.engine._block = 0x110

@@ -11,6 +11,8 @@ from tests.servers.sqlserver import AnySqlServer, track
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
 from headwater.sources.errors import AccessDenied, SourceBusy
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.stream import Op
 
 
@@ -139,3 +141,16 @@ def test_an_alteration_that_brings_other_columns_makes_no_gap(double: SqlServerD
         double.execute("INSERT INTO shop.orders VALUES (2, 'a', 1, NULL, 7)")
         capture.catch_up()
         assert [(row["id"], row.get("rate")) for row in capture.rows(TABLE)] == [(1, None), (2, 7)]
+
+
+def test_a_rowversion_and_a_widened_text_are_read_though_change_tables_have_other_types(
+    double: SqlServerDouble, tmp_path: Path
+) -> None:
+    double.execute("CREATE TABLE shop.marked (id int NOT NULL PRIMARY KEY, mark timestamp, name varchar(20))")
+    double.execute("INSERT INTO shop.marked VALUES (1, 0x0000000000000007, 'a')")
+    track(double, "marked")
+    table = described(double, "shop.marked", tmp_path)
+    assert table.column("mark").source_type == "binary(8)"
+    (double.engine.tables["shop", "marked"].columns[2]).kind = "varchar(50)"
+    (batch,) = open_snapshots(double.dsn).read(table, SplitKind.KEY, KeyRange(), None)
+    assert batch.to_pylist() == [{"id": 1, "mark": bytes(7) + b"\7", "name": "a"}]

@@ -125,6 +125,8 @@ class Engine:
         self.lock = threading.RLock()
         self.name = "shop"
         self.broker = "11111111-2222-3333-4444-555555555555"
+        self.fork = "66666666-7777-8888-9999-000000000000"
+        self.version, self.level = "16.0.4135.4", 160
         self.has_cdc = False
         self.allows_snapshots = True
         self.tables: dict[tuple[str, str], Table] = {}

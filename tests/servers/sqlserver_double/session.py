@@ -198,15 +198,24 @@ def _wanted(engine: Engine, text: str) -> Iterator[Any]:
 def _server(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
     return [
         {
-            "version": "16.0.4135.4",
+            "version": engine.version,
             "edition": "Double of the tests",
             "name": engine.name,
             "cdc": engine.has_cdc,
             "snapshots": int(engine.allows_snapshots),
             "versions": False,
+            "level": engine.level,
             "broker": engine.broker,
         }
     ]
+
+
+def _fork(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [{"fork": engine.fork}]
+
+
+def _longest(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [{"longest": 65536}]
 
 
 def _names(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
@@ -369,6 +378,8 @@ def _ranked(session: DoubleSession, engine: Engine, text: str) -> list[dict[str,
 
 _ANSWERS = (
     ("FROM sys.databases AS d", _server),
+    ("FROM sys.database_recovery_status AS r", _fork),
+    ("FROM sys.configurations AS c", _longest),
     ("t.is_ms_shipped = 0", _names),
     ("JOIN sys.indexes AS i", _keys),
     ("LEFT JOIN sys.default_constraints", _columns),

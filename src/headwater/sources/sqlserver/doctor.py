@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
-from headwater.sources.errors import SourceError, SourceNotFound, UnsupportedTable
+from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceNotFound, UnsupportedTable
 from headwater.sources.sqlserver.catalog import CatalogTable, all_table_names, present_tables, read_tables
 from headwater.sources.sqlserver.connection import Dsn, Session
-from headwater.sources.sqlserver.followed import enable_table
+from headwater.sources.sqlserver.followed import disable_table, enable_table
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
-from headwater.sources.sqlserver.names import TableName, literal
+from headwater.sources.sqlserver.names import TableName, quoted
 from headwater.sources.sqlserver.server import Server
 from headwater.sources.sqlserver.server_checks import check_server
 
@@ -32,7 +32,15 @@ def examine(dsn: Dsn, tables: Sequence[str] = ()) -> Diagnosis:
         except SourceError as error:
             return Diagnosis(str(dsn), None, [*findings, _problem("version", error)])
         findings += check_server(session, server)
-        findings += _tables(session, server, names)
+        try:
+            findings += _tables(session, server, names)
+        except AccessDenied as error:
+            fix = statement_of(error.next_step)
+            if fix is None or not fix.startswith("ALTER ROLE"):
+                fix = f"GRANT SELECT ON SCHEMA::cdc TO {quoted(dsn.user)};"
+            findings.append(Finding("rights", Level.PROBLEM, error.message, fix))
+        except SourceBusy as error:
+            findings.append(_problem("capture instance", error))
     return Diagnosis(str(dsn), f"SQL Server {server.version}", findings)
 
 
@@ -93,16 +101,9 @@ def _table(table: CatalogTable, instances: Sequence[CaptureInstance]) -> Iterato
         text = f"The capture instance {newest.name} does not have the columns {', '.join(left)}."
         fix = enable_table(table.name, "_".join(left)[:40])
         if len(instances) > 1:  # there may be two
-            fix = f"{_disable(table.name, instances[0].name)} {fix}"
+            fix = f"{disable_table(table.name, instances[0].name)} {fix}"
         yield Finding("columns", Level.WARNING, text, fix, name)
     computed = [column.name for column in table.columns if column.computed]
     if computed:
         text = f"Computed columns are not captured: {', '.join(computed)}."
         yield Finding("computed columns", Level.NOTE, text, None, name)
-
-
-def _disable(name: TableName, instance: str) -> str:
-    return (
-        f"EXEC sys.sp_cdc_disable_table @source_schema = {literal(name.namespace)},"
-        f" @source_name = {literal(name.name)}, @capture_instance = {literal(instance)};"
-    )

@@ -290,8 +290,21 @@ def described(
 
 def enable_table(table: SourceTable | TableName, suffix: str = "") -> str:
     """The statement that makes a capture instance of all columns."""
-    named = f", @capture_instance = {literal(f'{table.namespace}_{table.name}_{suffix}')}" if suffix else ""
+    named = f", @capture_instance = {literal(_instance_name(table, suffix))}" if suffix else ""
     return (
         f"EXEC sys.sp_cdc_enable_table @source_schema = {literal(table.namespace)},"
         f" @source_name = {literal(table.name)}, @role_name = NULL, @supports_net_changes = 0{named};"
+    )
+
+
+def _instance_name(table: SourceTable | TableName, suffix: str) -> str:
+    """At most 100 characters: servers take no more."""
+    return f"{table.namespace}_{table.name}"[: 99 - len(suffix)] + f"_{suffix}"
+
+
+def disable_table(table: SourceTable | TableName, instance: str) -> str:
+    """The statement that removes a capture instance."""
+    return (
+        f"EXEC sys.sp_cdc_disable_table @source_schema = {literal(table.namespace)},"
+        f" @source_name = {literal(table.name)}, @capture_instance = {literal(instance)};"
     )

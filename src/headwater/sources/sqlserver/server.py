@@ -15,16 +15,23 @@ from typing import Any, Final
 from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceMisconfigured, SourceNotFound
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.lsn import Lsn
+from headwater.sources.sqlserver.names import quoted
 
-OLDEST: Final = 13
-"""SQL Server 2016."""
+OLDEST: Final = (13, 0, 5026)
+"""SQL Server 2016 SP2, the first that tells how far its log is."""
+LEAST_LEVEL: Final = 130
+"""The compatibility level from which on keys can be sent as JSON."""
 
 _SERVER: Final = """
 SELECT CONVERT(nvarchar(128), SERVERPROPERTY('ProductVersion')) AS version,
        CONVERT(nvarchar(128), SERVERPROPERTY('Edition')) AS edition, d.name AS name, d.is_cdc_enabled AS cdc,
        d.snapshot_isolation_state AS snapshots, d.is_read_committed_snapshot_on AS versions,
-       CONVERT(nvarchar(36), d.service_broker_guid) AS broker
+       d.compatibility_level AS level, CONVERT(nvarchar(36), d.service_broker_guid) AS broker
 FROM sys.databases AS d WHERE d.database_id = DB_ID()
+"""
+_FORK: Final = """
+SELECT CONVERT(nvarchar(36), r.recovery_fork_guid) AS fork FROM sys.database_recovery_status AS r
+WHERE r.database_id = DB_ID()
 """
 _COMMITS: Final = """
 SELECT TOP ({most}) m.start_lsn AS lsn, DATEDIFF_BIG(microsecond, CONVERT(datetime2(7), '1970-01-01'),
@@ -71,16 +78,23 @@ class Server:
             bool(row["versions"]),
             str(row["broker"]),
         )
-        if int(made.version.partition(".")[0]) < OLDEST:
+        if tuple(int(part) for part in made.version.split(".")[:3]) < OLDEST:
             raise SourceMisconfigured(
                 f"{session.dsn} is SQL Server {made.version}, which is too old.",
-                next_step="Capture from SQL Server 2016 or later.",
+                next_step="Capture from SQL Server 2016 SP2 or later.",
+            )
+        if int(row["level"]) < LEAST_LEVEL:
+            raise SourceMisconfigured(
+                f"{session.dsn} has the compatibility level {row['level']}, which is too low.",
+                next_step=f"Run: ALTER DATABASE {quoted(made.database)} SET COMPATIBILITY_LEVEL = {LEAST_LEVEL};",
             )
         return made
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self, session: Session) -> dict[str, Any]:
         """What is kept beside a position."""
-        return {"family": "SqlServer", "database": self.database, "broker": self.broker}
+        made = {"family": "SqlServer", "database": self.database, "broker": self.broker}
+        fork = recovery_fork(session)
+        return made | {"fork": fork} if fork else made
 
     def require_cdc(self, session: Session) -> None:
         """:raises SourceMisconfigured: change data capture is off for the database."""
@@ -88,6 +102,15 @@ class Server:
             raise SourceMisconfigured(
                 f"{session.dsn} has no change data capture.", next_step="Run: EXEC sys.sp_cdc_enable_db;"
             )
+
+
+def recovery_fork(session: Session) -> str | None:
+    """Another one where the log went back: a restore, a failover that lost commits. ``None``: not known."""
+    try:
+        rows = session.ask(_FORK)
+    except (AccessDenied, SourceNotFound):
+        return None
+    return str(rows[0]["fork"]) if rows and rows[0]["fork"] is not None else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +140,15 @@ def log_end(session: Session) -> Lsn:
     """
     try:
         (row,) = session.ask(_LOG_END)
-    except (AccessDenied, SourceNotFound, ValueError):
+    except AccessDenied:
         raise SourceMisconfigured(
-            f"{session.dsn}: the user {session.dsn.user!r} may not ask how far the log is, or the server cannot tell.",
+            f"{session.dsn}: the user {session.dsn.user!r} may not ask how far the log is.",
             next_step=GRANT.format(user=session.dsn.user),
+        ) from None
+    except (SourceNotFound, ValueError):
+        raise SourceMisconfigured(
+            f"{session.dsn} cannot tell how far its log is: it has no sys.dm_db_log_stats.",
+            next_step="Capture from SQL Server 2016 SP2 or later.",
         ) from None
     return Lsn.parse(str(row["log_end"]))
 

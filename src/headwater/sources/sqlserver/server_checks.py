@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from headwater.sources.diagnosis import Finding, Level, statement_of
-from headwater.sources.errors import SourceError, SourceMisconfigured
+from headwater.sources.errors import AccessDenied, SourceError, SourceMisconfigured
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.names import quoted
-from headwater.sources.sqlserver.server import Server, log_end, scan_of
+from headwater.sources.sqlserver.server import GRANT, Server, log_end, scan_of
 
 SHORT_RETENTION: Final = 24 * 60
 SLOW_POLLS: Final = 5
@@ -19,6 +19,10 @@ SELECT s.status AS status FROM sys.dm_server_services AS s WHERE s.servicename L
 _JOBS: Final = """
 SELECT j.job_type AS job, j.pollinginterval AS polls, j.retention AS retention, j.continuous AS continuous
 FROM msdb.dbo.cdc_jobs AS j WHERE j.database_id = DB_ID()
+"""
+_LONGEST: Final = """
+SELECT CONVERT(bigint, c.value_in_use) AS longest FROM sys.configurations AS c
+WHERE c.name = N'max text repl size (B)'
 """
 _RUNNING: Final = 4
 
@@ -33,6 +37,7 @@ def check_server(session: Session, server: Server) -> Iterator[Finding]:
         yield Finding("change data capture", Level.OK, "Change data capture is on for the database.")
         yield from _agent(session)
         yield from _jobs(session)
+        yield from _long_values(session)
     yield from _log(session, server)
     yield from _isolation(server)
 
@@ -101,6 +106,11 @@ def _capture_job(session: Session, job: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("capture job", Level.OK, f"The capture job looks every {seconds} s.")
     try:
         scan = scan_of(session)
+    except AccessDenied:
+        text = f"The user {session.dsn.user!r} may not see what the capture job does: the position stands still between"
+        grant = statement_of(GRANT.format(user=session.dsn.user))
+        yield Finding("capture job runs", Level.PROBLEM, f"{text} changes, and history cannot be read.", grant)
+        return
     except SourceError:
         return
     if scan is None:
@@ -116,6 +126,14 @@ def _log(session: Session, server: Server) -> Iterator[Finding]:
     except SourceMisconfigured as error:
         text = f"The user {session.dsn.user!r} may not ask how far the log is: changes come, history cannot be read."
         yield Finding("log", Level.PROBLEM, text, statement_of(error.next_step))
+
+
+def _long_values(session: Session) -> Iterator[Finding]:
+    rows = _asked(session, _LONGEST)
+    if rows and int(rows[0]["longest"]) >= 0:
+        text = f"Writes of values of more than {rows[0]['longest']} bytes into captured tables fail (error 7139)."
+        fix = "EXEC sys.sp_configure N'max text repl size', -1; RECONFIGURE;"
+        yield Finding("long values", Level.NOTE, text, fix)
 
 
 def _isolation(server: Server) -> Iterator[Finding]:

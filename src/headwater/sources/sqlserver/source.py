@@ -31,12 +31,12 @@ from headwater.sources.sqlserver.catalog import CatalogTable, present_tables, re
 from headwater.sources.sqlserver.changes import SqlServerChangeStream
 from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
 from headwater.sources.sqlserver.defaults import defaults_of
-from headwater.sources.sqlserver.followed import FollowedTables, described, enable_table
+from headwater.sources.sqlserver.followed import FollowedTables, described, disable_table, enable_table
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
-from headwater.sources.sqlserver.server import Server, captured_end, log_end
+from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 _CHECK_SECONDS: Final = 30.0
@@ -120,12 +120,13 @@ class SqlServerSource:
             server.require_cdc(session)
             position = SqlServerOffset(captured_end(session))
             self._require_unchanged(session, tables)
-        return position, server.identity()
+            identity = server.identity(session)
+        return position, identity
 
     def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """See :class:`~headwater.sources.source.Source`: nothing at the server is anybody's own."""
         with self._sql() as session:
-            return Server.ask(session).identity()
+            return Server.ask(session).identity(session)
 
     def renew(self, tables: Sequence[SourceTable]) -> tuple[CdcOffset, Mapping[str, Any]]:
         """See :class:`~headwater.sources.source.Source`."""
@@ -174,6 +175,12 @@ class SqlServerSource:
                     f"{self._dsn} is another database than the one that was captured.",
                     next_step=f"Give the address of the captured one. To begin anew with this one: {RESNAPSHOT}",
                 )
+            fork, was = recovery_fork(session), identity.get("fork")
+            if fork is not None and was is not None and fork != was:
+                raise SourceWentBack(
+                    f"{self._dsn} was restored, or failed over with a loss, since it was captured.",
+                    next_step=RESNAPSHOT,
+                )
             if captured_end(session) < start.commit_lsn and log_end(session) < start.commit_lsn:
                 raise SourceWentBack(
                     f"The log of {self._dsn} ends before our position {start.commit_lsn.hex}: it was restored.",
@@ -193,7 +200,7 @@ class SqlServerSource:
     def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
         """See :class:`~headwater.sources.source.Source`: which columns no capture instance has."""
         missing = self._uncaptured(tables)
-        return {table.full_name: json.dumps({"uncaptured": missing[table.full_name]}) for table in tables}
+        return {table.full_name: json.dumps({"uncaptured": missing[table.full_name][0]}) for table in tables}
 
     def check(self, tables: Sequence[Registered]) -> list[Finding]:
         """See :class:`~headwater.sources.source.Source`: tells of columns that came and that nothing captures."""
@@ -203,33 +210,35 @@ class SqlServerSource:
         missing = self._uncaptured([entry.table for entry in tables])
         found = []
         for entry in tables:
-            names = missing[entry.table.full_name]
+            names, instances = missing[entry.table.full_name]
             now = json.dumps({"uncaptured": names})
             if now == entry.registration:
                 continue
             reason = ""
             if names:
+                step = enable_table(entry.table, "_".join(names)[:40])
+                if len(instances) > 1:  # there may be two
+                    step = f"{disable_table(entry.table, instances[0].name)} {step}"
                 reason = (
                     f"No capture instance has the columns {', '.join(names)}. Make another one soon: rows that change"
-                    f" until then lack them. Run: {enable_table(entry.table, '_'.join(names)[:40])}"
+                    f" until then lack them. Run: {step}"
                 )
             found.append(Finding(entry.table, reason, stops=False, registration=now))
         return found
 
-    def _uncaptured(self, tables: Sequence[SourceTable]) -> dict[str, list[str]]:
-        """The columns of each table that are in none of its capture instances; none where it has no such."""
+    def _uncaptured(self, tables: Sequence[SourceTable]) -> dict[str, tuple[list[str], list[CaptureInstance]]]:
+        """The columns of each table that are in none of its capture instances, and these; none where it has no such."""
         names = {TableName(table.namespace, table.name): table.full_name for table in tables}
         with self._sql() as session:
             present = present_tables(session, list(names))
             instances = read_instances(session, [table.id for table in present.values()])
-        found: dict[str, list[str]] = {full: [] for full in names.values()}
+        found: dict[str, tuple[list[str], list[CaptureInstance]]] = {full: ([], []) for full in names.values()}
         for name, table in present.items():
             there = instances.get(table.id, [])
             captured = {column.number for instance in there for column in instance.columns}
             if there and name in names:
-                found[names[name]] = [
-                    one.name for one in table.columns if not one.computed and one.number not in captured
-                ]
+                left = [one.name for one in table.columns if not one.computed and one.number not in captured]
+                found[names[name]] = left, there
         return found
 
     def close(self) -> None:
