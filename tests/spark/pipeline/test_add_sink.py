@@ -25,6 +25,7 @@ from headwater.pipeline.errors import PipelineFailed
 from headwater.pipeline.status import SinkStatus, TableStatus
 from headwater.sinks.parquet import read
 from headwater.versioned import VersionedTable
+from headwater.versioned.errors import NotComplete
 
 ROWS = 2000
 TABLE = "public.orders"
@@ -106,6 +107,16 @@ def _table(pipeline: Pipeline, sink: str) -> TableStatus:
     return next(iter(_sink(pipeline, sink).tables), TableStatus(TABLE, ""))
 
 
+def _is_whole(pipeline: Pipeline, folder: Path) -> bool:
+    """Whether the kept table shows an epoch: the first one that is committed after its history."""
+    with closing(VersionedTable.open(pipeline.config.store, TABLE, folder)) as kept:
+        try:
+            kept.pin("a look").release()
+        except NotComplete:
+            return False
+    return True
+
+
 def _added(*arguments: str) -> str:
     done = CliRunner().invoke(app, ["add-sink", *arguments, "--json"])
     assert done.exit_code == 0, done.stderr or done.exception
@@ -141,6 +152,7 @@ def test_sinks_that_are_added_later_come_from_kept_tables_or_have_changes_since_
 ) -> None:
     _wait(lambda: _table(pipeline, "table").phase == "live")
     folder = Path(pipeline.config.sink[0].options["path"])
+    _wait(lambda: _is_whole(pipeline, folder))
     with closing(VersionedTable.open(pipeline.config.store, TABLE, folder)) as kept, kept.pin("a report") as pin:
         before = {
             row["id"]: row["name"]
