@@ -16,6 +16,7 @@ import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
+from headwater.ahead import ahead
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.reader import read_changes
 from headwater.backfill.units import LogUnit
@@ -35,7 +36,6 @@ from headwater.spark.stream_reader import UnitPartition, truncated
 from headwater.spark.tables import logged_table, source_table
 from headwater.spark.types import rebatched
 from headwater.state import open_reader
-from headwater.stream.ahead import ahead
 
 _LOAD_AGAIN: Final = (
     "Load the table again: a DataFrame may read a second time in the snapshot of its first action. To use the rows of"

@@ -16,6 +16,7 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from headwater.ahead import ahead
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
@@ -29,7 +30,6 @@ from headwater.spark.rows import Rows
 from headwater.spark.session import hot
 from headwater.spark.types import rebatched
 from headwater.state.errors import StoreOwned
-from headwater.stream.ahead import ahead
 
 _REACH_SECONDS: Final = 60.0
 _HISTORY_SECONDS: Final = 60.0
