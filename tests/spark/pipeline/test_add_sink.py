@@ -109,11 +109,11 @@ def _table(pipeline: Pipeline, sink: str) -> TableStatus:
 
 def _is_whole(pipeline: Pipeline, folder: Path) -> bool:
     """Whether the kept table shows an epoch: the first one that is committed after its history."""
-    with closing(VersionedTable.open(pipeline.config.store, TABLE, folder)) as kept:
-        try:
+    try:
+        with closing(VersionedTable.open(pipeline.config.store, TABLE, folder)) as kept:
             kept.pin("a look").release()
-        except NotComplete:
-            return False
+    except NotComplete:
+        return False
     return True
 
 
