@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 import pyarrow as pa
 
-from headwater.errors import TransientError
-from headwater.sources.errors import SnapshotExpired
+from headwater.sources.later_parts import read_later
 from headwater.sources.mysql.connection import Dsn
 from headwater.sources.mysql.export import MySqlSnapshot
 from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order, with_session
@@ -17,9 +14,6 @@ from headwater.sources.mysql.key_range import printed_range
 from headwater.sources.mysql.part import MySqlPart
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
-
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
-"""Seconds before each new try; the count begins anew when rows came."""
 
 
 class MySqlSnapshots:
@@ -67,21 +61,4 @@ class MySqlSnapshots:
 
         :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
         """
-        tries = 0
-        while True:
-            reached = None
-            try:
-                with self.open_part(table, part, columns=columns) as reading:
-                    for batch in reading.batches():
-                        yield batch
-                        tries, reached = 0, reading
-                return
-            except SnapshotExpired:
-                raise
-            except TransientError:
-                if tries == len(PAUSES):
-                    raise
-                time.sleep(PAUSES[tries])
-                tries += 1
-                if reached is not None:
-                    part = KeyRange(reached.cut, part.end)
+        return read_later(lambda rest: self.open_part(table, rest, columns=columns), part)
