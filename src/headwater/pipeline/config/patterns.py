@@ -1,0 +1,20 @@
+"""Names of tables in the settings, some of which stand for several."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+
+def is_pattern(name: str) -> bool:
+    """Whether *name* stands for several tables."""
+    return not name.startswith('"') and any(letter in name for letter in "*?[")
+
+
+def matching(patterns: Sequence[str], tables: Sequence[str], home: str) -> list[str]:
+    """Those of *tables* that a pattern, or a name of one in the schema or database *home*, stands for; in order."""
+    return [
+        table
+        for table in tables
+        if any(fnmatchcase(table, pattern) or table == f"{home}.{pattern}" for pattern in patterns)
+    ]
