@@ -9,7 +9,7 @@ from tests.store.sinks.file_sinks import ORDERS
 from tests.store.sinks.test_parking import LINES, NAMES, QUERY, PickySink, staged
 
 from headwater.backfill.query import QueryOptions
-from headwater.sinks.coordinator import read_parked
+from headwater.sinks.delivery_look import read_parked
 from headwater.spark.claim_check import ClaimDelivery, ClaimWriter, StagedClaims
 from headwater.spark.failure import ToldError
 from headwater.state import open_writer

@@ -17,7 +17,7 @@ from headwater.pipeline.errors import CannotRewind, SinkRequestFailed
 from headwater.pipeline.sink_requests import SinkWish
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, SupervisedQuery, failure_of
-from headwater.sinks.coordinator import FOLDER as DELIVERIES
+from headwater.sinks.delivery_record import FOLDER as DELIVERIES
 from headwater.spark.options import KEPT_TABLES
 from headwater.state.beside import remove_beside
 

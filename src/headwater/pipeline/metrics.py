@@ -36,8 +36,9 @@ from headwater.capture.metrics import MetricsServer, of_logs
 from headwater.log_store.metrics import Metric
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, read_status
-from headwater.sinks.coordinator import DeliveryState, read_deliveries
 from headwater.sinks.dead_letters import DeadLetters
+from headwater.sinks.delivery_look import read_deliveries
+from headwater.sinks.delivery_record import DeliveryState
 from headwater.versioned.status import KeptStatus
 
 

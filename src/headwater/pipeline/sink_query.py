@@ -14,7 +14,7 @@ from headwater.pipeline.sink_requests import SinkWish
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, SupervisedQuery, failure_of
-from headwater.sinks.coordinator import read_parked
+from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
 

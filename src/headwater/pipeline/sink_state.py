@@ -23,8 +23,9 @@ from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.progress_book import GROUP_FOLDER
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.errors import CannotRewind
-from headwater.sinks.coordinator import FOLDER as DELIVERIES
-from headwater.sinks.coordinator import behind_of, forget_committed, read_parked, unpark
+from headwater.sinks.coordinator import forget_committed
+from headwater.sinks.delivery_look import behind_of, read_parked, unpark
+from headwater.sinks.delivery_record import FOLDER as DELIVERIES
 from headwater.state import open_reader
 from headwater.state.beside import open_beside_reader, open_beside_writer, remove_beside
 from headwater.state.errors import StoreNotFound

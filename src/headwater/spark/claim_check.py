@@ -32,10 +32,12 @@ from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
 from headwater.errors import HeadwaterError
-from headwater.sinks.coordinator import Coordinator, DeliveryLook, TableFailure
+from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.dead_letters import DeadLetters, Refusing, Sieve
+from headwater.sinks.delivery_look import DeliveryLook
 from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
+from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable

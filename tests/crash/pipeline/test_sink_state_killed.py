@@ -23,7 +23,8 @@ from headwater.pipeline.errors import CannotRewind
 from headwater.pipeline.sink_commands import ask_sink
 from headwater.pipeline.sink_requests import SinkRequestKind
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
-from headwater.sinks.coordinator import Coordinator, behind_of, read_parked
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import behind_of, read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkFenced
 from headwater.sinks.sink import Staged, Token

@@ -37,7 +37,9 @@ from headwater.errors import TransientError
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
-from headwater.sinks.coordinator import Coordinator, DeliveryState, read_deliveries
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import read_deliveries
+from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.errors import SinkError
 from headwater.sinks.open import option_names
 from headwater.sinks.sink import Committed, Mode, Sink, Staged, Token

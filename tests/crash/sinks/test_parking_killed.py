@@ -12,10 +12,12 @@ from tests.crash.sinks.file_killed import run
 from tests.store.sinks.file_sinks import INSERT, Feed, table_of
 
 from headwater import failpoints
-from headwater.sinks.coordinator import Coordinator, TableFailure, read_parked, unpark
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import read_parked, unpark
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.sink import Mode, Staged, Token
+from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.table import SourceTable
 from headwater.state import open_writer
 

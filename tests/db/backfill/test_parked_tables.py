@@ -16,8 +16,10 @@ from headwater.backfill.units import Unit
 from headwater.failpoints import FailpointError, arm
 from headwater.log_store.progress_book import group_rows
 from headwater.pipeline.sink_state import let_back
-from headwater.sinks.coordinator import Coordinator, TableFailure, read_parked
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.delta import DeltaSink
+from headwater.sinks.staged_tables import TableFailure
 
 pytestmark = pytest.mark.db
 

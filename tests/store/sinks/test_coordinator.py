@@ -10,7 +10,9 @@ import pytest
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks import SinkError
-from headwater.sinks.coordinator import Coordinator, DeliveryState, behind_of, read_deliveries
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import behind_of, read_deliveries
+from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkBehind, SinkFenced
 from headwater.sinks.sink import Staged, Token

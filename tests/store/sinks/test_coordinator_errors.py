@@ -14,7 +14,9 @@ from deltalake import DeltaTable
 
 from headwater import failpoints
 from headwater.failpoints import FailpointError, arm
-from headwater.sinks.coordinator import Coordinator, DeliveryState, read_deliveries
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import read_deliveries
+from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sources.table import SourceColumn, SourceTable

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from headwater.failpoints import FailpointError, arm
-from headwater.sinks.coordinator import Coordinator, DeliveryLook, TableFailure, read_parked, unpark
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import DeliveryLook, read_parked, unpark
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import RowsRefused, SinkRefuses, SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Committed, Staged, Token
+from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.table import SourceTable
 from headwater.state import open_writer
 

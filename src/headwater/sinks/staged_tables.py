@@ -1,0 +1,100 @@
+"""The staged parts of a batch, by table: what commits them, what of them survives a crash, and why a table cannot be."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, Self
+
+from headwater import __version__
+from headwater.sinks.errors import SinkRowError, SinkSchemaError
+from headwater.sinks.sink import Sink, Staged
+from headwater.sources.errors import UnsupportedTable
+from headwater.sources.table import SourceTable
+
+_COMMITS: Final = 4
+_LARGEST_STAGED: Final = 16 << 20
+_STAGED_VERSION: Final = f"1 {__version__}"
+"""What is staged is pickled: only the release that wrote it reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFailure:
+    """Why one table cannot be delivered; it can be pickled."""
+
+    table: SourceTable
+    reason: str
+    next_step: str | None = None
+
+    @classmethod
+    def of(cls, table: SourceTable, error: BaseException) -> Self | None:
+        """``None``: *error* is not about the table alone."""
+        if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable):
+            return None
+        return cls(table, error.message, error.next_step)
+
+
+def by_table_of(staged: Sequence[Staged]) -> dict[str, list[Staged]]:
+    """By the names of their tables."""
+    found: dict[str, list[Staged]] = {}
+    for one in staged:
+        found.setdefault(one.table.full_name, []).append(one)
+    return found
+
+
+def commit_tables(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> dict[str, tuple[SourceTable, BaseException]]:
+    """Commit each table; one that fails does not keep the others. Those that failed, and why."""
+    failed: dict[str, tuple[SourceTable, BaseException]] = {}
+
+    def commit(name: str, parts: Sequence[Staged]) -> None:
+        try:
+            _commit_table(sink, parts)
+        except Exception as error:
+            failed[name] = (parts[0].table, error)
+
+    if len(by_table) == 1:
+        for name, parts in by_table.items():
+            commit(name, parts)
+    elif by_table:
+        with ThreadPoolExecutor(min(_COMMITS, len(by_table))) as threads:
+            list(threads.map(commit, by_table, by_table.values()))
+    return failed
+
+
+def _commit_table(sink: Sink, staged: Sequence[Staged]) -> None:
+    token = max((one.token for one in staged), key=lambda one: one.attempt)
+    sink.commit(staged[0].table, token, staged)
+
+
+def is_there(sink: Sink, staged: Sequence[Staged]) -> bool:
+    """Whether the sink's token has come to this batch: not if it had the truncation, and there was nothing more."""
+    token, table = staged[0].token, staged[0].table
+    if any(one.rows for one in staged if not one.is_snapshot):
+        return True
+    return sink.committed(table, token.query, token.backfill).epoch >= token.epoch
+
+
+def has_changes(staged: Staged) -> bool:
+    """Whether it has more than history."""
+    return not staged.is_snapshot and (staged.rows > 0 or staged.truncated)
+
+
+def packed(staged: Sequence[Staged]) -> bytes:
+    """What a later process needs to commit it; nothing where that would be too large, or tell secrets."""
+    if any(one.detail.get("order") is not None for one in staged):  # it knows the address of the source
+        return b""
+    data = pickle.dumps((_STAGED_VERSION, list(staged)))
+    return data if len(data) <= _LARGEST_STAGED else b""
+
+
+def unpacked(data: bytes) -> list[Staged] | None:
+    """``None``: nothing was kept, or another release wrote it."""
+    if not data:
+        return None
+    try:
+        version, staged = pickle.loads(data)
+    except Exception:
+        return None
+    return staged if version == _STAGED_VERSION else None
