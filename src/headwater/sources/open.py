@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from enum import Enum
 from pathlib import Path
 
@@ -234,64 +234,34 @@ def no_family(what: str) -> InvalidDsn:
 
 
 @contextmanager
-def mysql_driver() -> Iterator[None]:
-    """Around imports that need the driver for MySQL and MariaDB.
-
-    :raises DriverMissing: it is not installed.
-    """
+def _driver(family: str, extra: str, *modules: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
-        if (error.name or "").partition(".")[0] != "pymysql":
+        # psycopg without the library that it needs names no module
+        name = "psycopg" if "pq wrapper" in str(error) else (error.name or "").partition(".")[0]
+        if name not in modules:
             raise
         raise DriverMissing(
-            "The driver for MySQL and MariaDB is not installed.", next_step="Run: pip install 'headwater[mysql]'"
+            f"The driver for {family} is not installed.", next_step=f"Run: pip install 'headwater[{extra}]'"
         ) from None
 
 
-@contextmanager
-def mongodb_driver() -> Iterator[None]:
-    """Around imports that need the driver for MongoDB.
-
-    :raises DriverMissing: it is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] not in ("pymongo", "bson"):
-            raise
-        raise DriverMissing(
-            "The driver for MongoDB is not installed.", next_step="Run: pip install 'headwater[mongodb]'"
-        ) from None
+def mysql_driver() -> AbstractContextManager[None]:
+    """Around imports that need the driver for MySQL and MariaDB. :raises DriverMissing: it is not installed."""
+    return _driver("MySQL and MariaDB", "mysql", "pymysql")
 
 
-@contextmanager
-def sqlserver_driver() -> Iterator[None]:
-    """Around imports that need the driver for SQL Server.
-
-    :raises DriverMissing: it is not installed.
-    """
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "pytds":
-            raise
-        raise DriverMissing(
-            "The driver for SQL Server is not installed.", next_step="Run: pip install 'headwater[sqlserver]'"
-        ) from None
+def mongodb_driver() -> AbstractContextManager[None]:
+    """Around imports that need the driver for MongoDB. :raises DriverMissing: it is not installed."""
+    return _driver("MongoDB", "mongodb", "pymongo", "bson")
 
 
-@contextmanager
-def postgres_driver() -> Iterator[None]:
-    """Around imports that need the driver for Postgres.
+def sqlserver_driver() -> AbstractContextManager[None]:
+    """Around imports that need the driver for SQL Server. :raises DriverMissing: it is not installed."""
+    return _driver("SQL Server", "sqlserver", "pytds")
 
-    :raises DriverMissing: it is not installed, or the library that it needs is not.
-    """
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != "psycopg" and "pq wrapper" not in str(error):
-            raise
-        raise DriverMissing(
-            "The driver for Postgres is not installed.", next_step="Run: pip install 'headwater[postgres]'"
-        ) from None
+
+def postgres_driver() -> AbstractContextManager[None]:
+    """Around imports that need the driver for Postgres. :raises DriverMissing: it, or its library, is not installed."""
+    return _driver("Postgres", "postgres", "psycopg")

@@ -12,10 +12,9 @@ import struct
 from typing import Final
 
 from headwater.sources.mysql.binlog.cursor import Cursor, protocol_error
+from headwater.sources.mysql.binlog.json_container import SIZES, Budget, cut_off, entries, length_of
 from headwater.sources.mysql.binlog.numbers import Parts, decimal_size, decimal_text, temporal_text
 
-MAX_DEPTH: Final = 100
-_SIZES: Final = {4: 1, 5: 2, 6: 2, 7: 4, 8: 4, 9: 8, 10: 8, 11: 8}
 _LITERALS: Final = (b"null", b"true", b"false")
 _ESCAPES: Final = {
     **{code: f"\\u{code:04x}" for code in range(0x20)},
@@ -39,39 +38,16 @@ def json_text(document: bytes) -> bytes:
     if not document:
         return b"null"
     parts: list[bytes] = []
-    _Printer(parts, len(document) + 16).value(document[0], document[1:], 0)
+    _Printer(parts, Budget(document)).value(document[0], document[1:], 0)
     return b"".join(parts)
 
 
-def cut_off() -> Exception:
-    """The error of a document that is shorter than it says."""
-    return protocol_error("a JSON document is cut off.")
-
-
-def length_of(read: Cursor) -> int:
-    """A length of up to five bytes with seven bits in each."""
-    length = 0
-    for shift in range(0, 35, 7):
-        byte = read.number(1)
-        length |= (byte & 0x7F) << shift
-        if not byte & 0x80:
-            if length > 0xFFFF_FFFF:
-                break
-            return length
-    raise cut_off()
-
-
 class _Printer:
-    def __init__(self, parts: list[bytes], budget: int) -> None:
+    def __init__(self, parts: list[bytes], budget: Budget) -> None:
         self._parts, self._budget = parts, budget
 
-    def _pay(self, size: int) -> None:
-        self._budget -= size
-        if self._budget < 0:
-            raise protocol_error("a JSON document holds more than its bytes.")
-
     def value(self, kind: int, data: bytes, depth: int) -> None:
-        if len(data) < _SIZES.get(kind, 0):
+        if len(data) < SIZES.get(kind, 0):
             raise cut_off()
         if kind in (0, 1, 2, 3):
             self._container(data, 4 if kind & 1 else 2, depth, is_object=kind < 2)
@@ -80,11 +56,11 @@ class _Printer:
                 raise protocol_error("a JSON document has a literal that is none.")
             self._parts.append(_LITERALS[data[0]])
         elif kind in (5, 7, 9):
-            self._parts.append(b"%d" % int.from_bytes(data[: _SIZES[kind]], "little", signed=True))
+            self._parts.append(b"%d" % int.from_bytes(data[: SIZES[kind]], "little", signed=True))
         elif kind in (6, 8, 10):
-            self._parts.append(b"%d" % int.from_bytes(data[: _SIZES[kind]], "little"))
+            self._parts.append(b"%d" % int.from_bytes(data[: SIZES[kind]], "little"))
         elif kind == 11:
-            self._pay(8)
+            self._budget.pay(8)
             self._parts.append(double_text(data[:8]))
         elif kind == 12:
             read = Cursor(data)
@@ -95,41 +71,17 @@ class _Printer:
             raise protocol_error("a JSON document has a value of a type that is not known.")
 
     def _container(self, data: bytes, width: int, depth: int, *, is_object: bool) -> None:
-        if depth >= MAX_DEPTH:
-            raise protocol_error("a JSON document is nested too deep.")
-        if len(data) < 2 * width:
-            raise cut_off()
-        count, whole = (int.from_bytes(data[at : at + width], "little") for at in (0, width))
-        key_entry, value_entry = width + 2 if is_object else 0, width + 1
-        values = 2 * width + count * key_entry
-        if whole > len(data) or values + count * value_entry > whole:
-            raise cut_off()
-        self._pay(2 * width + count * (key_entry + value_entry))
         self._parts.append(b"{" if is_object else b"[")
-        for place in range(count):
+        for place, (key, kind, value) in enumerate(entries(data, width, depth, self._budget, is_object=is_object)):
             if place:
                 self._parts.append(b", ")
             if is_object:
-                entry = 2 * width + place * key_entry
-                begin = int.from_bytes(data[entry : entry + width], "little")
-                size = int.from_bytes(data[entry + width : entry + width + 2], "little")
-                if begin + size > whole:
-                    raise cut_off()
-                self._string(data[begin : begin + size])
-                self._parts.append(b": ")
-            entry = values + place * value_entry
-            kind = data[entry]
-            if is_inline(kind, width):
-                self.value(kind, data[entry + 1 : entry + 1 + width], depth + 1)
-            else:
-                begin = int.from_bytes(data[entry + 1 : entry + 1 + width], "little")
-                if begin >= whole:
-                    raise cut_off()
-                self.value(kind, data[begin:whole], depth + 1)
+                self._parts += (quoted(key), b": ")
+            self.value(kind, value, depth + 1)
         self._parts.append(b"}" if is_object else b"]")
 
     def _string(self, text: bytes) -> None:
-        self._pay(len(text))
+        self._budget.pay(len(text))
         self._parts.append(quoted(text))
 
     def _opaque(self, data: bytes) -> None:
@@ -137,13 +89,8 @@ class _Printer:
             raise cut_off()
         read = Cursor(data, 1)
         content = read.take(length_of(read))
-        self._pay(len(content) + 2)
+        self._budget.pay(len(content) + 2)
         self._parts.append(opaque_text(data[0], content))
-
-
-def is_inline(kind: int, width: int) -> bool:
-    """Whether the value lies in its entry."""
-    return kind in (4, 5, 6) or (width == 4 and kind in (7, 8))
 
 
 def quoted(text: bytes) -> bytes:

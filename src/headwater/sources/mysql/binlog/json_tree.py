@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from headwater.sources.mysql.binlog.cursor import Cursor, protocol_error
-from headwater.sources.mysql.binlog.json_text import MAX_DEPTH, cut_off, is_inline, length_of
+from headwater.sources.mysql.binlog.json_container import SIZES, Budget, cut_off, entries, is_inline, length_of
 
-_SIZES: Final = {4: 1, 5: 2, 6: 2, 7: 4, 8: 4, 9: 8, 10: 8, 11: 8}
 _OBJECT, _ARRAY = 1, 3
 _WIDTH: Final = 4
 
@@ -28,67 +27,36 @@ def parse_document(document: bytes) -> Node:
     """:raises SourceProtocolError: it is malformed."""
     if not document:
         return Scalar(4, b"\0")
-    return _Reader(len(document) + 16).value(document[0], document[1:], 0)
+    return _Reader(Budget(document)).value(document[0], document[1:], 0)
 
 
 class _Reader:
-    def __init__(self, budget: int) -> None:
+    def __init__(self, budget: Budget) -> None:
         self._budget = budget
-
-    def _pay(self, size: int) -> None:
-        self._budget -= size
-        if self._budget < 0:
-            raise protocol_error("a JSON document holds more than its bytes.")
 
     def value(self, kind: int, data: bytes, depth: int) -> Node:
         if kind in (0, 1, 2, 3):
             return self._container(data, 4 if kind & 1 else 2, depth, is_object=kind < 2)
-        if kind in _SIZES:
-            size = _SIZES[kind]
+        if kind in SIZES:
+            size = SIZES[kind]
             if len(data) < size:
                 raise cut_off()
             if kind > 8:
-                self._pay(size)
+                self._budget.pay(size)
             return Scalar(kind, data[:size])
         if kind not in (12, 15):
             raise protocol_error("a JSON document has a value of a type that is not known.")
         read = Cursor(data, 1 if kind == 15 else 0)
         read.skip(length_of(read))
-        self._pay(read.place)
+        self._budget.pay(read.place)
         return Scalar(kind, data[: read.place])
 
     def _container(self, data: bytes, width: int, depth: int, *, is_object: bool) -> Node:
-        if depth >= MAX_DEPTH:
-            raise protocol_error("a JSON document is nested too deep.")
-        if len(data) < 2 * width:
-            raise cut_off()
-        count, whole = (int.from_bytes(data[at : at + width], "little") for at in (0, width))
-        key_entry, value_entry = width + 2 if is_object else 0, width + 1
-        values = 2 * width + count * key_entry
-        if whole > len(data) or values + count * value_entry > whole:
-            raise cut_off()
-        self._pay(2 * width + count * (key_entry + value_entry))
-        keys: list[bytes] = []
-        nodes: list[Node] = []
-        for place in range(count):
-            if is_object:
-                entry = 2 * width + place * key_entry
-                begin = int.from_bytes(data[entry : entry + width], "little")
-                size = int.from_bytes(data[entry + width : entry + width + 2], "little")
-                if begin + size > whole:
-                    raise cut_off()
-                self._pay(size)
-                keys.append(data[begin : begin + size])
-            entry = values + place * value_entry
-            kind = data[entry]
-            if is_inline(kind, width):
-                nodes.append(self.value(kind, data[entry + 1 : entry + 1 + width], depth + 1))
-            else:
-                begin = int.from_bytes(data[entry + 1 : entry + 1 + width], "little")
-                if begin >= whole:
-                    raise cut_off()
-                nodes.append(self.value(kind, data[begin:whole], depth + 1))
-        return dict(zip(keys, nodes, strict=True)) if is_object else nodes
+        found = [
+            (key, self.value(kind, value, depth + 1))
+            for key, kind, value in entries(data, width, depth, self._budget, is_object=is_object)
+        ]
+        return dict(found) if is_object else [node for _, node in found]
 
 
 def print_document(root: Node) -> bytes:
