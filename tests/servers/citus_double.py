@@ -68,11 +68,12 @@ class Nodes:
 
 @dataclass
 class Distributed:
-    """A table with shards: their nodes by number."""
+    """A table with shards: by number their nodes, and the modulus and remainder of their rows."""
 
     definition: str
     key: str
     shards: dict[int, int] = field(default_factory=dict)
+    bounds: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 class CitusDouble:
@@ -145,10 +146,9 @@ class CitusDouble:
         self.everywhere(f"CREATE TABLE {name} ({columns}, PRIMARY KEY ({key})) PARTITION BY HASH ({key})")
         self.execute(0, f"INSERT INTO pg_dist_partition VALUES ('{name}', 'h', 's')")
         workers = [group for group in self.servers if group] or [0]
-        self._modulus = shards
         for number in range(shards):
             shard, group = next(self._shard_ids), workers[number % len(workers)]
-            made.shards[shard] = group
+            made.shards[shard], made.bounds[shard] = group, (shards, number)
             self.execute(group, self._attached(name, shard, number, shards))
             self.execute(
                 0,
@@ -175,16 +175,12 @@ class CitusDouble:
     def owner(self, name: str, key: int) -> int:
         """The node whose shard has the row: what routes a statement in a cluster."""
         table = self.tables[name]
-        for group in set(table.shards.values()):
-            bounds = self.execute(
-                group,
-                f"SELECT EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE inhparent ="
-                f" '{name}'::regclass AND satisfies_hash_partition('{name}'::regclass, {len(table.shards)},"
-                f" substring(pg_get_expr(c.relpartbound, c.oid) from 'remainder (\\d+)')::int, {key}::bigint))",
-            )
-            if bounds[0][0]:
-                return group
-        raise LookupError(key)
+        tests = ", ".join(
+            f"satisfies_hash_partition('{name}'::regclass, {modulus}, {remainder}, {key}::bigint)"
+            for modulus, remainder in table.bounds.values()
+        )
+        found = self.execute(next(iter(table.shards.values())), f"SELECT {tests}")[0]
+        return table.shards[list(table.bounds)[found.index(True)]]
 
     def rows(self, name: str) -> dict[Any, tuple[Any, ...]]:
         """All rows of a table by their first column, over all nodes; none is on two of them."""
@@ -206,7 +202,7 @@ class CitusDouble:
         """
         table = self.tables[name]
         source = table.shards[shard]
-        number = list(table.shards).index(shard)
+        modulus, number = table.bounds[shard]
         rows = self.execute(source, f"SELECT * FROM {name}_{shard}")
         self.execute(to, f"CREATE TABLE {name}_{shard} (LIKE {name} INCLUDING ALL)")
         with self.connect(to) as session, session.cursor() as cursor:
@@ -218,7 +214,7 @@ class CitusDouble:
         self.execute(
             to,
             f"ALTER TABLE {name} ATTACH PARTITION {name}_{shard}"
-            f" FOR VALUES WITH (modulus {len(table.shards)}, remainder {number})",
+            f" FOR VALUES WITH (modulus {modulus}, remainder {number})",
         )
         self.execute(
             0,
@@ -231,6 +227,43 @@ class CitusDouble:
     def move(self, name: str, shard: int, to: int) -> None:
         with self.moving(name, shard, to):
             pass
+
+    def split(self, name: str, shard: int, *rest: str) -> tuple[int, int]:
+        """Two shards take the place of one, as when a cluster splits it or isolates a tenant.
+
+        :param rest: statements on the old shard that are told under its own name, thus not at all: as by a node that
+            comes to them in its log when the shard is gone.
+        """
+        table = self.tables[name]
+        group = table.shards.pop(shard)
+        modulus, number = table.bounds.pop(shard)
+        halves = next(self._shard_ids), next(self._shard_ids)
+        self.execute(group, f"ALTER TABLE {name} DETACH PARTITION {name}_{shard}", *rest)
+        for place, half in enumerate(halves):
+            bound = modulus * 2, number + place * modulus
+            self.execute(
+                group,
+                f"CREATE TABLE {name}_{half} (LIKE {name} INCLUDING ALL)",
+                f"INSERT INTO {name}_{half} SELECT * FROM {name}_{shard} WHERE"
+                f" satisfies_hash_partition('{name}'::regclass, {bound[0]}, {bound[1]}, {table.key})",
+                f"ALTER TABLE {name} ATTACH PARTITION {name}_{half}"
+                f" FOR VALUES WITH (modulus {bound[0]}, remainder {bound[1]})",
+            )
+            table.shards[half], table.bounds[half] = group, bound
+        self.execute(
+            0,
+            "BEGIN",
+            f"DELETE FROM pg_dist_placement WHERE shardid = {shard}",
+            f"DELETE FROM pg_dist_shard WHERE shardid = {shard}",
+            *(f"INSERT INTO pg_dist_shard VALUES ('{name}', {half})" for half in halves),
+            *(
+                f"INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {half}, {group})"
+                for half in halves
+            ),
+            "COMMIT",
+        )
+        self.execute(group, f"DROP TABLE {name}_{shard}")
+        return halves
 
     def add_node(self, server: PostgresServer) -> int:
         """A node joins: it gets the tables, and no shards yet."""

@@ -106,11 +106,14 @@ def test_columns_that_change_on_one_node_before_the_others_lose_no_value(double:
 def test_a_table_that_cannot_be_told_stops_alone_and_says_what_to_do(double: CitusDouble, tmp_path: Path) -> None:
     double.distribute("acc", COLUMNS)
     double.distribute("other", COLUMNS)
+    double.reference("ref", COLUMNS)
     fill(double, "acc", 0, 4)
-    with running(double, tmp_path, "acc", "other") as capture:
+    with running(double, tmp_path, "acc", "other", "ref") as capture:
         double.execute(1, "TRUNCATE acc")
         reason = capture.wait_until_stopped("public.acc")
         assert reason == "It was truncated, node by node. Run: headwater resnapshot public.acc"
+        double.execute(0, "INSERT INTO ref VALUES (1, 'one', 1)", "TRUNCATE ref")
+        assert capture.wait_until_stopped("public.ref").endswith("Run: headwater resnapshot public.ref")
         fill(double, "other", 0, 6)
         capture.assert_equal("other")
 

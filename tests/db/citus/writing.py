@@ -22,12 +22,12 @@ def fill(double: CitusDouble, name: str, rows: int, first: int = 0) -> None:
 
 def here(double: CitusDouble, name: str, group: int) -> str:
     """The condition on ``i`` that a row belongs to a shard of the node."""
-    numbers = list(double.tables[name].shards.values())
+    table = double.tables[name]
     oid = double.execute(group, f"SELECT '{name}'::regclass::oid")[0][0]
     tests = [
-        f"satisfies_hash_partition({oid}::oid, {len(numbers)}, {number}, i::bigint)"
-        for number, owner in enumerate(numbers)
-        if owner == group
+        f"satisfies_hash_partition({oid}::oid, {modulus}, {remainder}, i::bigint)"
+        for shard, (modulus, remainder) in table.bounds.items()
+        if table.shards[shard] == group
     ]
     return "(" + " OR ".join(tests or ["false"]) + ")"
 

@@ -13,7 +13,8 @@ merging    up to it, transaction by transaction, by their times        at rest, 
 =========  ==========================================================  =============================================
 
 At a boundary no node is half way. A node that joined is followed from the first alignment that has it; one that left is
-read to its end with the merge, and then retired.
+read to its end with the merge, and then retired. A table of which a shard is gone stops, unless all of it was told
+(:mod:`~headwater.sources.citus.shard_numbers`).
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.sources.citus import shard_numbers
 from headwater.sources.citus.cluster import Alignment, Node, TableKind
 from headwater.sources.citus.columns import MergedTable
-from headwater.sources.citus.members import Member, Members, here, naming, present_tables
+from headwater.sources.citus.members import Member, Members, distributed, here, naming, present_tables
 from headwater.sources.citus.numbers import CommitNumbers
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace, positions_of
+from headwater.sources.citus.shard_numbers import LastSeen, tables_with_gone, was_all_told
 from headwater.sources.errors import SchemaStopped, SourceUnreachable
 from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Stopped, StreamStatus, Truncated
 from headwater.sources.offset import CdcOffset
@@ -78,8 +81,11 @@ class CitusChangeStream:
         self._leaving: dict[int, Member] = {}
         self._leaving_ids: dict[int, str] = {}
         self._looked = 0.0
+        self._last_seen: LastSeen | None = None
+        self._stops: list[Event] = []
+        self._split: dict[str, float] = {}
         try:
-            now = members.cluster.align()
+            now = self._align()
             addresses = {node.group: node.address for node in now.nodes}
             for group, place in start.nodes.items():
                 if group not in addresses and group not in now.inactive:
@@ -120,6 +126,9 @@ class CitusChangeStream:
         :raises SourceUnreachable: a node has another address now: the streams must be opened again.
         """
         ends = dict(now.ends)
+        shards = {name: now.shards[oid] for name, oid in self._distributed().items() if oid in now.shards}
+        if not self._keep_whole(shards, ends):
+            return
         gone = []
         for group, place in self._told.nodes.items():
             if group in now.inactive:
@@ -139,7 +148,49 @@ class CitusChangeStream:
         for group, member in self._open.items():
             member.gate.limit = max(member.gate.limit, ends[group])
         if gone or now.placements != self._told.placements:
-            self._target = _Target(ends, now.placements, tuple(gone))
+            self._target = _Target(ends, now.placements, tuple(gone), shards)
+        elif shards:
+            self._told = replace(self._told, shards={**self._told.shards, **shards})
+        self._last_seen = LastSeen(time.monotonic(), ends)
+
+    def _distributed(self) -> dict[str, int]:
+        """The distributed tables, with their oids on the coordinator."""
+        tables = distributed(self._kinds, [merged.table for merged in self._merged.values()])
+        return {table.full_name: table.source_id for table in tables if table.source_id is not None}
+
+    def _align(self) -> Alignment:
+        """With the shards of tables where they are not known, or may be others by now."""
+        tables = self._distributed()
+        known = self._told.placements if tables.keys() <= self._told.shards.keys() else None
+        return self._members.cluster.align(list(tables.values()), known)
+
+    def note_shards(self, tables: Iterable[SourceTable]) -> None:
+        """Which shards the tables have, before they are captured, anew perhaps."""
+        names = {table.source_id: table.full_name for table in tables if table.source_id is not None}
+        found = self._members.cluster.shard_numbers(list(names))
+        noted = {names[oid]: numbers for oid, numbers in found.items() if numbers}
+        self._told = replace(self._told, shards={**self._told.shards, **noted})
+
+    def _keep_whole(self, shards: Mapping[str, frozenset[int]], ends: Mapping[int, int]) -> bool:
+        """Stop the tables of which a shard is gone that was not told to its end; ``False``: that cannot be said yet."""
+        names = tables_with_gone(self._told.shards, shards)
+        if not names:
+            return True
+        sent = {group: member.gate.server_wal_end for group, member in self._open.items()}
+        told = {group: int(place.at.lsn) for group, place in self._told.nodes.items()}
+        moment = time.monotonic()
+        whole = was_all_told(self._last_seen, moment, sent, told, ends)
+        if whole is False:
+            self._stop_split(names)
+        elif whole and self._last_seen is not None:
+            self._split = dict.fromkeys(names, self._last_seen.moment + shard_numbers.SPLIT_SECONDS)
+        return whole is not None
+
+    def _stop_split(self, names: Iterable[str]) -> None:
+        what = "A shard was split, or a tenant isolated, before all of its changes were read: some may be missing."
+        for name in names:
+            if name in self._merged:
+                self._stops += self._stopped(self._merged[name].table, f"{what} Run: headwater resnapshot {name}")
 
     def _join(self, node: Node) -> None:
         tables = here(node.group, self._kinds, [merged.table for merged in self._merged.values()])
@@ -157,13 +208,12 @@ class CitusChangeStream:
         ids = {*self._leaving_ids.values(), *(server.system_id for server in servers if server is not None)}
         return node.address in addresses or self._members.identity(node.group, node.address).system_id in ids
 
-    def _look(self) -> bool:
-        """Take a new alignment when something waits for it, or when it is time to; whether a merge begins."""
+    def _look(self) -> None:
+        """Take a new alignment when something waits for it, or when it is time to."""
         moment = time.monotonic()
         if moment - self._looked >= (ALIGN_SECONDS if self._is_waiting else LOOK_SECONDS):
             self._looked = moment
-            self._open_gates(self._members.cluster.align())
-        return self._target is not None
+            self._open_gates(self._align())
 
     @property
     def _is_waiting(self) -> bool:
@@ -201,10 +251,13 @@ class CitusChangeStream:
         if self._half is not None:
             stop = stop_at_boundary or self._target is not None
             return self._take(self._half, _PIECE_SECONDS, 0.0, stop)
+        if not self._stops and self._target is None:
+            self._look()
+        if self._stops:
+            events, self._stops = [*self._stops, Boundary(self._told, None, 0)], []
+            return events
         if self._target is not None:
             return self._merge(self._target)
-        if self._look():
-            return []
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
             events = self._take(self._turns[0], 0.0, linger / len(self._turns), stop_at_boundary)
@@ -236,6 +289,11 @@ class CitusChangeStream:
 
     def _merge(self, target: _Target) -> list[Event]:
         """Tell the transaction that committed first of those that the nodes come with, up to *target*."""
+        late = [name for name, until in self._split.items() if time.monotonic() >= until]
+        if late:  # what a node sends after so long may lack the rest of the shard
+            self._split = {}
+            self._stop_split(late)
+            return []
         missing = False
         for group in self._open:
             if group in self._heads or self._told.nodes[group].at.lsn >= target.ends.get(group, 0):
@@ -251,7 +309,7 @@ class CitusChangeStream:
         if self._heads:
             group = min(self._heads, key=lambda one: _time_of(self._heads[one]))
             return self._tell(group, self._heads.pop(group))
-        self._target = None
+        self._target, self._split = None, {}
         left = dict(self._told.left)
         for group in target.gone:
             self._leaving[group] = self._open.pop(group)
@@ -262,7 +320,10 @@ class CitusChangeStream:
                 left[place.server.system_id] = place.at.lsn
         nodes = {group: place for group, place in self._told.nodes.items() if group not in target.gone}
         retired = (*self._told.retired, *target.gone)
-        self._told = replace(self._told, nodes=nodes, retired=retired, placements=target.placements, left=left)
+        shards = {**self._told.shards, **target.shards}
+        self._told = replace(
+            self._told, nodes=nodes, retired=retired, placements=target.placements, left=left, shards=shards
+        )
         return [Boundary(self._told, None, 0)]
 
     # -- what nodes tell -------------------------------------------------------------------------------------------
@@ -321,6 +382,9 @@ class CitusChangeStream:
         if self._kinds[name] is TableKind.DISTRIBUTED:
             # one node empties its shards: rows that others wrote before and after it cannot be told apart here
             return self._stopped(table, f"It was truncated, node by node. {resnapshot}")
+        if self._kinds[name] is TableKind.REFERENCE:
+            # told of the table, not of its copy, whose rows may commit in a transaction of their own
+            return self._stopped(table, f"It was truncated, which is not told in order with its rows. {resnapshot}")
         assert isinstance(event.position, PostgresOffset)
         return [Truncated(table, self._told.with_node(group, event.position, self._numbers.last))]
 
@@ -380,6 +444,7 @@ class _Target:
     ends: Mapping[int, int]
     placements: str
     gone: tuple[int, ...]
+    shards: Mapping[str, frozenset[int]]
 
 
 def _time_of(events: Sequence[Event]) -> int:

@@ -49,6 +49,16 @@ SELECT s.shardid AS shard, p.groupid AS group, pg_catalog.shard_name(s.logicalre
 FROM pg_catalog.pg_dist_shard s JOIN pg_catalog.pg_dist_placement p USING (shardid)
 WHERE p.shardstate = 1 AND s.logicalrelid = %s::oid::regclass ORDER BY p.groupid, s.shardid
 """
+_SHARDS_HERE: Final = """
+SELECT pg_catalog.shard_name(s.logicalrelid, s.shardid)::text AS name
+FROM pg_catalog.pg_dist_shard s JOIN pg_catalog.pg_dist_placement p USING (shardid)
+JOIN pg_catalog.pg_class c ON c.oid = s.logicalrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE p.shardstate = 1 AND p.groupid = %s AND n.nspname = %s AND c.relname = %s ORDER BY s.shardid
+"""
+_NUMBERS: Final = """
+SELECT s.logicalrelid::oid::bigint AS oid, s.shardid::bigint AS shard
+FROM pg_catalog.pg_dist_shard s WHERE s.logicalrelid::oid = ANY (%s::oid[])
+"""
 # a sequence that was never asked, or was set by hand, has no last value
 _LAST_GROUP: Final = """
 SELECT CASE WHEN pg_catalog.has_sequence_privilege('pg_catalog.pg_dist_groupid_seq', 'SELECT')
@@ -103,12 +113,16 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A place in the log of each node. :ivar placements: what was where."""
+    """A place in the log of each node.
+
+    :ivar placements: what was where. :ivar shards: of the tables that were asked for, the numbers of their shards.
+    """
 
     nodes: tuple[Node, ...]
     inactive: tuple[int, ...]
     ends: Mapping[int, int]
     placements: str
+    shards: Mapping[int, frozenset[int]]
 
 
 def coordinator_dsn(text: str) -> Dsn:
@@ -246,6 +260,17 @@ class Cluster:
         """Of the table with this oid on the coordinator: each shard and a node that has it."""
         return [(row.shard, row.group) for row in self.ask(_SHARDS, [oid])]
 
+    def shards_on(self, group: int, table: TableName) -> list[TableName]:
+        """The shards of *table* that a node has, under the names of their tables there."""
+        return [TableName.parse(row.name) for row in self.ask(_SHARDS_HERE, [group, table.namespace, table.name])]
+
+    def shard_numbers(self, oids: Sequence[int]) -> dict[int, frozenset[int]]:
+        """Of the tables with these oids on the coordinator: the numbers of their shards."""
+        found: dict[int, set[int]] = {oid: set() for oid in oids}
+        for row in self.ask(_NUMBERS, [list(oids)]) if oids else []:
+            found[row.oid].add(row.shard)
+        return {oid: frozenset(numbers) for oid, numbers in found.items()}
+
     def clock_us(self, node: Node | None = None) -> int:
         """What time it is at the coordinator, or at *node*; microseconds since 1970."""
         dsn = None if node is None else self.dsn_of(node.address, node.group)
@@ -270,17 +295,19 @@ class Cluster:
         """Up to where the log of a node is on its disk."""
         return int(self.ask(_LOG_END, dsn=self.dsn_of(address, group))[0].lsn)
 
-    def align(self) -> Alignment:
+    def align(self, tables: Sequence[int] = (), known: str | None = None) -> Alignment:
         """An alignment of now.
 
+        :param tables: by their oids on the coordinator: their shards are asked for, unless all is where *known* says.
         :raises SourceBusy: shards moved whenever it was tried. :raises SourceUnreachable: a node does not answer.
         """
         for _ in range(ALIGN_TRIES):
             nodes, inactive = self.nodes()
             before = self.placements()
+            shards = {} if before == known else self.shard_numbers(tables)
             ends = {node.group: self.log_end(node.group, node.address) for node in nodes}
             if self.placements() == before and self.nodes() == (nodes, inactive):
-                return Alignment(nodes, inactive, ends, before)
+                return Alignment(nodes, inactive, ends, before, shards)
         raise SourceBusy("Shards of the cluster move without a pause.", next_step="Try again when they rest.")
 
 

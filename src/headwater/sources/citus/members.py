@@ -186,7 +186,12 @@ class Members:
 
 def here(group: int, kinds: Mapping[str, TableKind], tables: Sequence[SourceTable]) -> list[SourceTable]:
     """Those of *tables* whose changes the node tells: of all others the coordinator does."""
-    return [table for table in tables if group == COORDINATOR or kinds[table.full_name] is TableKind.DISTRIBUTED]
+    return list(tables) if group == COORDINATOR else distributed(kinds, tables)
+
+
+def distributed(kinds: Mapping[str, TableKind], tables: Sequence[SourceTable]) -> list[SourceTable]:
+    """Those of *tables* that have shards."""
+    return [table for table in tables if kinds[table.full_name] is TableKind.DISTRIBUTED]
 
 
 def present_tables(source: PostgresSource, names: Sequence[str]) -> dict[str, SourceTable]:

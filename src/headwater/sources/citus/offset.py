@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from headwater.sources.citus.shard_numbers import numbers_of, ranges_of
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import POSITION_DTYPE as OF_NODE
@@ -72,6 +73,7 @@ class CitusOffset(CdcOffset):
     :ivar placements: which shards were where when the cluster was last known to be at rest: between that moment and
         this place no shard has moved, or what moved was merged by the time of its commits.
     :ivar left: of servers that left, by their system identifier: up to where they were told.
+    :ivar shards: the numbers of the shards of distributed tables, by name, at that moment or when they were added.
     """
 
     kind: ClassVar[str] = "Citus"
@@ -81,6 +83,7 @@ class CitusOffset(CdcOffset):
     number: int = 0
     placements: str = ""
     left: Mapping[str, int] = field(default_factory=dict)
+    shards: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
     def rank(self) -> tuple[int, ...]:
         """For equality alone."""
@@ -154,6 +157,7 @@ class CitusOffset(CdcOffset):
             "number": self.number,
             "placements": self.placements,
             "left": dict(self.left),
+            "shards": {name: ranges_of(numbers) for name, numbers in self.shards.items()},
         }
 
     @classmethod
@@ -162,7 +166,8 @@ class CitusOffset(CdcOffset):
             nodes = {int(group): NodePlace.from_fields(place) for group, place in fields["nodes"].items()}
             retired = tuple(int(group) for group in fields["retired"])
             left = {str(server): int(lsn) for server, lsn in fields.get("left", {}).items()}
-            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]), left)
+            shards = {str(name): numbers_of(text) for name, text in fields.get("shards", {}).items()}
+            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]), left, shards)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidOffset("A Citus position lacks a field.", next_step=_NEXT_STEP) from None
 

@@ -11,13 +11,14 @@ import pyarrow as pa
 
 from headwater.sources.citus.changes import CitusChangeStream
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
-from headwater.sources.citus.members import Members, here, naming, present_tables
+from headwater.sources.citus.members import Members, distributed, here, naming, present_tables
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace
 from headwater.sources.errors import ForeignOffset, SourceNotFound, UnsupportedTable
 from headwater.sources.events import Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.changes import RawStream
+from headwater.sources.postgres.names import TableName
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.postgres.slot import ServerIdentity
 from headwater.sources.postgres.source import PostgresSource
@@ -58,6 +59,7 @@ class CitusSource:
                 through=through,
                 streaming=False,  # in the blocks of open transactions the decoder of a cluster tells no row of a shard
                 may_be_empty=group != COORDINATOR,  # where no table is distributed, the nodes have nothing to tell
+                shards=lambda table: self._cluster.shards_on(group, TableName(table.namespace, table.name)),
             )
 
         self._members = Members(self._cluster, make, slot)
@@ -140,6 +142,8 @@ class CitusSource:
     ) -> tuple[CdcOffset, Mapping[str, Any]]:
         kinds = self._kinds(tables)
         placements = self._cluster.placements()  # shards that move from now on are merged by time
+        names = {table.source_id or 0: table.full_name for table in distributed(kinds, tables)}
+        shards = {names[oid]: numbers for oid, numbers in self._cluster.shard_numbers(list(names)).items()}
         nodes: dict[int, NodePlace] = {}
         prepared: dict[str, Any] = {}
         members = self._cluster.nodes()[0]
@@ -152,7 +156,7 @@ class CitusSource:
             nodes[node.group] = NodePlace(at, ServerIdentity.from_json(identity), node.address)
             prepared[str(node.group)] = dict(identity)
         number = max(self._cluster.clock_us(node) for node in members)
-        return CitusOffset(nodes, (), number, placements), prepared["0"] | {"nodes": prepared}
+        return CitusOffset(nodes, (), number, placements, shards=shards), prepared["0"] | {"nodes": prepared}
 
     def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """See :class:`~headwater.sources.source.Source`: where the coordinator's slot is ours, those of nodes are."""
@@ -172,6 +176,7 @@ class CitusSource:
         """See :class:`~headwater.sources.source.Source`."""
         kinds = self._kinds(tables)
         assert self._stream is not None
+        self._stream.note_shards(distributed(kinds, tables))
         nodes = {}
         for group, place in self._stream.position.nodes.items():
             known = self._on(group, place.address, here(group, kinds, tables))

@@ -293,7 +293,7 @@ class PostgresChangeStream:
         return commit_lsn >= self._start.lsn
 
     def _changes(self, raw: RawRows, followed: _Followed) -> Changes:
-        texts, unavailable = complete(raw, followed.relation.table, self._relations.sql)
+        texts, unavailable = complete(raw, followed.relation.table, self._relations.sql, self._relations.shards)
         columns = followed.projection.apply(followed.relation.convert(texts), len(raw.ops))
         positions = positions_of(raw.commit_lsn, raw.seq, raw.xid)
         table = followed.projection.table

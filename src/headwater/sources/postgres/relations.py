@@ -21,6 +21,7 @@ from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.catalog_types import CatalogType, read_types
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.convert import convert_column, convert_columns
+from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -51,14 +52,17 @@ class Relations:
 
     :param sql: gives the session for SQL.
     :param special_values: policies by ``schema.table.column``.
+    :param shards: where the rows of a table are.
     """
 
     def __init__(
         self,
         sql: Callable[[], AbstractContextManager[Connection]],
         special_values: Mapping[str, SpecialValues],
+        shards: Shards = no_shards,
     ) -> None:
         self.sql = sql
+        self.shards = shards
         self._special = special_values
         self._types: dict[int, CatalogType] = {}
         self._texts: dict[tuple[int, int], str] = {}

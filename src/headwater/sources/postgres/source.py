@@ -41,6 +41,7 @@ from headwater.sources.postgres.slot import (
 )
 from headwater.sources.postgres.spill import SpillStore
 from headwater.sources.postgres.stream import ReplicationStream
+from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -96,6 +97,7 @@ class PostgresSource:
     :param through: what raw messages go through before they are decoded.
     :param streaming: large transactions come in blocks before their commit.
     :param may_be_empty: its publication is made although there is no table for it yet.
+    :param shards: the tables that have the rows of one, on a node of a cluster.
     """
 
     def __init__(
@@ -112,11 +114,13 @@ class PostgresSource:
         through: Callable[[RawStream], RawStream] = lambda stream: stream,
         streaming: bool = True,
         may_be_empty: bool = False,
+        shards: Shards = no_shards,
     ) -> None:
         self._dsn = Dsn(dsn)
         self._through = through
         self._streaming = streaming
         self._may_be_empty = may_be_empty
+        self._shards = shards
         self._spill = spill
         self._policy = schema_policy
         self._special = dict(special_values or {})
@@ -283,7 +287,7 @@ class PostgresSource:
         moved = None if raw.identity == known else {**identity, **raw.identity.to_json()}
         stream = self._through(raw)
         try:
-            relations = Relations(self._sql, self._special)
+            relations = Relations(self._sql, self._special, self._shards)
             self._seen = {}
             self._stream = PostgresChangeStream(
                 stream, relations, self._spill_store(), tables, start, self._policy, self.held_bytes, moved
