@@ -39,9 +39,10 @@ INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);
 
 
 class Nodes:
-    """Servers for the doubles of a test session, all with one password."""
+    """Servers for the doubles of a test session, all with one password. :param settings: beside those of a cluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        self._settings = {**SETTINGS, **(settings or {})}
         self.servers: list[PostgresServer] = []
         self._names = itertools.count(1)
 
@@ -51,7 +52,7 @@ class Nodes:
         return self.servers[place]
 
     def start(self) -> PostgresServer:
-        server = PostgresServer(NEWEST, SETTINGS)
+        server = PostgresServer(NEWEST, self._settings)
         if self.servers:
             server.password = self.servers[0].password
             with server.connect() as admin:
