@@ -7,15 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
+from tests.db.capture.running import stored_offset
 from tests.servers.postgres import Database
 
 from headwater import failpoints
-from headwater.capture import SourceState
+from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import Lsn, PostgresOffset
-from headwater.state import open_reader
 
 SECONDS = 120.0
 
@@ -28,11 +30,18 @@ def wait_for(done: Callable[[], object], what: str, seconds: float = SECONDS) ->
         time.sleep(0.05)
 
 
-class CaptureProcess:
+class Addressed(Protocol):
+    """A server, a database, a shop: whatever can be captured."""
+
+    @property
+    def dsn(self) -> str: ...
+
+
+class CaptureProcess(ABC):
     """One capture of *tables*; what it says goes to a file, which outlives its lives."""
 
-    def __init__(self, database: Database, folder: Path, tables: Sequence[str], name: str = "capture") -> None:
-        self._database = database
+    def __init__(self, source: Addressed, folder: Path, tables: Sequence[str], name: str = "capture") -> None:
+        self._source = source
         self._tables = tables
         self.store = folder / "store"
         self._said = folder / f"{name}.said"
@@ -40,7 +49,7 @@ class CaptureProcess:
 
     def start(self, *arguments: str, armed: str = "") -> None:
         """Start it with failpoints *armed*."""
-        command = [str(Path(sys.executable).with_name("headwater")), "capture", self._database.dsn, "--json"]
+        command = [str(Path(sys.executable).with_name("headwater")), "capture", self._source.dsn, "--json"]
         command += ["--store", str(self.store), "--epoch-ms", "50", *arguments]
         for table in self._tables:
             command += ["--table", table]
@@ -79,29 +88,17 @@ class CaptureProcess:
             self._process.kill()
             self._process.wait()
 
-    def durable(self) -> int:
-        """How far the source's log is durable in the store."""
-        try:
-            with open_reader(self.store) as reader, reader.snapshot() as view:
-                record, _ = SourceState.read(view)
-        except LookupError:
-            return 0
-        if record is None:
-            return 0
-        assert isinstance(record.offset, PostgresOffset)
-        return record.offset.lsn
+    def offset(self) -> CdcOffset | None:
+        """The position that its store holds."""
+        return stored_offset(self.store)
 
+    @abstractmethod
     def catch_up(self) -> None:
-        """Until all that the server has committed by now is durable."""
-        target = Lsn.parse(self._database.value("SELECT pg_current_wal_insert_lsn()::text"))
-        self._database.execute("SELECT pg_logical_emit_message(true, 'tests', '')")  # a commit after all others
-        wait_for(lambda: self._runs() and self.durable() >= target, f"the capture to come to {target}")
+        """Until all that is committed by now is durable."""
 
     def wait_until_it_reads(self) -> None:
-        """Until the server sends it the slot's changes."""
-        query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headwater' AND active"
-        with self._database.connect() as session:
-            wait_for(lambda: self._runs() and session.execute(query).fetchone() == (1,), "the capture to read its slot")
+        """Until it holds a position, or has ended."""
+        wait_for(lambda: self.process.poll() is not None or self.offset() is not None, "the capture to begin")
 
     def peak_megabytes(self) -> float:
         """The most memory that it had so far, as the kernel counts it."""
@@ -109,6 +106,34 @@ class CaptureProcess:
         (peak,) = (line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))
         return int(peak) / 1024
 
-    def _runs(self) -> bool:
+    def runs(self) -> bool:
+        """:raises AssertionError: it has ended."""
         assert self.process.poll() is None, self.said
         return True
+
+
+class PostgresProcess(CaptureProcess):
+    """One capture of tables of *database*."""
+
+    def __init__(self, database: Database, folder: Path, tables: Sequence[str], name: str = "capture") -> None:
+        self._database = database
+        super().__init__(database, folder, tables, name)
+
+    def durable(self) -> int:
+        """How far the source's log is durable in the store."""
+        offset = self.offset()
+        if offset is None:
+            return 0
+        assert isinstance(offset, PostgresOffset)
+        return offset.lsn
+
+    def catch_up(self) -> None:
+        target = Lsn.parse(self._database.value("SELECT pg_current_wal_insert_lsn()::text"))
+        self._database.execute("SELECT pg_logical_emit_message(true, 'tests', '')")  # a commit after all others
+        wait_for(lambda: self.runs() and self.durable() >= target, f"the capture to come to {target}")
+
+    def wait_until_it_reads(self) -> None:
+        """Until the server sends it the slot's changes."""
+        query = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 'headwater' AND active"
+        with self._database.connect() as session:
+            wait_for(lambda: self.runs() and session.execute(query).fetchone() == (1,), "the capture to read its slot")

@@ -1,7 +1,8 @@
-"""A shop whose transactions are known: writers at random, and what their logs must tell afterwards.
+"""A shop whose transactions are known: writers at random, and what the logs of its tables must tell afterwards.
 
-Each transaction leaves a row in ``ledger``: its number, and how many changes of each table it made. So the database
-itself tells, after any crash, which transactions there were; the writers remember those whose commit was confirmed.
+Each transaction leaves a row in ``ledger``: its number, and how many changes of ``orders`` and ``lines`` it made. So
+the database itself tells, after any crash, which transactions there were; the writers remember those whose commit was
+confirmed. What differs from one kind of database to another is a :class:`Shop` of each.
 """
 
 from __future__ import annotations
@@ -9,105 +10,90 @@ from __future__ import annotations
 import random
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import psycopg
-from tests.db.capture.running import selected
-from tests.servers.postgres import Database
+import pyarrow as pa
+from tests.crash.capture.capture_process import CaptureProcess, wait_for
 
 from headwater.capture.replay import replay
 from headwater.log_store import LogView
+from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source
+from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 
-TABLES = ("orders", "lines", "ledger")
-Session = psycopg.Connection[tuple[Any, ...]]
+
+class Shop(ABC):
+    """The shop in one kind of database.
+
+    :cvar schema: of its tables, as their logs name it.
+    :cvar number: the column of ``ledger`` with the number of a transaction.
+    :cvar place: the bytes of a row's position that are those of its transaction.
+    :cvar failures: what a session fails with when the server is killed; none: this one never is.
+    :cvar pause: seconds, at the most, that a writer waits after a transaction.
+    :cvar columns: of collections without a schema.
+    """
+
+    schema: ClassVar[str] = "shop"
+    number: ClassVar[str] = "id"
+    place: ClassVar[slice] = slice(8)
+    failures: ClassVar[tuple[type[Exception], ...]] = ()
+    pause: ClassVar[float] = 0.01
+    columns: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, dsn: str) -> None:
+        self.dsn = dsn
+        self.tables = tuple(f"{self.schema}.{name}" for name in ("orders", "lines", "ledger"))
+
+    @abstractmethod
+    def make_tables(self) -> None: ...
+
+    @abstractmethod
+    def connect(self) -> AbstractContextManager[Any]:
+        """A session for transactions, one after the other."""
+
+    @abstractmethod
+    def transact(self, session: Any, rng: random.Random) -> Hashable:
+        """A transaction at random, committed; its number."""
+
+    @abstractmethod
+    def ledger(self) -> Sequence[tuple[Hashable, int, int]]:
+        """Of each transaction its number, and its changes of ``orders`` and ``lines``."""
+
+    @abstractmethod
+    def selected(self, table: SourceTable) -> pa.Table:
+        """The rows of a table as the server has them now."""
+
+    def numbers(self, store: Path) -> dict[bytes, Hashable]:
+        """The number of each transaction by its place, as the log of ``ledger`` tells it."""
+        told = rows(store, f"{self.schema}.ledger", self.number)
+        return {row["_position"][self.place]: row[self.number] for row in told}
 
 
-def make_tables(database: Database) -> None:
-    database.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(18,4), customer text, at timestamptz)",
-        "CREATE TABLE lines (id bigint, line int, note text, PRIMARY KEY (id, line))",
-        "CREATE TABLE ledger (xid bigint PRIMARY KEY, orders int NOT NULL, lines int NOT NULL)",
-        "CREATE SEQUENCE ids",
-    )
+class ShopProcess(CaptureProcess):
+    """One capture of a shop, whose server's log ends now where *end_of_log* tells."""
 
+    def __init__(self, shop: Shop, folder: Path, end_of_log: Callable[[], CdcOffset]) -> None:
+        self._shop, self._end_of_log = shop, end_of_log
+        super().__init__(shop, folder, shop.tables)
 
-class Transaction:
-    """One transaction under way, counting its changes."""
+    def start(self, *arguments: str, armed: str = "") -> None:
+        columns = [part for name, text in self._shop.columns.items() for part in ("--columns", f"{name}={text}")]
+        super().start(*columns, *arguments, armed=armed)
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self.changes: Counter[str] = Counter()
+    def catch_up(self) -> None:
+        target = self._end_of_log()
 
-    def run(self, statement: str) -> int:
-        """A statement that is not counted; how many rows it touched."""
-        return self._session.execute(statement.encode()).rowcount
+        def is_there() -> bool:
+            offset = self.offset()
+            return self.runs() and offset is not None and offset >= target
 
-    def insert_orders(self, count: int) -> None:
-        row = "nextval('ids'), random() * 1000, 'customer ' || i, now()"
-        self.changes["orders"] += self.run(f"INSERT INTO orders SELECT {row} FROM generate_series(1, {count}) i")
-
-    def insert_lines(self, count: int) -> None:
-        row = "nextval('ids'), i, md5(i::text)"
-        self.changes["lines"] += self.run(f"INSERT INTO lines SELECT {row} FROM generate_series(1, {count}) i")
-
-    def update(self, table: str, change: str, one_in: int) -> None:
-        self.changes[table] += self.run(f"UPDATE {table} SET {change} WHERE id % {one_in} = 0")
-
-    def delete(self, table: str, one_in: int) -> None:
-        self.changes[table] += self.run(f"DELETE FROM {table} WHERE id % {one_in} = 1")
-
-    def change_keys(self, table: str, one_in: int) -> None:
-        """Each is a delete and an insert."""
-        self.changes[table] += 2 * self.run(f"UPDATE {table} SET id = nextval('ids') WHERE id % {one_in} = 2")
-
-    def end(self) -> int:
-        """Enter it in the ledger; its number."""
-        values = f"pg_current_xact_id()::text::bigint, {self.changes['orders']}, {self.changes['lines']}"
-        entered = self._session.execute(f"INSERT INTO ledger VALUES ({values}) RETURNING xid".encode()).fetchone()
-        assert entered is not None
-        return int(entered[0])
-
-
-def transact(transaction: Transaction, rng: random.Random) -> None:
-    """The statements of a transaction at random."""
-    kind = rng.choices(
-        ("insert", "both", "update", "delete", "keys", "savepoint", "large", "truncate"), (30, 25, 15, 12, 8, 6, 3, 1)
-    )[0]
-    one_in = rng.randint(5, 40)
-    if kind == "insert":
-        transaction.insert_orders(rng.randint(1, 20))
-    elif kind == "both":
-        transaction.insert_orders(rng.randint(1, 5))
-        transaction.insert_lines(rng.randint(1, 5))
-        transaction.update("orders", "amount = amount + 1", one_in)
-    elif kind == "update":
-        transaction.update("orders", "customer = 'changed'", one_in)
-        transaction.update("lines", "note = NULL", one_in)
-    elif kind == "delete":
-        transaction.delete("lines", one_in)
-        transaction.delete("orders", one_in)
-    elif kind == "keys":
-        transaction.change_keys("orders", one_in)
-        transaction.change_keys("lines", one_in)
-    elif kind == "savepoint":
-        transaction.insert_lines(3)
-        transaction.run("SAVEPOINT here")
-        before = transaction.changes.copy()
-        transaction.insert_orders(rng.choice((3, 800)))
-        transaction.run("ROLLBACK TO SAVEPOINT here")
-        transaction.changes = before
-        transaction.insert_orders(2)
-    elif kind == "large":
-        transaction.insert_orders(rng.randint(1000, 4000))
-        transaction.insert_lines(1000)
-        transaction.delete("orders", 2)
-    else:
-        transaction.run(rng.choice(("TRUNCATE lines", "TRUNCATE orders, lines")))
-        transaction.insert_lines(1)
+        wait_for(is_there, "the capture to come to the end of the log")
 
 
 class Writer(threading.Thread):
@@ -116,84 +102,83 @@ class Writer(threading.Thread):
     :ivar confirmed: the numbers of those whose commit the server confirmed.
     """
 
-    def __init__(self, database: Database, seed: str) -> None:
+    def __init__(self, shop: Shop, seed: str) -> None:
         super().__init__(daemon=True)
-        self._database = database
+        self._shop = shop
         self._rng = random.Random(seed)
         self._ended = threading.Event()
-        self.confirmed: list[int] = []
+        self._failure: BaseException | None = None
+        self.confirmed: list[Hashable] = []
 
     def end(self) -> None:
+        """:raises AssertionError: it had failed, and not by a crash of the server."""
         self._ended.set()
         self.join(60)
         assert not self.is_alive()
+        assert self._failure is None, self._failure
 
     def run(self) -> None:
+        try:
+            while not self._ended.is_set():
+                try:
+                    with self._shop.connect() as session:
+                        self._write(session)
+                except self._shop.failures:
+                    time.sleep(0.05)
+        except BaseException as error:
+            self._failure = error
+
+    def _write(self, session: Any) -> None:
         while not self._ended.is_set():
-            try:
-                with self._database.connect() as session:
-                    self._write(session)
-            except psycopg.OperationalError:
-                time.sleep(0.05)
-
-    def _write(self, session: Session) -> None:
-        while not self._ended.is_set():
-            with session.transaction():
-                transaction = Transaction(session)
-                transact(transaction, self._rng)
-                number = transaction.end()
-            self.confirmed.append(number)
-            self._ended.wait(self._rng.random() * 0.01)
+            self.confirmed.append(self._shop.transact(session, self._rng))
+            self._ended.wait(self._rng.random() * self._shop.pause)
 
 
-def verify(database: Database, store: Path, confirmed: list[int]) -> int:
+def rows(store: Path, log: str, *columns: str) -> list[dict[str, Any]]:
+    """Epoch and position of each row of a log, and some of its columns, in its order."""
+    names = ["_epoch", "_seq", "_position", *columns]
+    with open_reader(store) as reader, reader.snapshot() as view:
+        shown = LogView.open(view, log)
+        found = [row for batch in shown.read_range(0, shown.sealed) for row in batch.select(names).to_pylist()]
+    return sorted(found, key=lambda row: (row["_epoch"], row["_seq"]))
+
+
+def verify(shop: Shop, store: Path, confirmed: Sequence[Hashable]) -> int:
     """The logs tell the tables, and every transaction once, whole, in order; how many there were.
 
     :raises AssertionError: they do not.
     """
-    ledger = {xid: Counter(orders=orders, lines=lines, ledger=1) for xid, orders, lines in _ledger(database)}
+    ledger = {number: Counter(orders=orders, lines=lines, ledger=1) for number, orders, lines in shop.ledger()}
     assert set(confirmed) <= ledger.keys(), "a commit that was confirmed is gone from the server"
-    found: defaultdict[int, Counter[str]] = defaultdict(Counter)
-    epochs: defaultdict[int, set[int]] = defaultdict(set)
+    assert shop.failures or set(confirmed) == ledger.keys(), "every commit is confirmed by a server that lives"
+    found: defaultdict[bytes, Counter[str]] = defaultdict(Counter)
+    epochs: defaultdict[bytes, set[int]] = defaultdict(set)
     positions: list[bytes] = []
-    for table in TABLES:
-        rows = _rows(store, f"public.{table}")
-        told = [position for _, _, position in rows]
-        assert told == sorted(told), f"{table}: the order of the log is not that of the commits"
-        positions += told
-        for epoch, _, position in rows:
-            xid = int.from_bytes(position[-4:], "big")
-            found[xid][table] += 1
-            epochs[xid].add(epoch)
+    for table in shop.tables:
+        told = rows(store, table)
+        own = [row["_position"] for row in told]
+        assert own == sorted(own), f"{table}: the order of the log is not that of the commits"
+        positions += own
+        for row in told:
+            place = row["_position"][shop.place]
+            found[place][table.removeprefix(f"{shop.schema}.")] += 1
+            epochs[place].add(row["_epoch"])
     assert len(positions) == len(set(positions)), "a change came twice"
-    assert {xid: +counts for xid, counts in found.items()} == {xid: +counts for xid, counts in ledger.items()}
-    split = [xid for xid, seen in epochs.items() if len(seen) > 1]
-    assert split == [], "transactions in more than one epoch"
-    for table in TABLES:
-        _compare(database, store, table)
+    assert all(len(seen) == 1 for seen in epochs.values()), "transactions in more than one epoch"
+    numbers = shop.numbers(store)
+    assert {numbers[place]: +counts for place, counts in found.items()} == {
+        number: +counts for number, counts in ledger.items()
+    }
+    for table in shop.tables:
+        _compare(shop, store, table)
     return len(ledger)
 
 
-def _ledger(database: Database) -> list[tuple[Any, ...]]:
-    return database.execute("SELECT xid, orders, lines FROM ledger")
-
-
-def _rows(store: Path, log: str) -> list[tuple[int, int, bytes]]:
-    """Epoch, place in it and position of each row of a log."""
-    rows: list[tuple[int, int, bytes]] = []
-    with open_reader(store) as reader, reader.snapshot() as view:
-        shown = LogView.open(view, log)
-        for batch in shown.read_range(0, shown.sealed):
-            columns = (batch.column(name).to_pylist() for name in ("_epoch", "_seq", "_position"))
-            rows += zip(*columns, strict=True)
-    return sorted(rows)
-
-
-def _compare(database: Database, store: Path, name: str) -> None:
-    source = open_source(database.dsn, spill=store / "unused")
+def _compare(shop: Shop, store: Path, name: str) -> None:
+    source = open_source(shop.dsn, spill=store / "unused", columns=shop.columns)
     (table,) = source.tables([name])
     source.close()
-    expected = selected(database, table)
+    expected = shop.selected(table)
     with open_reader(store) as reader, reader.snapshot() as view:
         found = replay(view, table.full_name).select(expected.schema.names)
     order = [(column, "ascending") for column in table.key_columns]

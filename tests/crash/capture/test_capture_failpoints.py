@@ -6,8 +6,9 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.crash.capture.capture_process import CaptureProcess
-from tests.crash.capture.shop import TABLES, Transaction, make_tables, verify
+from tests.crash.capture.capture_process import PostgresProcess
+from tests.crash.capture.postgres_shop import TABLES, PostgresShop, Transaction
+from tests.crash.capture.shop import verify
 from tests.sampled import SOAK, share
 from tests.servers.postgres import Database
 
@@ -83,8 +84,9 @@ def _write_much(opened: psycopg.Connection[tuple[object, ...]]) -> int:
 def test_a_kill_at_a_durable_step_loses_and_repeats_nothing(
     step: str, hit: int, when: str, database: Database, tmp_path: Path
 ) -> None:
-    make_tables(database)
-    capture = CaptureProcess(database, tmp_path, TABLES)
+    shop = PostgresShop(database)
+    shop.make_tables()
+    capture = PostgresProcess(database, tmp_path, TABLES)
     confirmed: list[int] = []
     try:
         capture.start(armed=f"{step}=kill@{hit}")
@@ -101,7 +103,7 @@ def test_a_kill_at_a_durable_step_loses_and_repeats_nothing(
         confirmed += write(database, large=False)
         capture.catch_up()
         capture.stop()
-        assert verify(database, capture.store, confirmed) == len(confirmed)
+        assert verify(shop, capture.store, confirmed) == len(confirmed)
         assert capture.said == ""
     finally:
         capture.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.crash.capture.capture_process import CaptureProcess
+from tests.crash.capture.capture_process import PostgresProcess
 from tests.servers.postgres import Database
 
 from headwater.log_store import LogView
@@ -21,7 +21,7 @@ def rows_of(store: Path, log: str) -> int:
 
 def test_a_transaction_of_a_million_rows_stays_out_of_memory(database: Database, tmp_path: Path) -> None:
     database.execute("CREATE TABLE many (id bigint PRIMARY KEY, note text)")
-    capture = CaptureProcess(database, tmp_path, ["many"])
+    capture = PostgresProcess(database, tmp_path, ["many"])
     try:
         capture.start()
         capture.wait_until_it_reads()
@@ -40,7 +40,7 @@ def test_two_hundred_tables_in_one_transaction_and_one_by_one(database: Database
     with database.connect() as session, session.transaction():
         for table in tables:
             session.execute(f"CREATE TABLE {table} (id bigint PRIMARY KEY, note text)".encode())
-    capture = CaptureProcess(database, tmp_path, tables)
+    capture = PostgresProcess(database, tmp_path, tables)
     try:
         capture.start()
         capture.wait_until_it_reads()

@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.crash.capture.capture_process import SECONDS, CaptureProcess, wait_for
-from tests.crash.capture.shop import TABLES, Writer, make_tables, verify
+from tests.crash.capture.capture_process import SECONDS, PostgresProcess, wait_for
+from tests.crash.capture.postgres_shop import TABLES, PostgresShop
+from tests.crash.capture.shop import Writer, verify
 from tests.servers.postgres import Database
 
 from headwater.capture import session
@@ -20,9 +21,10 @@ from headwater.sources.postgres.offset import Lsn
 def test_a_capture_that_was_taken_over_while_it_slept_ends_fenced(
     step: str, database: Database, tmp_path: Path
 ) -> None:
-    make_tables(database)
-    old, new = (CaptureProcess(database, tmp_path, TABLES, name) for name in ("old", "new"))
-    writer = Writer(database, step)
+    shop = PostgresShop(database)
+    shop.make_tables()
+    old, new = (PostgresProcess(database, tmp_path, TABLES, name) for name in ("old", "new"))
+    writer = Writer(shop, step)
     try:
         old.start(armed=f"{step}=sleep:8@5")
         old.wait_until_it_reads()
@@ -40,14 +42,14 @@ def test_a_capture_that_was_taken_over_while_it_slept_ends_fenced(
         assert confirmed_lsn(database) <= new.durable(), "the server may forget what is durable here, and no more"
         new.catch_up()
         new.stop()
-        verify(database, new.store, writer.confirmed)
+        verify(shop, new.store, writer.confirmed)
         assert new.said == ""
     finally:
         old.close()
         new.close()
 
 
-def is_asleep(capture: CaptureProcess) -> bool:
+def is_asleep(capture: PostgresProcess) -> bool:
     """Nothing became durable for a while, although the writers go on."""
     before = capture.durable()
     time.sleep(0.7)

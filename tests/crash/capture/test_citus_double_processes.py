@@ -1,38 +1,25 @@
-"""A capture and the nodes of a double of a Citus cluster (plain Postgres, not Citus), killed under live writers.
-
-``HEADWATER_SEED`` gives the seed that a failed run has printed; ``HEADWATER_SOAK=1`` makes it 20 rounds.
-"""
+"""A capture and the nodes of a double of a Citus cluster (plain Postgres, not Citus), killed under live writers."""
 
 from __future__ import annotations
 
-import os
-import random
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from tests.crash.capture.capture_process import CaptureProcess, wait_for
+from tests.crash.capture.rounds import Rounds, Victim, seeded, some_steps
 from tests.db.citus.writing import Writer
 from tests.sampled import SOAK
 from tests.servers.citus_double import CitusDouble, Nodes, log_ends
 
-from headwater.capture import SourceState
-from headwater.capture import session as capture_session
 from headwater.capture.replay import replay
-from headwater.log_store import LogView, sealer
+from headwater.log_store import LogView
 from headwater.sources.citus import members
 from headwater.sources.citus.offset import CitusOffset
 from headwater.state import open_reader
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
-STEPS = (
-    (capture_session.AFTER_BEGIN, 1),
-    (sealer.BEFORE_SEAL, 3),
-    (sealer.AFTER_SEAL, 3),
-    (capture_session.BEFORE_ACKNOWLEDGE, 2),
-)
 JOINING = (members.BEFORE_JOIN, members.JOINING_MADE, members.AFTER_JOIN)
 LEAVING = (members.BEFORE_RETIRE, members.AFTER_RETIRE)
 
@@ -42,36 +29,24 @@ class ClusterProcess(CaptureProcess):
 
     def __init__(self, double: CitusDouble, folder: Path) -> None:
         self._double = double
-        super().__init__(double, folder, ["acc"])  # type: ignore[arg-type]
+        super().__init__(double, folder, ["acc"])
 
     def offset(self) -> CitusOffset | None:
-        try:
-            with open_reader(self.store) as reader, reader.snapshot() as view:
-                record, _ = SourceState.read(view)
-        except LookupError:
-            return None
-        if record is None:
-            return None
-        assert isinstance(record.offset, CitusOffset)
-        return record.offset
+        offset = super().offset()
+        assert offset is None or isinstance(offset, CitusOffset)
+        return offset
 
     def catch_up(self) -> None:
-        """Until all that the nodes have committed by now is durable."""
         targets = log_ends(self._double)
 
         def is_there() -> bool:
-            assert self.process.poll() is None, self.said
             offset = self.offset()
-            if offset is None:
+            if not self.runs() or offset is None:
                 return False
             left = targets.keys() - set(offset.retired)
             return all(group in offset.nodes and offset.nodes[group].at.lsn >= targets[group] for group in left)
 
         wait_for(is_there, "the capture to come to the end of all logs")
-
-    def wait_until_it_reads(self) -> None:
-        """Until it holds a position."""
-        wait_for(lambda: self.process.poll() is not None or self.offset() is not None, "the capture to begin")
 
     def assert_exactly_once(self) -> None:
         """The log has every change once, and the table that it tells of is the cluster's."""
@@ -95,43 +70,27 @@ def nodes() -> Iterator[Nodes]:
 
 @pytest.mark.timeout(900)
 def test_every_change_arrives_exactly_once_whichever_node_or_capture_is_killed(nodes: Nodes, tmp_path: Path) -> None:
-    seed = os.environ.get("HEADWATER_SEED") or str(time.time_ns())
-    print(f"HEADWATER_SEED={seed}")
-    rng = random.Random(seed)
+    _, rng = seeded()
     with CitusDouble([nodes.server(place) for place in range(3)], nodes.name()) as double:
         double.distribute("acc", COLUMNS)
         capture = ClusterProcess(double, tmp_path)
         writer = Writer(double, "acc", keys=500)
+        lives = Rounds(capture, [writer], rng)
+
+        def some() -> list[Victim]:
+            return rng.sample([capture, *double.servers.values()], rng.choice((1, 2)))
+
+        def move_a_shard() -> None:
+            if SOAK and rng.random() < 0.5:
+                with writer.may_write:
+                    shard, owner = rng.choice(list(double.tables["acc"].shards.items()))
+                    double.move("acc", shard, 3 - owner)
+                    writer.forget_owners()
+
         try:
-            for step, hit in STEPS if SOAK else STEPS[1::2]:
-                capture.start(armed=f"{step}=kill@{hit}")
-                capture.wait_until_it_reads()
-                if capture.offset() is not None and not writer.is_alive():
-                    writer.start()
-                capture.killed_by_failpoint()
-            capture.start()
-            for _ in range(20 if SOAK else 1):
-                capture.wait_until_it_reads()
-                time.sleep(rng.uniform(0.0, 1.0))
-                victims = rng.sample(["capture", 0, 1, 2], rng.choice((1, 2)))
-                if "capture" in victims:
-                    capture.kill9()
-                for victim in victims:
-                    if isinstance(victim, int):
-                        double.servers[victim].kill9()
-                for victim in victims:
-                    if isinstance(victim, int):
-                        double.servers[victim].start()
-                if SOAK and rng.random() < 0.5:
-                    with writer.may_write:
-                        shard, owner = rng.choice(list(double.tables["acc"].shards.items()))
-                        double.move("acc", shard, 3 - owner)
-                        writer.forget_owners()
-                if "capture" in victims:
-                    capture.start()
-            writer.end()
-            capture.catch_up()
-            capture.stop()
+            lives.die_at(some_steps(rng, 2))
+            lives.die_at_random(20 if SOAK else 1, some, move_a_shard)
+            lives.end()
             capture.assert_exactly_once()
         finally:
             capture.close()
@@ -183,6 +142,5 @@ def test_a_node_joins_and_leaves_exactly_once_whichever_step_is_killed(nodes: No
 
 
 def _follows(capture: ClusterProcess, group: int, wanted: bool) -> bool:
-    assert capture.process.poll() is None, capture.said
     offset = capture.offset()
-    return offset is not None and (group in offset.nodes) == wanted
+    return capture.runs() and offset is not None and (group in offset.nodes) == wanted

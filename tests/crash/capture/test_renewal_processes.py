@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
-import os
-import random
 import time
 from collections import Counter
 from pathlib import Path
 
 import psycopg
 import pytest
-from tests.crash.capture.capture_process import CaptureProcess, wait_for
-from tests.crash.capture.shop import TABLES, Writer, make_tables
+from tests.crash.capture.capture_process import PostgresProcess, wait_for
+from tests.crash.capture.postgres_shop import TABLES, PostgresShop
+from tests.crash.capture.rounds import seeded
+from tests.crash.capture.shop import Writer
 from tests.crash.capture.test_renewal_failpoints import captured, write
+from tests.sampled import SOAK
 from tests.servers.postgres import Database
 
 from headwater.capture import TableState
@@ -26,19 +27,18 @@ from headwater.sources.postgres.offset import PostgresOffset
 from headwater.state import Catalog, open_reader
 from headwater.state.beside import open_beside_reader
 
-ROUNDS = 30 if os.environ.get("HEADWATER_SOAK") == "1" else 5
+ROUNDS = 30 if SOAK else 5
 
 
 @pytest.mark.timeout(900)
 def test_a_capture_that_is_killed_at_random_while_it_is_renewed_misses_nothing_after_it(
     database: Database, tmp_path: Path
 ) -> None:
-    seed = os.environ.get("HEADWATER_SEED") or str(time.time_ns())
-    print(f"HEADWATER_SEED={seed}")
-    rng = random.Random(seed)
-    make_tables(database)
-    capture = CaptureProcess(database, tmp_path, TABLES)
-    writer = Writer(database, seed)
+    seed, rng = seeded()
+    shop = PostgresShop(database)
+    shop.make_tables()
+    capture = PostgresProcess(database, tmp_path, TABLES)
+    writer = Writer(shop, seed)
     try:
         capture.start()
         capture.wait_until_it_reads()
@@ -54,7 +54,7 @@ def test_a_capture_that_is_killed_at_random_while_it_is_renewed_misses_nothing_a
             time.sleep(rng.uniform(0.3, 3.0))
         capture.kill9()
         capture.start()
-        wait_for(lambda: runs(capture) and not unanswered(capture.store), "all requests to be done")
+        wait_for(lambda: capture.runs() and not unanswered(capture.store), "all requests to be done")
         time.sleep(1.0)
         capture.kill9()
         writer.end()
@@ -67,11 +67,6 @@ def test_a_capture_that_is_killed_at_random_while_it_is_renewed_misses_nothing_a
         assert capture.said == ""
     finally:
         capture.close()
-
-
-def runs(capture: CaptureProcess) -> bool:
-    assert capture.process.poll() is None, capture.said
-    return True
 
 
 def drop_slot(database: Database) -> bool:

@@ -17,6 +17,7 @@ from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState
 from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.log_store.log_events import LogEvent, events_of
+from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.offset import Lsn, PostgresOffset
@@ -78,15 +79,11 @@ class RunningCapture:
             raise self.failure
 
     def durable(self) -> int:
-        try:
-            with open_reader(self.store) as reader, reader.snapshot() as view:
-                record, _ = SourceState.read(view)
-        except LookupError:
+        offset = stored_offset(self.store)
+        if offset is None:
             return 0
-        if record is None:
-            return 0
-        assert isinstance(record.offset, PostgresOffset)
-        return record.offset.lsn
+        assert isinstance(offset, PostgresOffset)
+        return offset.lsn
 
     def fails_to_start(self, tables: Sequence[str] | None = None) -> BaseException:
         """Start it, to the failure that ends it."""
@@ -151,6 +148,14 @@ class RunningCapture:
             found, expected = found.sort_by(order), expected.sort_by(order)
             assert found.num_rows == expected.num_rows, (name, found.num_rows, expected.num_rows)
             assert found.cast(expected.schema).equals(expected), name
+
+
+def stored_offset(store: Path) -> CdcOffset | None:
+    """The position that a store holds."""
+    with contextlib.suppress(LookupError), open_reader(store) as reader, reader.snapshot() as view:
+        record, _ = SourceState.read(view)
+        return None if record is None else record.offset
+    return None
 
 
 def selected(database: Database, table: SourceTable) -> pa.Table:

@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
-from tests.db.capture.running import RunningCapture
+from tests.db.capture.running import RunningCapture, stored_offset
 
-from headwater.capture import SourceState
 from headwater.sources.mysql.connection import Dsn, connect
 from headwater.sources.mysql.offset import MySqlOffset
 from headwater.sources.mysql.server import Server, log_position
 from headwater.sources.table import SourceTable
-from headwater.state import open_reader
 
 
 def end_of_log(dsn: str) -> MySqlOffset:
@@ -56,12 +54,9 @@ class MySqlCapture(RunningCapture):
 
     def offset(self) -> MySqlOffset | None:
         """The position that the store holds."""
-        with contextlib.suppress(LookupError), open_reader(self.store) as reader, reader.snapshot() as view:
-            record, _ = SourceState.read(view)
-            if record is not None:
-                assert isinstance(record.offset, MySqlOffset)
-                return record.offset
-        return None
+        offset = stored_offset(self.store)
+        assert offset is None or isinstance(offset, MySqlOffset)
+        return offset
 
     def selected(self, table: SourceTable) -> pa.Table:
         return selected(self.server, table)
