@@ -8,13 +8,13 @@ be ``db_owner`` there, SQL Server Agent must run, and everything in the schema `
 from __future__ import annotations
 
 import os
-import time
 from typing import Any, Final, Self
 
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
 from headwater.sources.sqlserver.connection import Dsn, Session
-from headwater.sources.sqlserver.server import LogWatch, captured_end, log_end
+from headwater.sources.sqlserver.log_watch import settled_end
+from headwater.sources.sqlserver.server import log_end
 
 ADDRESS: Final = os.environ.get("HEADWATER_TEST_SQLSERVER", "")
 SCHEMA: Final = "shop"
@@ -70,15 +70,8 @@ class RealSqlServer:
 
     def wait_for_scan(self) -> None:
         """Until the capture job has read all that is committed by now."""
-        watch = LogWatch()
         with Session(Dsn(self.dsn)) as session:
-            wanted = log_end(session)
-            end = time.monotonic() + 120
-            reached = captured_end(session)
-            while reached < wanted:
-                assert time.monotonic() < end, "the capture job does not come to the end of the log"
-                time.sleep(0.2)
-                reached = max(captured_end(session), watch.reached(session) or reached)
+            settled_end(session, 120)
 
 
 AnySqlServer = SqlServerDouble | RealSqlServer

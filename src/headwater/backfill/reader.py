@@ -90,17 +90,16 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
     mark = mark_from_json(unit.snapshot)
     with _store(options.store).snapshot() as view:
         table = columns_now(unit.table, LogView.open(view, unit.table.full_name).log.schema)
-    for part in unit.ranges:
-        for batch in read_rewound(
-            external.source,
-            table,
-            part,
-            mark,
-            lambda high: _changes_up_to(options, unit, table, mark, high),
-            lambda: _order(options.source, table),
-            names_now(unit.table, table, unit.columns),
-        ):
-            yield batch if table == unit.table else as_planned(batch, unit.table, unit.columns)
+    for batch in read_rewound(
+        external.source,
+        table,
+        unit.ranges,
+        mark,
+        lambda high: _changes_up_to(options, unit, table, mark, high),
+        lambda: _order(options.source, table),
+        names_now(unit.table, table, unit.columns),
+    ):
+        yield batch if table == unit.table else as_planned(batch, unit.table, unit.columns)
 
 
 def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:

@@ -125,6 +125,10 @@ class LogPurged(SourceError, ConflictError):
     """The server has removed files of its log that we had not read: the changes in them are lost to us."""
 
 
+class CommitsCameLate(SourceError, ConflictError):
+    """The server showed commits after we had taken what lies behind them for whole: something there held them back."""
+
+
 class ServerReplaced(SourceError, ConflictError):
     """Behind the same address is another server than the one whose positions we hold."""
 

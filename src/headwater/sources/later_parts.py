@@ -6,7 +6,7 @@ See :class:`~headwater.sources.snapshots.UnsharedSnapshots`: a read that broke g
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Final
 
@@ -14,15 +14,17 @@ import pyarrow as pa
 
 from headwater.errors import TransientError
 from headwater.sources.errors import SnapshotExpired
-from headwater.sources.snapshots import LaterPart
+from headwater.sources.snapshots import LaterParts
 from headwater.sources.splits import KeyRange
 
 PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 """Seconds before each new try; the count begins anew when rows came."""
 
 
-def read_later(open_part: Callable[[KeyRange], LaterPart], part: KeyRange) -> Iterator[pa.RecordBatch]:
-    """The rows of *part* as they are now; after a break those that follow as they are then.
+def read_later(
+    open_parts: Callable[[Sequence[KeyRange]], LaterParts], parts: Sequence[KeyRange]
+) -> Iterator[pa.RecordBatch]:
+    """The rows of *parts* as they are now; after a break those that follow as they are then.
 
     :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
     """
@@ -30,7 +32,7 @@ def read_later(open_part: Callable[[KeyRange], LaterPart], part: KeyRange) -> It
     while True:
         reached = None
         try:
-            with closing(open_part(part)) as reading:
+            with closing(open_parts(parts)) as reading:
                 for batch in reading.batches():
                     yield batch
                     tries, reached = 0, reading
@@ -43,4 +45,4 @@ def read_later(open_part: Callable[[KeyRange], LaterPart], part: KeyRange) -> It
             time.sleep(PAUSES[tries])
             tries += 1
             if reached is not None:
-                part = KeyRange(reached.cut, part.end)
+                parts = reached.progress.rest

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headwater.sources.errors import InvalidOffset
 from headwater.sources.offset import CdcOffset
-from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
+from headwater.sources.splits import Cut, KeyRange, PartsProgress, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
 _MARKS: Final = {
@@ -146,8 +146,8 @@ class SnapshotSource(Protocol):
         ...
 
 
-class LaterPart(Protocol):
-    """One read of a part of a table in a transaction of its own, later than the snapshot that it was planned in."""
+class LaterParts(Protocol):
+    """One read of parts of a table in a transaction of its own, later than the snapshot that they were planned in."""
 
     @property
     def high(self) -> CdcOffset:
@@ -155,12 +155,12 @@ class LaterPart(Protocol):
         ...
 
     @property
-    def cut(self) -> Cut | None:
-        """Just after the last row that was given; ``None`` before the first."""
+    def progress(self) -> PartsProgress:
+        """How far the rows were given."""
         ...
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in key order. :raises SourceUnreachable: the connection broke."""
+        """The rows, part by part, each in key order. :raises SourceUnreachable: the connection broke."""
         ...
 
     def close(self) -> None: ...
@@ -173,8 +173,10 @@ class UnsharedSnapshots(SnapshotSource, Protocol):
     Tasks read later than the snapshot that was planned in, and undo with the log what was committed since.
     """
 
-    def open_part(self, table: SourceTable, part: KeyRange, *, columns: Sequence[str] | None = None) -> LaterPart:
-        """The rows of *part* as they are now.
+    def open_parts(
+        self, table: SourceTable, parts: Sequence[KeyRange], *, columns: Sequence[str] | None = None
+    ) -> LaterParts:
+        """The rows of *parts* as they are now, all at one moment.
 
         :raises SnapshotExpired: the table is not what it was: it must be planned anew.
         :raises SourceUnreachable: no answer.

@@ -58,6 +58,35 @@ class KeyRange:
         return cls(*(None if cut is None else Cut.from_json(cut) for cut in value))
 
 
+class PartsProgress:
+    """How far some ranges were read, one after the other, each in key order."""
+
+    def __init__(self, parts: Sequence[KeyRange]) -> None:
+        self._parts = tuple(parts)
+        self._ended = 0
+        self._cut: Cut | None = None
+
+    def reach(self, cut: Cut) -> None:
+        """All rows of the range up to *cut* were given."""
+        self._cut = cut
+
+    def end_part(self) -> None:
+        """All rows of the range were given; the next one begins."""
+        self._ended, self._cut = self._ended + 1, None
+
+    @property
+    def given(self) -> tuple[KeyRange, ...]:
+        """What was read."""
+        ended = self._parts[: self._ended]
+        return ended if self._cut is None else (*ended, KeyRange(self._parts[self._ended].start, self._cut))
+
+    @property
+    def rest(self) -> tuple[KeyRange, ...]:
+        """What was not."""
+        rest = self._parts[self._ended :]
+        return rest if self._cut is None else (KeyRange(self._cut, rest[0].end), *rest[1:])
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """One split as it was planned.

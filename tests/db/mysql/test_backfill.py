@@ -20,7 +20,7 @@ from tests.servers.mariadb import MariaDbServer
 from tests.servers.mysql_family import FILES, MYSQL
 
 from headwater.sources.errors import SnapshotExpired
-from headwater.sources.mysql.part import MySqlPart
+from headwater.sources.mysql.parts import MySqlParts
 
 
 def test_history_and_changes_have_the_same_values_of_every_type(server: MariaDbServer, tmp_path: Path) -> None:
@@ -125,9 +125,9 @@ def test_m21_connections_that_are_killed_in_the_middle_go_on_after_the_last_row(
     create(mariadb, 3000)
     mariadb.execute("UPDATE shop.orders SET note = REPEAT('x', 4000)")  # more than lies in the socket
     killed = 0
-    batches = MySqlPart.batches
+    batches = MySqlParts.batches
 
-    def killing(part: MySqlPart) -> Iterator[pa.RecordBatch]:
+    def killing(part: MySqlParts) -> Iterator[pa.RecordBatch]:
         nonlocal killed
         part._block_bytes = 500_000
         for number, batch in enumerate(batches(part)):
@@ -136,7 +136,7 @@ def test_m21_connections_that_are_killed_in_the_middle_go_on_after_the_last_row(
                 killed += 1
                 mariadb.execute(f"KILL {part.session.thread_id()}")
 
-    monkeypatch.setattr(MySqlPart, "batches", killing)
+    monkeypatch.setattr(MySqlParts, "batches", killing)
     with running(mariadb, tmp_path, TABLE) as capture:
         query = Delivering(capture, TABLE, split_rows=10_000)
         with writer(mariadb, 0.01):

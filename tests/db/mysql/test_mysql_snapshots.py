@@ -321,7 +321,7 @@ def test_a_mark_has_what_was_committed_before_it(server: MariaDbServer) -> None:
             assert before.mark.high < after.mark.low
             assert mark_from_json(after.name) == after.mark
             table = described(server, "t")
-            with closing(source.open_part(table, ALL)) as part:
+            with closing(source.open_parts(table, [ALL])) as part:
                 assert part.high == after.mark.high
                 server.execute("INSERT INTO shop.t VALUES (2)")
                 assert rows_of(part.batches()) == [{"id": 1}]

@@ -23,7 +23,7 @@ from tests.servers.sqlserver_double.server import SqlServerDouble
 from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange
-from headwater.sources.sqlserver.part import SqlServerPart
+from headwater.sources.sqlserver.parts import SqlServerParts
 
 
 @pytest.mark.parametrize("isolation", share(["snapshot", "read committed"], 1, 2))
@@ -72,7 +72,7 @@ def test_a_connection_that_breaks_while_history_is_read_goes_on_after_the_last_r
     double: SqlServerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(double, 500)
-    monkeypatch.setattr("headwater.sources.sqlserver.part.BLOCK_ROWS", 50)
+    monkeypatch.setattr("headwater.sources.sqlserver.parts.BLOCK_ROWS", 50)
     with running(double, tmp_path, TABLE) as capture:
         query = SqlServerDelivering(capture, TABLE, split_rows=200, interval_seconds=0.05)
         for _ in range(3):
@@ -121,8 +121,8 @@ def test_the_way_of_reading_is_told(server: AnySqlServer, tmp_path: Path) -> Non
     table, snapshots = described(server, TABLE, tmp_path), open_snapshots(server.dsn)
     for allowed, way in (("ON", "snapshot"), ("OFF", "read committed")):
         server.execute(f"ALTER DATABASE CURRENT SET ALLOW_SNAPSHOT_ISOLATION {allowed}")
-        with snapshots.open_part(table, KeyRange()) as part:  # type: ignore[attr-defined]
-            assert isinstance(part, SqlServerPart)
+        with snapshots.open_parts(table, [KeyRange()]) as part:  # type: ignore[attr-defined]
+            assert isinstance(part, SqlServerParts)
             assert part.isolation == way
             assert sum(batch.num_rows for batch in part.batches()) == 10
 

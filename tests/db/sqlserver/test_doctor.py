@@ -139,3 +139,22 @@ def test_a_third_instance_is_advised_only_with_the_removal_of_the_oldest(double:
     assert finding.fix is not None
     double.execute(*finding.fix.rstrip(";").split("; "))
     assert sorted(one.name for one in double.engine.instances) == ["second", "shop_orders_more"]
+
+
+def test_a_job_that_looks_too_rarely_is_a_problem(double: SqlServerDouble) -> None:
+    create(double)
+    for seconds, level in ((1, Level.OK), (5, Level.NOTE), (31, Level.PROBLEM)):
+        double.engine.polls = seconds
+        assert found(examined(double.dsn, TABLE), "capture job").level is level
+
+
+def test_what_holds_the_capture_job_back_is_told(double: SqlServerDouble) -> None:
+    create(double)
+    double.engine.hardened = double.engine.log_end
+    assert found(examined(double.dsn, TABLE), "replicas").level is Level.NOTE
+    finding = found(examined(double.dsn_of("reader"), TABLE), "replicas")
+    assert finding.level is Level.PROBLEM
+    assert finding.fix is not None
+    assert finding.fix.startswith("GRANT VIEW SERVER STATE TO [reader];")
+    double.engine.waits_for_backup = True
+    assert found(examined(double.dsn, TABLE), "log held back").level is Level.PROBLEM

@@ -135,6 +135,11 @@ class Engine:
         self.scanned = 0
         self.scan_session, self.empty_scans = 1, 0
         self.agent_runs = True
+        self.is_held_back = False
+        self.failures = 0
+        self.polls = 5
+        self.hardened: int | None = None
+        self.waits_for_backup = False
         self.seqvals_are_reversed = False
         self.is_gated = False
         self._block = 0x100
@@ -194,9 +199,15 @@ class Engine:
                 self.commits.append(Commit(lsn, dt.datetime.now(dt.UTC)))
 
     def scan(self) -> None:
-        """What the capture job does each time it looks."""
+        """What the capture job does each time it looks: it finds nothing that it is held back from.
+
+        Held back it is by :attr:`is_held_back`, which nobody can see, and by a replica that has the log up to
+        :attr:`hardened` alone.
+        """
         with self.lock:
-            last = self.commits[-1].lsn if self.commits else 0
+            limit = self.scanned if self.is_held_back else self.hardened
+            shown = [one.lsn for one in self.commits if limit is None or one.lsn <= limit]
+            last = shown[-1] if shown else 0
             if last > self.scanned:
                 self.scanned = last
                 self.scan_session, self.empty_scans = self.scan_session + 1, 0

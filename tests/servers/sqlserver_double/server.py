@@ -18,7 +18,7 @@ from tests.servers.sqlserver_double.engine import Engine, Refused
 from tests.servers.sqlserver_double.session import DoubleSession
 
 PASSWORD = "se cret/1"
-USERS = {"sa": {"state"}, "plain": set[str]()}
+USERS = {"sa": {"state", "server state"}, "reader": {"state"}, "plain": set[str]()}
 """Users by what they may look at."""
 
 

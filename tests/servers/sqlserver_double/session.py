@@ -351,7 +351,22 @@ def _log_end(session: DoubleSession, engine: Engine, text: str) -> list[dict[str
 
 def _scan(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
     session.require("state")
-    return [{"id": engine.scan_session, "empty": engine.empty_scans}]
+    return [{"id": engine.scan_session, "empty": engine.empty_scans, "failures": engine.failures}]
+
+
+def _holds(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [{"has_replicas": int(engine.hardened is not None), "waits_for_backup": int(engine.waits_for_backup)}]
+
+
+def _hardened(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    session.require("server state")
+    assert engine.hardened is not None
+    file, block, record = engine.hardened >> 48, engine.hardened >> 16 & 0xFFFFFFFF, engine.hardened & 0xFFFF
+    return [{"replicas": 1, "known": 1, "hardened": f"{file}{block:010}{record:05}"}]
+
+
+def _polls(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [{"seconds": engine.polls}]
 
 
 def _agent(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
@@ -360,7 +375,7 @@ def _agent(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, 
 
 
 def _jobs(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
-    capture = {"job": "capture", "polls": 5, "retention": 0, "continuous": True}
+    capture = {"job": "capture", "polls": engine.polls, "retention": 0, "continuous": True}
     return [capture, {"job": "cleanup", "polls": 0, "retention": 4320, "continuous": False}]
 
 
@@ -377,6 +392,8 @@ def _ranked(session: DoubleSession, engine: Engine, text: str) -> list[dict[str,
 
 
 _ANSWERS = (
+    ("'IsSyncWithBackup'", _holds),
+    ("sys.dm_hadr_database_replica_states", _hardened),
     ("FROM sys.databases AS d", _server),
     ("FROM sys.database_recovery_status AS r", _fork),
     ("FROM sys.configurations AS c", _longest),
@@ -391,6 +408,7 @@ _ANSWERS = (
     ("FROM sys.dm_db_log_stats", _log_end),
     ("sys.dm_cdc_log_scan_sessions", _scan),
     ("sys.dm_server_services", _agent),
+    ("j.job_type = N'capture'", _polls),
     ("msdb.dbo.cdc_jobs", _jobs),
     ("FROM OPENJSON(", _ranked),
 )

@@ -39,13 +39,13 @@ ChangesUpTo: TypeAlias = Callable[[CdcOffset], Iterator[pa.RecordBatch]]
 def read_rewound(
     source: UnsharedSnapshots,
     table: SourceTable,
-    part: KeyRange,
+    parts: Sequence[KeyRange],
     mark: SnapshotMark,
     changes: ChangesUpTo,
     order: Callable[[], KeyOrder],
     columns: Sequence[str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of *part* at *mark*, in no order.
+    """The rows of *parts* at *mark*, in no order: read at one moment, so that the log is waited for once.
 
     A connection that breaks is made anew, and the read goes on after the last row that was given.
 
@@ -56,7 +56,7 @@ def read_rewound(
     tries = 0
     while True:
         try:
-            reading = source.open_part(table, part, columns=columns)
+            reading = source.open_parts(table, parts, columns=columns)
         except SnapshotExpired:
             raise
         except TransientError:
@@ -80,18 +80,16 @@ def read_rewound(
                 if tries == len(PAUSES):
                     raise
                 broke = True
-            reached = reading.cut
         finally:
             reading.close()
-        if not broke or reached is not None:
-            for old in rewind.old_rows(part if not broke else KeyRange(part.start, reached), order):
+        for part in reading.progress.given:
+            for old in rewind.old_rows(part, order):
                 yield old.select(names)
         if not broke:
             return
         time.sleep(PAUSES[tries])
         tries += 1
-        if reached is not None:
-            part = KeyRange(reached, part.end)
+        parts = reading.progress.rest
 
 
 class Rewind:

@@ -11,7 +11,7 @@ from headwater.sources.mysql.connection import Dsn
 from headwater.sources.mysql.export import MySqlSnapshot
 from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order, with_session
 from headwater.sources.mysql.key_range import printed_range
-from headwater.sources.mysql.part import MySqlPart
+from headwater.sources.mysql.parts import MySqlParts
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 
@@ -43,10 +43,12 @@ class MySqlSnapshots:
         """*part* as a person named it, its values as cuts have them. :raises InvalidRange: it has no such."""
         return with_session(self._dsn, lambda session: printed_range(session, table, part))
 
-    def open_part(self, table: SourceTable, part: KeyRange, *, columns: Sequence[str] | None = None) -> MySqlPart:
-        """The rows of *part* as they are now; see :class:`~headwater.sources.snapshots.LaterPart`."""
+    def open_parts(
+        self, table: SourceTable, parts: Sequence[KeyRange], *, columns: Sequence[str] | None = None
+    ) -> MySqlParts:
+        """The rows of *parts* as they are now; see :class:`~headwater.sources.snapshots.LaterParts`."""
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
-        return MySqlPart(self._dsn, table, part, wanted)
+        return MySqlParts(self._dsn, table, parts, wanted)
 
     def read(
         self,
@@ -61,4 +63,4 @@ class MySqlSnapshots:
 
         :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
         """
-        return read_later(lambda rest: self.open_part(table, rest, columns=columns), part)
+        return read_later(lambda rest: self.open_parts(table, rest, columns=columns), [part])

@@ -1,7 +1,18 @@
 """SqlServerChangeStream: what change data capture shows, as what the capture is told (:mod:`headwater.sources.events`).
 
 It is polled: the commits that follow the position, then the rows of each table in them. A commit is read as a whole,
-over all tables, before a boundary is told. While nothing is changed the position goes on with the log (:mod:`.server`).
+over all tables, before a boundary is told. While nothing is changed the position goes on with the log
+(:mod:`.log_watch`).
+
+Commits that follow the last one that was really told are asked for each time, and not those that follow the position:
+
+====================================  =======================================================================
+a commit is shown that lies           what happens
+====================================  =======================================================================
+behind the position                   it is told
+before it, after the last sealed one  the session ends, and the next one tells it, from the last seal on
+before the last sealed position       :class:`CommitsCameLate`: whoever went by that position lacks it
+====================================  =======================================================================
 """
 
 from __future__ import annotations
@@ -10,16 +21,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from headwater.sources.errors import LogPurged, SourceNotFound
+from headwater.sources.errors import CommitsCameLate, LogPurged, SourceBusy, SourceError, SourceNotFound
 from headwater.sources.events import Boundary, Changes, Event, StreamStatus
 from headwater.sources.offset import CdcOffset
 from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
 from headwater.sources.sqlserver.followed import FollowedTables, Stretch
 from headwater.sources.sqlserver.instances import CaptureInstance, column_came, has_changes, read_instances
+from headwater.sources.sqlserver.log_watch import LogWatch
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.offset import SqlServerOffset
 from headwater.sources.sqlserver.rows import Interval, read_stretch
-from headwater.sources.sqlserver.server import LogWatch, commits_after
+from headwater.sources.sqlserver.server import commits_after
 from headwater.sources.table import SourceTable
 
 MAX_ROWS: Final = 32_768
@@ -42,7 +54,7 @@ class SqlServerChangeStream:
     ) -> None:
         self._dsn, self._tables, self._sleep = dsn, tables, sleep
         self._session = Session(dsn)
-        self._told = start
+        self._told = self._sealed = start
         self._reading: Iterator[Event] | None = None
         self._after: dict[tuple[str, str], Lsn] = {}
         self._most = MAX_COMMITS
@@ -106,12 +118,26 @@ class SqlServerChangeStream:
         return events
 
     def _begin_interval(self) -> bool:
-        """Whether there are commits that were not told."""
-        commits = commits_after(self._session, self._told.commit_lsn, self._most)
+        """Whether there are commits that were not told. :raises CommitsCameLate: before the position that is sealed."""
+        commits = commits_after(self._session, self._told.told, self._most)
         if not commits:
             return False
+        if commits[0].lsn <= self._told.commit_lsn:
+            raise self._late(commits[0].lsn)
         self._reading = self._interval(Interval(commits))
         return True
+
+    def _late(self, commit: Lsn) -> SourceError:
+        if commit > self._sealed.commit_lsn:
+            return SourceBusy(
+                f"{self._dsn} showed the commit {commit.hex} late: the capture job was held back from the log.",
+                next_step="Nothing is to be done: it is told from the last seal on.",
+            )
+        return CommitsCameLate(
+            f"{self._dsn} showed the commit {commit.hex} only now, and we hold all up to"
+            f" {self._sealed.commit_lsn.hex}: its capture job had found nothing while it was held back from the log.",
+            next_step=f"{RESNAPSHOT}. What holds it back, such as a replica that is away: headwater doctor {self._dsn}",
+        )
 
     def _interval(self, interval: Interval) -> Iterator[Event]:
         first, last = self._told.commit_lsn.following, interval.last
@@ -176,14 +202,14 @@ class SqlServerChangeStream:
         reached = self._watch.reached(self._session)
         goes_on = reached is not None and reached > self._told.commit_lsn
         if goes_on or now - self._looked >= INSTANCES_SECONDS:
-            if commits_after(self._session, self._told.commit_lsn, 1):
+            if commits_after(self._session, self._told.told, 1):
                 return  # of the time before that place, perhaps: they are told first
             self._looked = now
             instances = read_instances(self._session, self._tables.ids)
             events.extend(self._tables.uncovered(instances, self._told.commit_lsn.following))
         if goes_on:
             assert reached is not None
-            self._told = SqlServerOffset(reached)
+            self._told = SqlServerOffset(reached, told_lsn=self._told.told)
             events.append(Boundary(self._told, None, 0))
             self._told_idle = True
         elif not self._told_idle or events:
@@ -192,6 +218,8 @@ class SqlServerChangeStream:
 
     def acknowledge(self, position: CdcOffset) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`: changes are kept by age, whoever has read them."""
+        assert isinstance(position, SqlServerOffset)
+        self._sealed = position
 
     def status(self) -> StreamStatus:
         """See :class:`~headwater.sources.events.ChangeStream`."""

@@ -17,17 +17,17 @@ from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.instances import read_instances
+from headwater.sources.sqlserver.log_watch import settled_end
 from headwater.sources.sqlserver.mark import SqlServerMark
 from headwater.sources.sqlserver.names import TableName
-from headwater.sources.sqlserver.offset import SqlServerOffset
-from headwater.sources.sqlserver.server import Server, settled_end
+from headwater.sources.sqlserver.server import Server
 from headwater.sources.sqlserver.sessions import borrow, give_back
 from headwater.sources.sqlserver.splitting import page_end, plan_splits
 from headwater.sources.sqlserver.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
 COMMIT_SECONDS: Final = 0.1
-"""How long a commit that is on disk, where the capture job has read it, may take until a snapshot has it."""
+"""How long a commit that is on disk, where the capture job has read it, may take until versions of rows show it."""
 
 
 class SqlServerSnapshot:
@@ -45,11 +45,9 @@ class SqlServerSnapshot:
         self._session: Session | None = None
         try:
             with self._asked() as session:
-                server = Server.ask(session)
-                server.require_cdc(session)
-                self._mark = SqlServerMark(SqlServerOffset(settled_end(session)))
-                if server.allows_snapshots:
-                    time.sleep(COMMIT_SECONDS)
+                Server.ask(session).require_cdc(session)
+                self._mark = SqlServerMark(settled_end(session))
+                time.sleep(COMMIT_SECONDS)
         except BaseException:
             self.close()
             raise

@@ -37,6 +37,11 @@ class Lsn(int):
             raise _invalid()
         return cls(int("".join(found.groups()), 16))
 
+    @classmethod
+    def of_decimal(cls, value: int) -> Lsn:
+        """From the decimal form of views about replicas and backups: file, ten digits of block, five of record."""
+        return cls(value // 10**15 << 48 | value // 10**5 % 10**10 << 16 | value % 10**5)
+
     @property
     def hex(self) -> str:
         """As a statement has it, and as the server prints it."""

@@ -4,9 +4,13 @@ No session can enter the snapshot of another one. So the one that plans names a 
 has behind him, and those who read take what is there and undo, with the changes of the log, what was committed since
 (:mod:`headwater.backfill.cdc.rewind`). The rows are those of that number, whoever reads them and when.
 
+That nothing else lies before the number is what the server said; a commit that it had not shown by then and that lies
+before it proves it wrong. A mark therefore knows the last one that was shown, and is an error where a later change has
+another one below the number: the rows that were read may not have it.
+
 The JSON form::
 
-    {"SqlServer": {"at": {"commit_lsn": "0x00000027000007580005"}}}
+    {"SqlServer": {"at": {"commit_lsn": "0x00000027000007580005", "told_lsn": "0x00000027000007400003"}}}
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.errors import InvalidOffset
+from headwater.sources.errors import CommitsCameLate, InvalidOffset
 from headwater.sources.sqlserver.offset import POSITION_DTYPE, SqlServerOffset
 
 
@@ -41,12 +45,22 @@ class SqlServerMark:
         return self.at
 
     def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
-        """For each ``_position`` of a change: whether the snapshot has it already."""
+        """For each ``_position`` of a change: whether the snapshot has it already.
+
+        :raises CommitsCameLate: one of a commit that the server had not shown when it said that there was none.
+        """
         data = positions.buffers()[1]
         if data is None or not len(positions):
             return np.zeros(0, np.bool_)
         rows = np.frombuffer(data, POSITION_DTYPE, len(positions), positions.offset * POSITION_DTYPE.itemsize)
-        contained: NDArray[np.bool_] = rows["place"].astype(np.uint64) <= np.uint64(self.at.commit_lsn.place)
+        places = rows["place"].astype(np.uint64)
+        contained: NDArray[np.bool_] = places <= np.uint64(self.at.commit_lsn.place)
+        if (contained & (places > np.uint64(self.at.told.place))).any():
+            raise CommitsCameLate(
+                f"The server showed a commit before {self.at.commit_lsn.hex} after a history was read there: its"
+                " capture job had been held back from the log.",
+                next_step="Run: headwater resnapshot",
+            )
         return contained
 
     def unseen(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:

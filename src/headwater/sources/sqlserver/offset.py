@@ -10,12 +10,17 @@ row of a transaction     ``(commit, 0, change, serial, operation)``  the change 
 between transactions     ``(commit, 1, 0, 0, 0)``                    all that committed up to *commit* is before it
 =======================  ==========================================  ==================================================
 
+Between transactions the log goes on without changes. A place there also has the last commit that was really told, which
+is no part of the order: a commit that is shown later and lies between the two was held back, and must not be skipped.
+
 The JSON form::
 
     {"SqlServer": {"commit_lsn": "0x00000027000007580005"}}
+    {"SqlServer": {"commit_lsn": "0x00000027000007580005", "told_lsn": "0x00000027000007400003"}}
     {"SqlServer": {"change_lsn": "0x0000…", "commit_lsn": "0x0000…", "event_serial_no": 1, "operation": 4}}
 
-Numbers may also be written with colons, ``00000027:00000758:0005``.
+Without ``told_lsn``, which earlier releases did not write, it is ``commit_lsn`` itself. Numbers may also be written
+with colons, ``00000027:00000758:0005``.
 """
 
 from __future__ import annotations
@@ -50,6 +55,7 @@ class SqlServerOffset(CdcOffset):
     :ivar change_lsn: of a change; ``None`` where the place is between transactions, and so the two that follow.
     :ivar serial: the number among those with the same, from 0.
     :ivar operation: see :data:`OPERATIONS`.
+    :ivar told_lsn: the last commit before the place that the server has shown; ``None``: *commit_lsn*.
     """
 
     kind: ClassVar[str] = "SqlServer"
@@ -58,6 +64,12 @@ class SqlServerOffset(CdcOffset):
     change_lsn: Lsn | None = None
     serial: int = 0
     operation: int = 0
+    told_lsn: Lsn | None = None
+
+    @property
+    def told(self) -> Lsn:
+        """The last commit that the server has shown: those that follow it are asked for."""
+        return self.commit_lsn if self.told_lsn is None else self.told_lsn
 
     @property
     def is_boundary(self) -> bool:
@@ -78,7 +90,8 @@ class SqlServerOffset(CdcOffset):
 
     def to_fields(self) -> dict[str, Any]:
         if self.change_lsn is None:
-            return {"commit_lsn": self.commit_lsn.hex}
+            told = {} if self.told == self.commit_lsn else {"told_lsn": self.told.hex}
+            return {"commit_lsn": self.commit_lsn.hex} | told
         return {
             "commit_lsn": self.commit_lsn.hex,
             "change_lsn": self.change_lsn.hex,
@@ -88,7 +101,7 @@ class SqlServerOffset(CdcOffset):
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> SqlServerOffset:
-        commit, change = fields.get("commit_lsn"), fields.get("change_lsn")
+        commit, change, told = fields.get("commit_lsn"), fields.get("change_lsn"), fields.get("told_lsn")
         serial, operation = fields.get("event_serial_no", 0), fields.get("operation", 0)
         if type(commit) is not str or not (change is None or type(change) is str):
             raise InvalidOffset("A SQL Server position has no commit_lsn, or no text there.", next_step=_NEXT_STEP)
@@ -100,7 +113,13 @@ class SqlServerOffset(CdcOffset):
             )
         made = Lsn.parse(commit)
         made.place  # noqa: B018 - refused here rather than in the middle of a capture
-        return cls(made) if change is None else cls(made, Lsn.parse(change), serial, operation)
+        if change is not None:
+            return cls(made, Lsn.parse(change), serial, operation)
+        if told is None:
+            return cls(made)
+        if type(told) is not str or (shown := Lsn.parse(told)) > made:
+            raise InvalidOffset("The told_lsn of a SQL Server position lies behind it.", next_step=_NEXT_STEP)
+        return cls(made, told_lsn=shown)
 
 
 def positions_of(places: NDArray[np.uint64], seq: NDArray[np.uint32]) -> pa.FixedSizeBinaryArray:

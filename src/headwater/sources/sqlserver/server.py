@@ -1,18 +1,16 @@
-"""What a database tells of itself: who it is, how far its log is, and how far the capture job has come with it.
+"""What a database tells of itself: who it is, which commits it shows, and how far its log is.
 
 Change data capture shows a commit when its job has read it from the log, seconds after it. So there are two ends: that
-of the changes (:attr:`Commits`), and that of the log itself (:func:`log_end`). While nothing is changed the first one
-stands still; that the job has been at the second one is known when it has looked twice since and found nothing: the
-first look may have begun before.
+of the commits that are shown (:func:`shown_end`), and that of the log itself (:func:`log_end`). While nothing is
+changed the first one stands still; how the job is known to have come to the second one is told by :mod:`.log_watch`.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
-from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceMisconfigured, SourceNotFound
+from headwater.sources.errors import AccessDenied, SourceMisconfigured, SourceNotFound
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import quoted
@@ -41,12 +39,6 @@ WHERE m.start_lsn > {after} AND m.start_lsn <= sys.fn_cdc_get_max_lsn() ORDER BY
 """
 _MAX: Final = "SELECT sys.fn_cdc_get_max_lsn() AS max_lsn, MAX(i.start_lsn) AS start_lsn FROM cdc.change_tables AS i"
 _LOG_END: Final = "SELECT l.log_end_lsn AS log_end FROM sys.dm_db_log_stats(DB_ID()) AS l"
-_SCAN: Final = """
-SELECT TOP (1) s.session_id AS id, s.empty_scan_count AS empty FROM sys.dm_cdc_log_scan_sessions AS s
-WHERE s.session_id > 0 ORDER BY s.session_id DESC
-"""
-SETTLE_SECONDS: Final = 60.0
-_LOOK_SECONDS: Final = 0.05
 GRANT: Final = "Run: GRANT VIEW DATABASE STATE TO [{user}];"
 
 
@@ -127,6 +119,12 @@ def commits_after(session: Session, after: Lsn, most: int) -> list[Commit]:
     return [Commit(Lsn.parse(row["lsn"]), int(row["time_us"])) for row in rows]
 
 
+def shown_end(session: Session) -> Lsn:
+    """The last commit that is shown. The job shows them in their order, so none comes before it any more."""
+    (row,) = session.ask(_MAX)
+    return Lsn.parse(row["max_lsn"]) if row["max_lsn"] is not None else Lsn(0)
+
+
 def captured_end(session: Session) -> Lsn:
     """Up to where changes are shown, or would be: instances that were just made begin later than that."""
     (row,) = session.ask(_MAX)
@@ -151,83 +149,3 @@ def log_end(session: Session) -> Lsn:
             next_step="Capture from SQL Server 2016 SP2 or later.",
         ) from None
     return Lsn.parse(str(row["log_end"]))
-
-
-@dataclass(frozen=True, slots=True)
-class Scan:
-    """How often the capture job has looked at the log and found nothing, in a row."""
-
-    session: int
-    empty: int
-
-    def has_looked_twice_since(self, earlier: Scan) -> bool:
-        """Whether a look began and ended after *earlier*, and none since has found anything."""
-        return self.session == earlier.session and self.empty >= earlier.empty + 2
-
-
-def scan_of(session: Session) -> Scan | None:
-    """What the job does; ``None`` where it was not seen since the server started."""
-    rows = session.ask(_SCAN)
-    return Scan(int(rows[0]["id"]), int(rows[0]["empty"] or 0)) if rows else None
-
-
-def settled_end(session: Session, seconds: float = SETTLE_SECONDS) -> Lsn:
-    """A place of now: the capture job has read everything before it, so that it is on disk, and seen by everybody.
-
-    :raises SourceMisconfigured: the user may not ask for it. :raises SourceBusy: the job does not come to it.
-    """
-    end = log_end(session)  # in this order: looks that are counted later began after it
-    before = scan_of(session)
-    until = time.monotonic() + seconds
-    while (captured := captured_end(session)) < end:
-        scan = scan_of(session)
-        if before is not None and scan is not None:
-            if scan.has_looked_twice_since(before):
-                return max(end, captured_end(session))
-            if scan.session != before.session:
-                before = scan
-        else:
-            before = scan
-        if time.monotonic() > until:
-            raise SourceBusy(
-                f"{session.dsn}: the capture job has not come to the end of the log within {seconds:g} s.",
-                next_step=f"Look whether it runs: headwater doctor {session.dsn}",
-            )
-        time.sleep(_LOOK_SECONDS)
-    return captured
-
-
-class LogWatch:
-    """How far the log is known to be read while nothing is changed. One session at a time.
-
-    :ivar is_allowed: the user may ask for it; otherwise it tells nothing.
-    """
-
-    def __init__(self) -> None:
-        self.is_allowed = True
-        self._seen: tuple[Lsn, Scan] | None = None
-
-    def reached(self, session: Session) -> Lsn | None:
-        """A place of the log that the job has passed; commits before it are shown by now. ``None``: not known."""
-        if not self.is_allowed:
-            return None
-        try:
-            end = log_end(session)  # in this order: looks that are counted later began after it
-            scan = scan_of(session)
-        except SourceMisconfigured:
-            self.is_allowed = False
-            return None
-        except SourceError as error:
-            if not isinstance(error, AccessDenied | SourceNotFound):
-                raise
-            self.is_allowed = False
-            return None
-        if scan is None:
-            return None
-        seen = self._seen
-        if seen is not None and scan.has_looked_twice_since(seen[1]):
-            self._seen = end, scan
-            return seen[0]
-        if seen is None or seen[1].session != scan.session:
-            self._seen = end, scan
-        return None

@@ -8,11 +8,14 @@ from typing import Any, Final
 from headwater.sources.diagnosis import Finding, Level, statement_of
 from headwater.sources.errors import AccessDenied, SourceError, SourceMisconfigured
 from headwater.sources.sqlserver.connection import Session
+from headwater.sources.sqlserver.log_watch import holds_of, scan_of
 from headwater.sources.sqlserver.names import quoted
-from headwater.sources.sqlserver.server import GRANT, Server, log_end, scan_of
+from headwater.sources.sqlserver.server import GRANT, Server, log_end
 
 SHORT_RETENTION: Final = 24 * 60
 SLOW_POLLS: Final = 5
+SLOWEST_POLLS: Final = 30
+"""Seconds: a task that reads history waits for up to three looks of the job, and no longer than two minutes."""
 _AGENT: Final = """
 SELECT s.status AS status FROM sys.dm_server_services AS s WHERE s.servicename LIKE N'SQL Server Agent%'
 """
@@ -37,6 +40,7 @@ def check_server(session: Session, server: Server) -> Iterator[Finding]:
         yield Finding("change data capture", Level.OK, "Change data capture is on for the database.")
         yield from _agent(session)
         yield from _jobs(session)
+        yield from _holds(session)
         yield from _long_values(session)
     yield from _log(session, server)
     yield from _isolation(server)
@@ -96,12 +100,15 @@ def _capture_job(session: Session, job: dict[str, Any]) -> Iterator[Finding]:
         fix = "EXEC sys.sp_cdc_change_job @job_type = N'capture', @continuous = 1; -- then stop and start the job"
         yield Finding("capture job", Level.WARNING, text, fix)
     elif seconds >= SLOW_POLLS:
-        text = f"The capture job looks every {seconds} s: changes come that late, and history waits for it."
+        text = f"The capture job looks every {seconds} s: changes come that late, and history waits for three looks."
         fix = (
             "EXEC sys.sp_cdc_change_job @job_type = N'capture', @pollinginterval = 1;"
             " EXEC sys.sp_cdc_stop_job @job_type = N'capture'; EXEC sys.sp_cdc_start_job @job_type = N'capture';"
         )
-        yield Finding("capture job", Level.NOTE, text, fix)
+        level = Level.NOTE
+        if seconds > SLOWEST_POLLS:
+            level, text = Level.PROBLEM, f"{text} That is too long: above {SLOWEST_POLLS} s histories come to no end."
+        yield Finding("capture job", level, text, fix)
     else:
         yield Finding("capture job", Level.OK, f"The capture job looks every {seconds} s.")
     try:
@@ -117,6 +124,25 @@ def _capture_job(session: Session, job: dict[str, Any]) -> Iterator[Finding]:
         fix = "EXEC sys.sp_cdc_start_job @job_type = N'capture';"
         text = "The capture job has not looked at the log since the server started."
         yield Finding("capture job runs", Level.WARNING, text, fix)
+
+
+def _holds(session: Session) -> Iterator[Finding]:
+    """What lets the capture job find nothing though something was committed."""
+    holds = holds_of(session)
+    if holds.waits_for_backup:
+        text = "The capture job reads only what was backed up: the position stands still between changes."
+        fix = f"EXEC sys.sp_replicationdboption N'{session.dsn.database}', N'sync with backup', N'false';"
+        yield Finding("log held back", Level.PROBLEM, f"{text} Histories come to no end.", fix)
+    if not holds.has_replicas:
+        return
+    if holds.hardened is None:
+        text = f"How far the replicas of the availability group are is not known, or the user {session.dsn.user!r} may"
+        text += " not see it: the position stands still between changes, and histories come to no end."
+        fix = f"GRANT VIEW SERVER STATE TO {quoted(session.dsn.user)}; -- in master; and look whether all are connected"
+        yield Finding("replicas", Level.PROBLEM, text, fix)
+    else:
+        text = "The database is in an availability group: the capture job waits for its replicas, and so do changes."
+        yield Finding("replicas", Level.NOTE, text)
 
 
 def _log(session: Session, server: Server) -> Iterator[Finding]:

@@ -12,7 +12,7 @@ from headwater.sources.sqlserver.connection import Dsn
 from headwater.sources.sqlserver.export import SqlServerSnapshot
 from headwater.sources.sqlserver.key_order import SqlServerKeyOrder, read_order, with_session
 from headwater.sources.sqlserver.key_range import printed_range
-from headwater.sources.sqlserver.part import SqlServerPart
+from headwater.sources.sqlserver.parts import SqlServerParts
 from headwater.sources.table import SourceTable
 
 
@@ -43,10 +43,12 @@ class SqlServerSnapshots:
         """*part* as a person named it, its values as cuts have them. :raises InvalidRange: it has no such."""
         return with_session(self._dsn, lambda session: printed_range(session, table, part))
 
-    def open_part(self, table: SourceTable, part: KeyRange, *, columns: Sequence[str] | None = None) -> SqlServerPart:
-        """The rows of *part* as they are now; see :class:`~headwater.sources.snapshots.LaterPart`."""
+    def open_parts(
+        self, table: SourceTable, parts: Sequence[KeyRange], *, columns: Sequence[str] | None = None
+    ) -> SqlServerParts:
+        """The rows of *parts* as they are now; see :class:`~headwater.sources.snapshots.LaterParts`."""
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
-        return SqlServerPart(self._dsn, table, part, wanted)
+        return SqlServerParts(self._dsn, table, parts, wanted)
 
     def read(
         self,
@@ -61,4 +63,4 @@ class SqlServerSnapshots:
 
         :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
         """
-        return read_later(lambda rest: self.open_part(table, rest, columns=columns), part)
+        return read_later(lambda rest: self.open_parts(table, rest, columns=columns), [part])

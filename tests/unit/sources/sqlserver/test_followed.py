@@ -11,8 +11,8 @@ from headwater.sources.events import Event, SchemaChanged, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.sqlserver.followed import FollowedTables, Stretch
 from headwater.sources.sqlserver.instances import CapturedColumn, CaptureInstance
+from headwater.sources.sqlserver.log_watch import Holds, Scan
 from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.server import Scan
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, source_column
 from headwater.sources.table import SourceTable
@@ -133,3 +133,16 @@ def test_the_log_is_read_when_the_job_has_looked_twice_and_found_nothing() -> No
     assert not Scan(5, 4).has_looked_twice_since(seen)  # which may have begun before
     assert Scan(5, 5).has_looked_twice_since(seen)
     assert not Scan(6, 9).has_looked_twice_since(seen)  # it has found something meanwhile
+
+
+def test_looks_of_a_job_that_failed_are_not_counted() -> None:
+    assert not Scan(3, 9, failures=1).has_looked_twice_since(Scan(3, 2))
+    assert not Scan(3, 9, failures=1).goes_on_from(Scan(3, 2))
+
+
+def test_looks_are_believed_as_far_as_the_job_may_read() -> None:
+    assert Holds().readable(Lsn(50)) == 50
+    assert Holds(has_replicas=True, hardened=Lsn(40)).readable(Lsn(50)) == 40
+    assert Holds(has_replicas=True, hardened=Lsn(60)).readable(Lsn(50)) == 50
+    assert Holds(has_replicas=True).readable(Lsn(50)) is None
+    assert Holds(waits_for_backup=True).readable(Lsn(50)) is None

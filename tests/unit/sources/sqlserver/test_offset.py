@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.sources.errors import ForeignOffset, InvalidOffset
+from headwater.sources.errors import CommitsCameLate, ForeignOffset, InvalidOffset
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import mark_from_json
 from headwater.sources.sqlserver.lsn import Lsn
@@ -18,6 +19,8 @@ from headwater.sources.written import WrittenOffset
 
 COMMIT = Lsn.parse("00000027:00000758:0005")
 LATER = Lsn.parse("00000027:00000760:0001")
+TOLD = Lsn.parse("00000027:00000740:0003")
+WRITTEN = Path(__file__).parents[3] / "fixtures/positions/sqlserver.jsonl"
 
 
 def test_a_number_is_read_in_every_form_that_the_server_writes() -> None:
@@ -58,10 +61,33 @@ def test_the_json_is_the_servers_text_and_reads_colons() -> None:
     assert CdcOffset.from_json('{"SqlServer":{"commit_lsn":"00000027:00000758:0005"}}') == SqlServerOffset(COMMIT)
 
 
+@pytest.mark.parametrize("text", WRITTEN.read_text().splitlines())
+def test_what_was_written_once_is_read_and_written_the_same(text: str) -> None:
+    read = mark_from_json(text) if '"at"' in text else CdcOffset.from_json(text)
+    assert read.to_json() == text
+
+
+def test_the_last_commit_that_was_told_is_kept_and_is_no_part_of_the_order() -> None:
+    idle = SqlServerOffset(COMMIT, told_lsn=TOLD)
+    assert idle == SqlServerOffset(COMMIT)
+    assert idle.has_passed(SqlServerOffset(COMMIT))
+    read = CdcOffset.from_json(idle.to_json())
+    assert isinstance(read, SqlServerOffset)
+    assert read.told == TOLD
+    assert SqlServerOffset(COMMIT).told == COMMIT
+    assert SqlServerOffset(COMMIT, told_lsn=COMMIT).to_json() == SqlServerOffset(COMMIT).to_json()
+
+
+def test_the_decimal_form_is_the_same_number() -> None:
+    assert Lsn.of_decimal(39_0000001880_00005) == COMMIT
+
+
 @pytest.mark.parametrize(
     "fields",
     [
         "{}",
+        '{"commit_lsn":"0x00000027000007580005","told_lsn":7}',
+        '{"commit_lsn":"0x00000027000007580005","told_lsn":"0x00000027000007580006"}',
         '{"commit_lsn":5}',
         '{"commit_lsn":"0x00000027000007580005","change_lsn":3}',
         '{"commit_lsn":"0x00000027000007580005","change_lsn":"0x00000027000007580005","operation":9}',
@@ -111,3 +137,13 @@ def test_a_mark_contains_what_committed_up_to_its_place() -> None:
     assert read.at == mark.at
     with pytest.raises(InvalidOffset):
         mark_from_json('{"SqlServer":{}}')
+
+
+def test_a_mark_before_whose_place_a_commit_is_shown_late_is_an_error() -> None:
+    mark = mark_from_json(SqlServerMark(SqlServerOffset(COMMIT, told_lsn=TOLD)).to_json())
+    at = [TOLD.preceding.place, TOLD.place, LATER.place]
+    assert mark.contains(positions_of(np.array(at, np.uint64), np.zeros(3, np.uint32))).tolist() == [True, True, False]
+    late = positions_of(np.array([TOLD.following.place], np.uint64), np.zeros(1, np.uint32))
+    with pytest.raises(CommitsCameLate) as caught:
+        mark.contains(late)
+    assert caught.value.next_step == "Run: headwater resnapshot"

@@ -1,18 +1,19 @@
-"""SqlServerPart: the rows of a part of a table, as they are when it is read, along the index of the key.
+"""SqlServerParts: the rows of parts of a table, as they are when they are read, along the index of the key.
 
 Where the database allows it, they are read in a transaction of snapshot isolation: one moment, and nobody waits for
-anybody. Otherwise by one statement that waits for what others are changing: a row that is changed meanwhile may be read
+anybody. Otherwise by statements that wait for what others are changing: a row that is changed meanwhile may be read
 before, after, twice or not at all, so the rows are put aside until the end and the place is taken after it; the log
 then tells each of those rows anew (:mod:`headwater.backfill.cdc.rewind`).
 
 =======================  ==========================  ==================================================
-database                 read                        :attr:`SqlServerPart.high`
+database                 read                        :attr:`SqlServerParts.high`
 =======================  ==========================  ==================================================
 ALLOW_SNAPSHOT_ISOLATION one moment, as it streams   the end of the log after the moment
 otherwise                put aside in a file first   the end of the log after the last row
 =======================  ==========================  ==================================================
 
-Rows come in key order, so that after a break the read can go on behind :attr:`SqlServerPart.cut` in another one.
+The log has to come to that place, for which the capture job must look several times: so there is one for all parts. The
+rows of each come in key order, and after a break reads go on behind the last one (:attr:`SqlServerParts.progress`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import IO, Final, Self
 import pyarrow as pa
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn
 from headwater.sources.sqlserver.key_columns import key_list, key_texts, read_key, where
@@ -41,11 +42,11 @@ from headwater.sources.table import SourceColumn, SourceTable
 BLOCK_ROWS: Final = 8_192
 
 
-class SqlServerPart:
-    """One read of *columns* of the rows of *part*.
+class SqlServerParts:
+    """One read of *columns* of the rows of *parts*.
 
     :ivar high: the rows show nothing that committed after this place.
-    :ivar cut: just after the last row that was given; ``None`` before the first.
+    :ivar progress: how far the rows were given.
     :ivar isolation: how they are read, for people.
     :raises SnapshotExpired: the table is not what it was. :raises SourceUnreachable: no answer.
     """
@@ -54,16 +55,17 @@ class SqlServerPart:
         self,
         dsn: Dsn,
         table: SourceTable,
-        part: KeyRange,
+        parts: Sequence[KeyRange],
         columns: Sequence[SourceColumn],
         block_rows: int = BLOCK_ROWS,
     ) -> None:
-        self._dsn, self._table, self._part, self._columns = dsn, table, part, tuple(columns)
+        self._dsn, self._table, self._parts, self._columns = dsn, table, tuple(parts), tuple(columns)
         self._block_rows = block_rows
-        self.cut: Cut | None = None
+        self.progress = PartsProgress(parts)
         self._is_read = False
         self._types: dict[str, str] = {}
         self._aside: IO[bytes] | None = None
+        self._put: list[int] = []
         self._session = borrow(dsn)
         try:
             self._is_snapshot = Server.ask(self._session).allows_snapshots
@@ -93,15 +95,18 @@ class SqlServerPart:
             self._session.close()  # rows are on their way that nobody takes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in key order.
+        """The rows, part by part, each in key order.
 
         :raises SourceUnreachable: the connection broke. :raises SpecialValue: see :mod:`.values`.
         """
-        for rows in self._told() if self._is_snapshot else self._put_aside():
-            width = len(self._columns)
-            texts = [rows.column(place)[-1].as_py() for place in range(width, rows.num_columns)]
-            yield rows.select(range(width))
-            self.cut = Cut(tuple(texts), after=True)
+        width = len(self._columns)
+        for part in map(self._told, self._parts) if self._is_snapshot else self._put_aside():
+            for rows in part:
+                texts = [rows.column(place)[-1].as_py() for place in range(width, rows.num_columns)]
+                yield rows.select(range(width))
+                self.progress.reach(Cut(tuple(texts), after=True))
+            self.progress.end_part()
+        self._is_read = True
 
     def _begin(self) -> Lsn:
         """The place after which nothing is shown."""
@@ -114,30 +119,37 @@ class SqlServerPart:
         self._key = read_key(self._checked(), self._table)
         self._aside = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this
         writer = None
-        for rows in self._told():
-            if writer is None:
-                writer = pa.ipc.new_stream(self._aside, rows.schema)
-            writer.write_batch(rows)
+        for part in self._parts:
+            self._put.append(0)
+            for rows in self._told(part):
+                if writer is None:
+                    writer = pa.ipc.new_stream(self._aside, rows.schema)
+                writer.write_batch(rows)
+                self._put[-1] += 1
         if writer is not None:
             writer.close()
+        self._is_read = True
         return log_end(self._session)
 
-    def _put_aside(self) -> Iterator[pa.RecordBatch]:
+    def _put_aside(self) -> Iterator[Iterator[pa.RecordBatch]]:
+        """The rows of each part."""
         assert self._aside is not None
         self._aside.seek(0)
-        if self._aside.read(1):
-            self._aside.seek(0)
-            with pa.ipc.open_stream(self._aside) as reader:
-                yield from reader
+        if not any(self._put):
+            yield from (iter(()) for _ in self._put)
+            return
+        with pa.ipc.open_stream(self._aside) as reader:
+            for batches in self._put:
+                yield (reader.read_next_batch() for _ in range(batches))
 
-    def _told(self) -> Iterator[pa.RecordBatch]:
+    def _told(self, part: KeyRange) -> Iterator[pa.RecordBatch]:
         """The rows as the server gives them: the columns, then the texts of the key."""
         there = [column for column in self._columns if not column.dropped]
         asked = [replace(column, source_type=self._types[column.name]) for column in there]
         chosen = ", ".join(f"{selected(column)} AS [c{place}]" for place, column in enumerate(asked))
         statement = (
             f"SELECT {chosen + ', ' if chosen else ''}{key_texts(self._key)} FROM {self._name.sql}"
-            f"{where(self._part, self._key)} ORDER BY {key_list(self._key)}"
+            f"{where(part, self._key)} ORDER BY {key_list(self._key)}"
         )
         texts = [SourceColumn(f"k{place}", pa.string(), "nvarchar(4000)", 0) for place in range(len(self._key))]
         schema = pa.schema([*(column.field for column in self._columns), *(column.field for column in texts)])
@@ -150,7 +162,6 @@ class SqlServerPart:
                 pa.nulls(len(block[0]), column.type) if column.dropped else next(made) for column in self._columns
             ]
             yield pa.RecordBatch.from_arrays([*arrays, *made], schema=schema)
-        self._is_read = True
 
     @property
     def _name(self) -> TableName:

@@ -1,8 +1,8 @@
-"""MySqlPart: the rows of a part of a table, read in a transaction of its own along the index of the key.
+"""MySqlParts: the rows of parts of a table, read in a transaction of its own along the index of the key.
 
 The transaction is consistent and takes no lock but the one that every read takes: columns cannot be changed while it is
-open. What it shows lies at or before :attr:`MySqlPart.high`; rows come in key order, so that after a break the read can
-go on behind :attr:`MySqlPart.cut` in another transaction.
+open. What it shows lies at or before :attr:`MySqlParts.high`; the rows of each part come in key order, so that after a
+break the read can go on behind the last one (:attr:`MySqlParts.progress`) in another transaction.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import from_sql
 from headwater.sources.mysql.types import source_type
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import KeyRange, PartsProgress
 from headwater.sources.table import SourceColumn, SourceTable
 
 _LOCK_SECONDS: Final = 20
 
 
-class MySqlPart:
-    """One read of *columns* of the rows of *part*.
+class MySqlParts:
+    """One read of *columns* of the rows of *parts*.
 
     :ivar high: the rows show nothing that committed after this place.
-    :ivar cut: just after the last row that was given; ``None`` before the first.
+    :ivar progress: how far the rows were given.
     :raises SnapshotExpired: the table is not what it was. :raises SourceUnreachable: no answer.
     """
 
@@ -42,13 +42,13 @@ class MySqlPart:
         self,
         dsn: Dsn,
         table: SourceTable,
-        part: KeyRange,
+        parts: Sequence[KeyRange],
         columns: Sequence[SourceColumn],
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
-        self._dsn, self._table, self._part, self._columns = dsn, table, part, tuple(columns)
+        self._dsn, self._table, self._parts, self._columns = dsn, table, tuple(parts), tuple(columns)
         self._block_bytes = block_bytes
-        self.cut: Cut | None = None
+        self.progress = PartsProgress(parts)
         self._is_read = False
         self._session: Connection | None = borrow(dsn)
         try:
@@ -82,25 +82,30 @@ class MySqlPart:
             session._force_close()  # rows are on their way that nobody takes
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """The rows, in key order.
+        """The rows, part by part, each in key order.
 
         :raises SourceUnreachable: the connection broke. :raises SpecialValue: see :class:`.row_format.RowFormat`.
         """
-        wanted = [*self._columns, *self._missing_key()]
-        statement = (
-            f"SELECT {RowFormat.selected(wanted)} FROM {from_sql(self._catalog)}"
-            f"{where(self._part, self._key)} ORDER BY {key_list(self._key)}"
-        )
         try:
             with server_errors(self._dsn):
-                result = Result(self.session, statement, self._table, wanted)
-                for batch in result.batches(self._block_bytes):
-                    last = batch.slice(batch.num_rows - 1)
-                    yield batch.select(range(len(self._columns)))
-                    self.cut = cut_after(self._key, [last.column(key.name)[0].as_py() for key in self._key])
+                for part in self._parts:
+                    yield from self._rows(part)
+                    self.progress.end_part()
                 self._is_read = True
         except SourceNotFound:
             raise _changed(self._table, "was dropped, or lost a column") from None
+
+    def _rows(self, part: KeyRange) -> Iterator[pa.RecordBatch]:
+        wanted = [*self._columns, *self._missing_key()]
+        statement = (
+            f"SELECT {RowFormat.selected(wanted)} FROM {from_sql(self._catalog)}"
+            f"{where(part, self._key)} ORDER BY {key_list(self._key)}"
+        )
+        result = Result(self.session, statement, self._table, wanted)
+        for batch in result.batches(self._block_bytes):
+            last = batch.slice(batch.num_rows - 1)
+            yield batch.select(range(len(self._columns)))
+            self.progress.reach(cut_after(self._key, [last.column(key.name)[0].as_py() for key in self._key]))
 
     @property
     def session(self) -> Connection:
