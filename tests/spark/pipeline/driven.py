@@ -1,4 +1,4 @@
-"""``headwater run`` as a process under test, and the mirror that it makes."""
+"""A pipeline under test, as a process or in the session that all tests share, and the mirror that it makes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import chdir, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 from tests.db.backfill.shops import Shop
 from tests.servers.postgres import Database
+from typer.testing import CliRunner
+
+from headwater import Pipeline
+from headwater.cli.main import app
+from headwater.pipeline.errors import PipelineFailed
 
 SECONDS = 240.0
 """A busy machine is no failure."""
@@ -27,6 +34,7 @@ class RunningPipeline:
     def __init__(self, folder: Path, database: Database | Shop, tables: str, more: str = "") -> None:
         self.folder, self.database = folder, database
         self._process: subprocess.Popen[bytes] | None = None
+        self._mirrors: dict[str, tuple[object, list[tuple[Any, ...]]]] = {}
         (folder / "pipeline.toml").write_text(
             f'[pipeline]\nname = "shop"\n[source]\ndsn_env = "SHOP_DSN"\ntables = {tables}\nheartbeat_seconds = 0.5\n'
             f'[spark]\nmaster = "local[2]"\n[[sink]]\nkind = "delta"\npath = "lake"\n{more}\n'
@@ -50,6 +58,13 @@ class RunningPipeline:
             command, cwd=self.folder, env=environment, capture_output=True, text=True, check=False, timeout=SECONDS
         )
 
+    def ask(self, *arguments: str) -> str:
+        """What a command that succeeds prints; in this process, as starting one costs more than most commands."""
+        with chdir(self.folder):
+            done = CliRunner(env={"SHOP_DSN": self.database.dsn}).invoke(app, [*arguments])
+        assert done.exit_code == 0, done.stdout + done.stderr + repr(done.exception)
+        return done.stdout
+
     def status(self) -> dict[str, Any]:
         """As the run told last."""
         lines = (self.folder / "out").read_bytes().split(b"\n")
@@ -60,28 +75,37 @@ class RunningPipeline:
         found = [one for sink in self.status()["sinks"] for one in sink["tables"] if one["name"] == name]
         return found[0] if found else {"phase": "", "rows": 0, "paused": False}
 
+    def check(self) -> None:
+        """:raises AssertionError: it does not run."""
+        assert self._process is not None
+        assert self._process.poll() is None, self.complaints()
+
     def wait_for(self, done: Callable[[], Any], seconds: float = SECONDS) -> None:
         end = time.monotonic() + seconds
         while not done():
-            assert self._process is not None
-            assert self._process.poll() is None, self.complaints()
+            self.check()
             assert time.monotonic() < end, f"waited {seconds} s: {self.status()}"
             time.sleep(0.1)
 
     def wait_until_equal(self, *tables: str) -> None:
         """Until each mirror is its table; the source must be at rest."""
         for table in tables:
-            self.wait_for(partial(self._equals, table, self.database.execute(f"SELECT id, name FROM {table}")))
+            expected = sorted(self.database.execute(f"SELECT id, name FROM {table}"))
+            self.wait_for(partial(self._equals, table, expected))
 
     def _equals(self, table: str, expected: list[tuple[Any, ...]]) -> bool:
-        return self.mirror(table) == sorted(expected)
+        return self.mirror(table) == expected
 
     def mirror(self, table: str) -> list[tuple[Any, ...]]:
         path = self.folder / "lake" / table
         if not (path / "_delta_log").exists():
             return []
-        found = DeltaTable(str(path)).to_pyarrow_table(columns=["id", "name"])
-        return sorted(zip(found["id"].to_pylist(), found["name"].to_pylist(), strict=True))
+        found = DeltaTable(str(path))
+        at = (found.version(), found.file_uris())
+        if table not in self._mirrors or self._mirrors[table][0] != at:  # who asks again and again reads it once
+            rows = found.to_pyarrow_table(columns=["id", "name"])
+            self._mirrors[table] = (at, sorted(zip(rows["id"].to_pylist(), rows["name"].to_pylist(), strict=True)))
+        return self._mirrors[table][1]
 
     def column(self, table: str, name: str) -> list[Any]:
         """The values of a column; none before the mirror has it."""
@@ -130,6 +154,33 @@ class RunningPipeline:
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self.kill9()
+
+
+class SessionPipeline(RunningPipeline):
+    """One that runs in this process, in the session *spark*: who does not kill it needs no start of Spark for it."""
+
+    def __init__(self, folder: Path, database: Database | Shop, tables: str, more: str, spark: SparkSession) -> None:
+        super().__init__(folder, database, tables, more)
+        self._spark = spark
+        self._pipeline = Pipeline.from_toml(folder / "pipeline.toml")
+
+    def start(self) -> None:
+        self._pipeline.start(self._spark)
+
+    def status(self) -> dict[str, Any]:
+        return self._pipeline.status().to_json()
+
+    def check(self) -> None:
+        assert self._pipeline.is_running, self.status()
+
+    def end(self) -> None:
+        """:raises PipelineFailed: it had failed."""
+        self._pipeline.stop()
+
+    def close(self) -> None:
+        if self._pipeline.is_running:
+            with suppress(PipelineFailed):  # the test tells why
+                self.end()
 
 
 def _command_line(pid: int) -> bytes:

@@ -1,19 +1,19 @@
 """``headwater sink`` and ``add-sink`` on a running pipeline: one sink is steered, the others go on.
 
-Each start of Spark costs seconds, so this is one story.
+Each query of Spark costs seconds, so this is one story, in the session that all tests share.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.servers.postgres import Database
-from tests.spark.pipeline.driven import RunningPipeline
+from tests.spark.pipeline.conftest import StartPipeline
+from tests.spark.pipeline.driven import SessionPipeline
 
 from headwater.sinks.parquet import read
 
@@ -30,15 +30,17 @@ def shop(newest_postgres: Database) -> Database:
 
 
 @pytest.fixture
-def running(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
-    made = RunningPipeline(tmp_path, shop, '["orders"]', SECOND)
-    made.start()
-    yield made
-    made.close()
+def running(shop: Database, start_pipeline: StartPipeline) -> SessionPipeline:
+    return start_pipeline(shop, '["orders"]', SECOND)
 
 
-def sinks(running: RunningPipeline) -> dict[str, dict[str, Any]]:
+def sinks(running: SessionPipeline) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for one in running.status()["sinks"]}
+
+
+def listed(running: SessionPipeline) -> dict[str, tuple[str, int]]:
+    found = json.loads(running.ask("sink", "list", "--json"))
+    return {row["name"]: (row["state"], row["lag_rows"]) for row in found}
 
 
 def archived(folder: Path) -> list[tuple[int, str]]:
@@ -47,48 +49,41 @@ def archived(folder: Path) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(600)
-def test_one_sink_is_steered_and_the_others_go_on(running: RunningPipeline, shop: Database) -> None:
+def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop: Database) -> None:
     folder = running.folder
     running.wait_until_equal("public.orders")
     running.wait_for(lambda: len(archived(folder / "changes")) == 1000)
 
-    paused = running.headwater("sink", "pause", "archive")
-    assert paused.returncode == 0, paused.stderr
+    running.ask("sink", "pause", "archive")
     running.wait_for(lambda: sinks(running)["archive"]["state"] == "paused")
     shop.execute("INSERT INTO orders VALUES (2001, 'while paused')")
     running.wait_until_equal("public.orders")
     assert len(archived(folder / "changes")) == 1000
-    found = json.loads(running.headwater("sink", "list", "--json").stdout)
-    assert {row["name"]: (row["state"], row["lag_rows"]) for row in found} == {
-        "delta": ("running", 0),
-        "archive": ("paused", 1),
-    }
-    assert running.headwater("sink", "resume", "archive").returncode == 0
+    running.wait_for(lambda: listed(running) == {"delta": ("running", 0), "archive": ("paused", 1)})
+    running.ask("sink", "resume", "archive")
     running.wait_for(lambda: archived(folder / "changes")[-1] == (2001, "insert"))
 
     wrong = running.headwater("add-sink", "parquet", "--set", "paht=more")
     assert wrong.returncode == 2
     assert "Did you mean path?" in wrong.stderr
-    added = running.headwater("add-sink", "parquet", "--name", "more", "--set", "path=more")
-    assert added.returncode == 0, added.stderr
+    running.ask("add-sink", "parquet", "--name", "more", "--set", "path=more")
     running.wait_for(lambda: len(archived(folder / "more")) == 1001)
     assert sorted(sinks(running)) == ["archive", "delta", "more"]
 
-    dropped = running.headwater("sink", "drop", "more", "--yes", "--json")
-    assert json.loads(dropped.stdout)["tables"] == ["public.orders"]
+    assert json.loads(running.ask("sink", "drop", "more", "--yes", "--json"))["tables"] == ["public.orders"]
     running.wait_for(lambda: sinks(running)["more"]["state"] == "dropped")
 
     # a sink that is restored from a backup says so, and is given what it lacks
-    assert running.headwater("sink", "pause", "delta").returncode == 0
+    running.ask("sink", "pause", "delta")
     shutil.copytree(folder / "lake", folder / "backup")
-    assert running.headwater("sink", "resume", "delta").returncode == 0
+    running.ask("sink", "resume", "delta")
     shop.execute("INSERT INTO orders VALUES (2002, 'after the backup')")
     running.wait_until_equal("public.orders")
-    assert running.headwater("sink", "pause", "delta").returncode == 0
+    running.ask("sink", "pause", "delta")
     shop.execute("INSERT INTO orders VALUES (2003, 'not delivered yet')")
     shutil.rmtree(folder / "lake")
     shutil.copytree(folder / "backup", folder / "lake")
-    assert running.headwater("sink", "resume", "delta").returncode == 0
+    running.ask("sink", "resume", "delta")
     running.wait_for(lambda: sinks(running)["delta"]["state"] == "failed")
     assert "restored from a backup" in sinks(running)["delta"]["error"]
     rewound = running.headwater("sink", "rewind", "delta")
@@ -96,8 +91,8 @@ def test_one_sink_is_steered_and_the_others_go_on(running: RunningPipeline, shop
         running.wait_until_equal("public.orders")
     else:  # the log had been truncated already, which is what the message must say
         assert "the log no longer has" in rewound.stderr.lower(), rewound.stderr
-    assert archived(folder / "changes")[-1] == (2003, "insert")
-    assert running.headwater("sink", "retry", "archive").returncode == 0
+    running.wait_for(lambda: archived(folder / "changes")[-1] == (2003, "insert"))
+    running.ask("sink", "retry", "archive")
     missing = running.headwater("sink", "pause", "nothing")
     assert missing.returncode == 2
     assert "archive" in missing.stderr
