@@ -24,7 +24,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         "local[2]",
         app_name="headwater-tests",
         checkpoints=tmp_path_factory.mktemp("checkpoints"),
-        config={"spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse"))},
+        config={
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        },
     )
     yield made
     made.stop()

@@ -33,7 +33,7 @@ class Transfers:
 
     def _run(self) -> None:
         with psycopg.connect(self._database.dsn, autocommit=True) as session:
-            while not self._stop.wait(0.002):
+            while not self._stop.wait(0.01):
                 one, other = self._random.sample((LEFT, RIGHT), 2)
                 amount, a, b = self._random.randrange(50), *self._random.choices(range(ACCOUNTS), k=2)
                 with session.transaction():
