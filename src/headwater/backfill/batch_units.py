@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final
 
 from headwater.backfill.cdc.executor import HandedOut
@@ -18,6 +18,8 @@ from headwater.stream import DEFAULT_VNODE_COUNT
 
 _SMALL_ROWS: Final = 20_000
 """Changes of a table up to this many are read by one task."""
+_SHARES: Final = (4, 2, 1)
+"""What tasks that run side by side read, one after the other: with the small ones last, they end together."""
 
 
 def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, parallelism: int) -> list[LogUnit]:
@@ -67,7 +69,7 @@ def split_units(
             until=None if table.changed_since is None else snapshot.mark.high,
             replaces=table.replaces,
         )
-        for parts in _groups(table.handed_out(plan.number), 2 * parallelism)
+        for parts in groups(table.handed_out(plan.number), parallelism)
     ]
 
 
@@ -76,14 +78,16 @@ def large_first(units: Sequence[Unit]) -> list[Unit]:
     return sorted(units, key=lambda unit: 0 if isinstance(unit, LogUnit) else unit.rows, reverse=True)
 
 
-def _groups(parts: Sequence[HandedOut], count: int) -> list[list[HandedOut]]:
-    """At most *count* groups of neighbours of about the same number of rows."""
+def groups(parts: Sequence[HandedOut], parallelism: int) -> list[list[HandedOut]]:
+    """Neighbours together, for *parallelism* tasks at a time: first large groups, then ever smaller ones."""
     total = sum(max(part.rows, 1) for part in parts)
-    groups: list[list[HandedOut]] = []
-    passed = 0
+    ends = accumulate(share * total / (sum(_SHARES) * parallelism) for share in _SHARES for _ in range(parallelism))
+    made: list[list[HandedOut]] = []
+    passed, end = 0, 0.0
     for part in parts:
-        if not groups or passed * count >= total * len(groups):
-            groups.append([])
-        groups[-1].append(part)
+        if not made or passed >= end:
+            made.append([])
+            end = next(later for later in ends if later > passed)
+        made[-1].append(part)
         passed += max(part.rows, 1)
-    return groups
+    return made

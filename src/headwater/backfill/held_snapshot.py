@@ -15,7 +15,6 @@ class HeldSnapshot:
         self._plan = 0
         self._handed: tuple[int, float] | None = None
         self._rate: float | None = None
-        self._is_warm = False
 
     def hold(self, snapshot: ExportedSnapshot | None, plan: int, rows: int) -> None:
         """Keep *snapshot* open, if the plan has one: *plan* reads about *rows* rows."""
@@ -41,7 +40,6 @@ class HeldSnapshot:
         if self._handed is not None:
             rows, since = self._handed
             self._handed = None
-            if rows and self._is_warm:
+            if rows:  # the first batch has the start of the tasks in it: it tells too few, and the next puts it right
                 rate = rows / max(time.monotonic() - since, 0.01)
                 self._rate = rate if self._rate is None or rate > self._rate else (self._rate + rate) / 2
-            self._is_warm = True  # what the first batch takes tells of the start of tasks, not of the source

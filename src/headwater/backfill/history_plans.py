@@ -25,6 +25,8 @@ from headwater.sources.table import SourceTable
 CommittedOf = Callable[[SourceTable, str], Committed]
 
 LOCKED_SECONDS: Final = 5.0
+_LAST_SHARE: Final = 1.5
+"""The last batch may have so many times the rows of others: one that is a little longer costs less than two."""
 """How long a table that somebody has locked is let be: who asks for it waits, and the other tables with it."""
 
 
@@ -127,7 +129,7 @@ class HistoryPlans:
     def _hand_out(self, snapshot: ExportedSnapshot, names: Sequence[str], end: int) -> dict[str, list[HandedOut]]:
         """Ranges of tables within the budget, a fair share for each."""
         plan = self._state.plan.following
-        left = self._budget()
+        left = self._stretched(self._budget(), names)
         made: dict[str, list[HandedOut]] = {}
         for place, name in enumerate(names):
             table = self._tables[name]
@@ -149,6 +151,11 @@ class HistoryPlans:
         """Rows that are read in about one interval, as the last plans went; a split for each task at least."""
         least = self._options.parallelism * self._options.split_rows
         return max(least, self._held.rows_in(self._options.interval_seconds))
+
+    def _stretched(self, budget: int, names: Sequence[str]) -> int:
+        """All that is left of the tables *names*, where that is not many more."""
+        left = sum(self._tables[name].rows_left for name in names)
+        return max(budget, int(left)) if left <= budget * _LAST_SHARE else budget
 
     def _keep(
         self,

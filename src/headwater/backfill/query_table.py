@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from dataclasses import replace
@@ -271,6 +272,11 @@ class QueryTable:
             self.waiting = self.held_back
             return 0
         return 0 if self.executor is None else self.executor.wants(time.monotonic())
+
+    @property
+    def rows_left(self) -> float:
+        """About how many rows are not handed out; infinitely many where nobody knows."""
+        return math.inf if self.executor is None else self.executor.rows_left
 
     def hand_out(self, plan: int, snapshot: ExportedSnapshot, budget: int, upto: int) -> list[HandedOut] | None:
         """Ranges for *plan*; ``None`` when nothing has changed."""

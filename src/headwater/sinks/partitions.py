@@ -36,7 +36,7 @@ Values = Mapping[str, str | None]
 
 _PART = re.compile(r"(?:(year|month|day)\(([^()]+)\)|([^()]+))")
 _WALL = pa.timestamp("us")
-_FIRST_DAY, _LAST_DAY = pa.scalar(dt.date.min), pa.scalar(dt.date.max)
+_FIRST_DAY, _LAST_DAY = dt.date.min, dt.date.max
 _TYPES: Final[Mapping[str, pa.DataType]] = {"year": pa.int32(), "month": pa.string(), "day": pa.date32()}
 
 

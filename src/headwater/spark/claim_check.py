@@ -150,6 +150,7 @@ class ClaimReader(DataSourceStreamReader):
     @told
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Spark asks again after the first batch was planned, and when it is delivered again after a crash."""
+        hot()
         return self._planner.initial().to_json()
 
     @told

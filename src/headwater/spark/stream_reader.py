@@ -109,6 +109,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Spark asks before the first batch is planned and again after that: it is the same."""
+        hot()
         return self._open.planner.initial().to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name

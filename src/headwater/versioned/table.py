@@ -252,7 +252,7 @@ def _merged(
             yield rows if all(run.info.plain for run in runs) else Piece(rows, _NO_POSITIONS)
 
 
-_NO_POSITIONS: Final = pa.array([], pa.binary())
+_NO_POSITIONS: Final = pa.nulls(0, pa.binary())
 
 
 def _wanted(table: SourceTable, columns: Sequence[str] | None) -> pa.Schema:

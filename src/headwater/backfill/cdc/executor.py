@@ -16,6 +16,7 @@ that is not so, where what is not handed out is emitted: ``filter(plan)`` leaves
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -145,6 +146,12 @@ class BackfillExecutor(ABC):
         if self._record.paused or self._stopped or self.phase not in (Phase.WAITING, Phase.READING):
             return 0
         return self._rate.allowed(self._now)
+
+    @property
+    def rows_left(self) -> float:
+        """About how many rows are not handed out; infinitely many before the splits are planned."""
+        total = self._record.total_rows
+        return math.inf if total is None else max(total - self._record.rows, 0)
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
