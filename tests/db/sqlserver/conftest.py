@@ -12,6 +12,14 @@ from tests.servers.sqlserver import ADDRESS, AnySqlServer, start_sqlserver
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
 
+@pytest.fixture(autouse=True)
+def looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The double's capture job looks every 20 ms: what is asked of it is asked more often, too."""
+    if not ADDRESS:
+        monkeypatch.setattr("headwater.sources.sqlserver.changes.WATCH_SECONDS", 0.05)
+        monkeypatch.setattr("headwater.sources.sqlserver.changes.INSTANCES_SECONDS", 0.2)
+
+
 @pytest.fixture
 def server() -> Iterator[AnySqlServer]:
     """The double, or the real server, without tables."""

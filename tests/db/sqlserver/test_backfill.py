@@ -22,7 +22,7 @@ from tests.servers.sqlserver_double.server import SqlServerDouble
 
 from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.snapshots import open_snapshots
-from headwater.sources.splits import KeyRange
+from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.sqlserver.parts import SqlServerParts
 
 
@@ -42,7 +42,7 @@ def test_history_and_live_changes_come_to_the_source(server: AnySqlServer, tmp_p
         query.close()
 
 
-@pytest.mark.parametrize("isolation", ["snapshot", "read committed"])
+@pytest.mark.parametrize("isolation", share(["read committed", "snapshot"], 1, 2))
 def test_each_row_is_that_of_the_place_that_was_planned(server: AnySqlServer, tmp_path: Path, isolation: str) -> None:
     create(server, 100)
     if isolation == "read committed":
@@ -114,6 +114,36 @@ def test_keys_that_are_identifiers_keep_the_order_of_the_server_while_history_is
         assert found == dict(server.execute("SELECT CONVERT(nvarchar(36), id) AS id, n FROM shop.things"))
         assert len(found) == 63
         query.close()
+
+
+def test_a_default_that_is_not_known_is_read_once_more(server: AnySqlServer, tmp_path: Path) -> None:
+    create(server, 20)
+    with running(server, tmp_path, TABLE) as capture:
+        query = SqlServerDelivering(capture, TABLE, interval_seconds=0.05, keyed=True)
+        query.run_until(query.planner.is_history_done)
+        server.execute("ALTER TABLE shop.orders ADD kind int DEFAULT 5 WITH VALUES")
+        track(server, "orders", instance="orders_kind")
+        server.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL, 7)")
+        query.run_until(lambda: {row.get("kind") for row in query.sink.mirror[TABLE].values()} == {5, 7})
+        query.finish()
+        query.assert_equal()
+        query.close()
+
+
+def test_all_ranges_of_a_unit_are_read_at_one_moment(double: SqlServerDouble, tmp_path: Path) -> None:
+    create(double, 60)
+    table, snapshots = described(double, TABLE, tmp_path), open_snapshots(double.dsn)
+    parts = [KeyRange(None, Cut(("30",))), KeyRange(Cut(("90",)), Cut(("90",), after=True)), KeyRange(Cut(("150",)))]
+    for allowed in ("ON", "OFF"):
+        double.execute(f"ALTER DATABASE CURRENT SET ALLOW_SNAPSHOT_ISOLATION {allowed}")
+        double.statements = []
+        with snapshots.open_parts(table, parts) as reading:  # type: ignore[attr-defined]
+            assert reading.progress.given == ()
+            ids = [row["id"] for batch in reading.batches() for row in batch.to_pylist()]
+            assert ids == [*range(3, 30, 3), 90, *range(150, 181, 3)]
+            assert reading.progress.given == tuple(parts)
+            assert reading.progress.rest == ()
+        assert sum("dm_db_log_stats" in statement for statement in double.statements) == 1
 
 
 def test_the_way_of_reading_is_told(server: AnySqlServer, tmp_path: Path) -> None:

@@ -158,3 +158,19 @@ def test_what_holds_the_capture_job_back_is_told(double: SqlServerDouble) -> Non
     assert finding.fix.startswith("GRANT VIEW SERVER STATE TO [reader];")
     double.engine.waits_for_backup = True
     assert found(examined(double.dsn, TABLE), "log held back").level is Level.PROBLEM
+
+
+def test_values_and_rows_that_the_user_does_not_see_as_they_are_are_told(double: SqlServerDouble) -> None:
+    create(double)
+    double.engine.masked["orders"] = "note"
+    finding = found(examined(double.dsn_of("reader"), TABLE), "masked columns")
+    assert finding.level is Level.PROBLEM
+    assert finding.fix == "GRANT UNMASK TO [reader];"
+    double.engine.policies["orders"], double.engine.switched = "by_tenant", {"orders"}
+    diagnosis = examined(double.dsn, TABLE)
+    assert not [one for one in diagnosis.findings if one.check == "masked columns"]  # its user may see them
+    assert "by_tenant" in found(diagnosis, "row-level security").text
+    finding = found(diagnosis, "partitions")
+    assert finding.fix is not None
+    assert "@allow_partition_switch = 0;" in finding.fix
+    assert found(examined(double.dsn), "partitions").level is Level.WARNING

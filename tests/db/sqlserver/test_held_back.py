@@ -32,7 +32,7 @@ def insert(double: SqlServerDouble, number: int) -> None:
 def wait_for_looks(double: SqlServerDouble, capture: SqlServerCapture) -> None:
     """Until the job has looked, and the capture has seen it, more often than anybody needs to believe it."""
     before = double.engine.empty_scans
-    capture.wait_for(lambda: double.engine.empty_scans > before + 60)
+    capture.wait_for(lambda: double.engine.empty_scans > before + 25)
 
 
 def test_a_commit_that_is_shown_before_the_sealed_position_ends_the_capture(

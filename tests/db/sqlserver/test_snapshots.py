@@ -60,7 +60,7 @@ def read(server: AnySqlServer, table: SourceTable, part: KeyRange) -> list[int]:
     return [row["n"] for batch in batches for row in batch.to_pylist()]
 
 
-@pytest.mark.parametrize("kind", share(list(KEYS), 1, 2))
+@pytest.mark.parametrize("kind", share(list(KEYS), 1, 4))
 def test_cuts_of_keys_of_every_kind_are_those_of_the_server(server: AnySqlServer, tmp_path: Path, kind: str) -> None:
     table = make(server, kind, KEYS[kind], tmp_path)
     in_order = [row[0] for row in server.execute("SELECT n FROM shop.keyed ORDER BY id")]

@@ -140,6 +140,9 @@ class Engine:
         self.polls = 5
         self.hardened: int | None = None
         self.waits_for_backup = False
+        self.masked: dict[str, str] = {}
+        self.policies: dict[str, str] = {}
+        self.switched: set[str] = set()
         self.seqvals_are_reversed = False
         self.is_gated = False
         self._block = 0x100

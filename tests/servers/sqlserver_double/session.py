@@ -365,6 +365,41 @@ def _hardened(session: DoubleSession, engine: Engine, text: str) -> list[dict[st
     return [{"replicas": 1, "known": 1, "hardened": f"{file}{block:010}{record:05}"}]
 
 
+def _named_in(engine: Engine, text: str) -> Iterator[Any]:
+    found = re.search(r"_id IN \(([\d, ]+)\)", text)
+    assert found is not None
+    wanted = {int(one) for one in found[1].split(",")}
+    return (table for table in engine.tables.values() if table.number in wanted)
+
+
+def _masked(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [
+        {
+            "id": table.number,
+            "column_name": engine.masked[table.name],
+            "unmasks": int("server state" in session._rights),
+        }
+        for table in _named_in(engine, text)
+        if table.name in engine.masked
+    ]
+
+
+def _policies(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [
+        {"id": table.number, "policy": engine.policies[table.name]}
+        for table in _named_in(engine, text)
+        if table.name in engine.policies
+    ]
+
+
+def _switched(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    return [
+        {"id": table.number, "instance": f"{table.schema}_{table.name}"}
+        for table in _named_in(engine, text)
+        if table.name in engine.switched
+    ]
+
+
 def _polls(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
     return [{"seconds": engine.polls}]
 
@@ -394,6 +429,9 @@ def _ranked(session: DoubleSession, engine: Engine, text: str) -> list[dict[str,
 _ANSWERS = (
     ("'IsSyncWithBackup'", _holds),
     ("sys.dm_hadr_database_replica_states", _hardened),
+    ("FROM sys.masked_columns AS c", _masked),
+    ("FROM sys.security_predicates AS p", _policies),
+    ("i.partition_switch = 1", _switched),
     ("FROM sys.databases AS d", _server),
     ("FROM sys.database_recovery_status AS r", _fork),
     ("FROM sys.configurations AS c", _longest),

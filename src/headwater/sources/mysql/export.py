@@ -1,17 +1,11 @@
-"""MySqlSnapshot: a place in the log that tasks read at, and what is planned there.
-
-It keeps no transaction open: its place is enough to read at (:mod:`.mark`), however long it takes and whoever begins
-anew. Nothing is locked and nothing old is kept at the server.
-"""
+"""MySqlSnapshot: a place in the log that tasks read at (:mod:`.mark`), and what is planned there."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Self
 
-from headwater.errors import HeadwaterError
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
 from headwater.sources.mysql.mark import MySqlMark
@@ -21,11 +15,12 @@ from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import page_end, plan_splits
 from headwater.sources.mysql.types import source_column
+from headwater.sources.place_snapshot import PlaceSnapshot
 from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable, SpecialValues
 
 
-class MySqlSnapshot:
+class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
     """A place. One thread.
 
     :param lock_seconds: how long a question waits for a locked table, which then is ``SourceBusy``; ``None``: until it
@@ -34,8 +29,8 @@ class MySqlSnapshot:
     """
 
     def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
+        super().__init__()
         self._dsn, self._lock_seconds = dsn, lock_seconds
-        self._catalogs: dict[TableName, CatalogTable] = {}
         self._session: Connection | None = None
         try:
             with self._asked() as session:
@@ -43,31 +38,6 @@ class MySqlSnapshot:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def name(self) -> str:
-        """What readers need: the place."""
-        return self._mark.to_json()
-
-    @property
-    def mark(self) -> MySqlMark:
-        """What it contains."""
-        return self._mark
-
-    def is_open(self) -> bool:
-        """Whether the server answers."""
-        try:
-            with self._asked() as session:
-                ask(session, "SELECT 1")
-        except HeadwaterError:
-            return False
-        return True
 
     def table(self, table: SourceTable) -> SourceTable:
         """*table* with the columns that it has now, those that came new at the end.
@@ -96,42 +66,29 @@ class MySqlSnapshot:
         ids = {column.field_id for column in table.columns}
         return replace(table, columns=(*kept, *(column for column in columns if column.field_id not in ids)))
 
-    def has_key(self, table: SourceTable) -> bool:
-        """Whether it has: no table is captured that has none."""
-        return True
-
-    def files(self, table: SourceTable) -> str:
-        """Nothing: no range is one of blocks."""
-        return ""
-
-    def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
-        """Splits of about *split_rows* rows; see :func:`~headwater.sources.mysql.splitting.plan_splits`.
-
-        :raises UnsupportedTable: it cannot be split in that way. :raises SourceNotFound: there is no such table.
-        """
-        catalog = self._catalog(table)
-        with self._asked() as session:
-            return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
-
-    def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
-        """The cut after the first *rows* rows of *part*; ``None`` when it has no more than that."""
-        catalog = self._catalog(table)
-        with self._asked() as session:
-            return page_end(session, table, catalog, part, rows)
-
     def close(self) -> None:
         """Let the session go. Closing twice is fine."""
         if self._session is not None:
             give_back(self._dsn, self._session)
         self._session = None
 
-    def _catalog(self, table: SourceTable) -> CatalogTable:
+    def _ping(self, session: Connection) -> None:
+        ask(session, "SELECT 1")
+
+    def _read(self, session: Connection, table: SourceTable) -> CatalogTable:
         name = TableName(table.namespace, table.name)
-        if name not in self._catalogs:
-            with self._asked() as session:
-                ask(session, f"SELECT 1 FROM {name.sql} LIMIT 0")  # who has locked it holds who plans, not the tasks
-                self._catalogs[name] = read_table(session, name)
-        return self._catalogs[name]
+        ask(session, f"SELECT 1 FROM {name.sql} LIMIT 0")  # who has locked it holds who plans, not the tasks
+        return read_table(session, name)
+
+    def _plan(
+        self, session: Connection, table: SourceTable, catalog: CatalogTable, split_rows: int, kind: SplitKind | None
+    ) -> SplitPlan:
+        return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
+
+    def _page_end(
+        self, session: Connection, table: SourceTable, catalog: CatalogTable, part: KeyRange, rows: int
+    ) -> Cut | None:
+        return page_end(session, table, catalog, part, rows)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Connection]:

@@ -26,11 +26,12 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any, Final
 
-from headwater.sources.errors import SnapshotExpired, UnsupportedTable
+from headwater.sources.errors import UnsupportedTable
+from headwater.sources.key_conditions import no_value
 from headwater.sources.mysql.catalog import CatalogTable
 from headwater.sources.mysql.names import quoted
 from headwater.sources.mysql.types import ADDRESSES, BINARIES, MySqlType
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import Cut
 from headwater.sources.table import SourceTable
 
 NUMBERED: Final = frozenset(("bit", "enum", "set"))
@@ -69,6 +70,11 @@ class KeyColumn:
         return tuple(label.replace("''", "'") for label in _LABEL.findall(self.type_text))
 
     @property
+    def sql(self) -> str:
+        """Its name, for a statement."""
+        return quoted(self.name)
+
+    @property
     def text_sql(self) -> str:
         """What gives the text of its values."""
         name = quoted(self.name)
@@ -86,11 +92,11 @@ class KeyColumn:
         """The value whose text is *text*, for a statement. :raises SnapshotExpired: it is none of its type."""
         if self.kind in NUMBERS or self.kind in FLOATS:
             if not _NUMBER.fullmatch(text):
-                raise _no_value(self.name)
+                raise no_value(self.name)
             return f"{text}e0" if self.kind in FLOATS and "e" not in text.lower() else text
         if self.kind in BINARIES:
             if not re.fullmatch(r"([0-9A-Fa-f]{2})*", text):
-                raise _no_value(self.name)
+                raise no_value(self.name)
             return f"X'{text}'"
         coded = f"_utf8mb4 X'{text.encode().hex()}'"
         if self.charset is not None:
@@ -142,25 +148,9 @@ def read_key(catalog: CatalogTable, table: SourceTable) -> tuple[KeyColumn, ...]
     return tuple(made)
 
 
-def condition(part: KeyRange, key: Sequence[KeyColumn]) -> str:
-    """What the rows of *part* fulfil; empty where all do."""
-    made = []
-    if part.start is not None:
-        made.append(_compared(part.start, True, key))
-    if part.end is not None:
-        made.append(_compared(part.end, False, key))
-    return " AND ".join(made)
-
-
-def where(part: KeyRange, key: Sequence[KeyColumn]) -> str:
-    """:func:`condition` with its word."""
-    made = condition(part, key)
-    return f" WHERE {made}" if made else ""
-
-
 def key_list(key: Sequence[KeyColumn], order: str = "ASC") -> str:
     """The names of the key columns, for an ORDER BY."""
-    return ", ".join(f"{quoted(column.name)} {order}" for column in key)
+    return ", ".join(f"{column.sql} {order}" for column in key)
 
 
 def key_texts(key: Sequence[KeyColumn]) -> str:
@@ -171,30 +161,3 @@ def key_texts(key: Sequence[KeyColumn]) -> str:
 def cut_after(key: Sequence[KeyColumn], values: Sequence[Any]) -> Cut:
     """The cut after the row that has the key *values*."""
     return Cut(tuple(column.text(value) for column, value in zip(key, values, strict=True)), after=True)
-
-
-def _compared(cut: Cut, above: bool, key: Sequence[KeyColumn]) -> str:
-    """``key >= cut`` (*above*) or ``key < cut``; with a cut after its values ``>`` and ``<=``.
-
-    Written out, as no server uses an index for a comparison of rows; the first part is for the index.
-    """
-    columns = key[: len(cut.values)]
-    values = [column.literal(value) for value, column in zip(cut.values, columns, strict=True)]
-    names = [quoted(column.name) for column in columns]
-    operator = (">" if cut.after else ">=") if above else ("<=" if cut.after else "<")
-    if len(columns) == 1:
-        return f"{names[0]} {operator} {values[0]}"
-    strict = operator[0]
-    cases = []
-    for place in range(len(columns)):
-        equal = [f"{names[before]} = {values[before]}" for before in range(place)]
-        last = place == len(columns) - 1
-        cases.append(" AND ".join([*equal, f"{names[place]} {operator if last else strict} {values[place]}"]))
-    return f"({names[0]} {strict}= {values[0]} AND ({' OR '.join(f'({case})' for case in cases)}))"
-
-
-def _no_value(column: str) -> SnapshotExpired:
-    return SnapshotExpired(
-        f"A cut has a text for key column {column!r} that is no value of its type: the type was changed.",
-        next_step="Take a new snapshot.",
-    )

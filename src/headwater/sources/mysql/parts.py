@@ -13,9 +13,10 @@ from typing import Final, Self
 import pyarrow as pa
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.key_conditions import where
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
-from headwater.sources.mysql.key_columns import cut_after, key_list, read_key, where
+from headwater.sources.mysql.key_columns import cut_after, key_list, read_key
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.places import place_after
 from headwater.sources.mysql.result import BLOCK_BYTES, Result

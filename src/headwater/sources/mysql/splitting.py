@@ -21,9 +21,10 @@ from itertools import pairwise
 from typing import Final
 
 from headwater.sources.errors import UnsupportedTable
+from headwater.sources.key_conditions import condition, where
 from headwater.sources.mysql.catalog import CatalogTable
 from headwater.sources.mysql.connection import Connection, ask
-from headwater.sources.mysql.key_columns import INTEGERS, KeyColumn, condition, key_list, key_texts, read_key, where
+from headwater.sources.mysql.key_columns import INTEGERS, KeyColumn, key_list, key_texts, read_key
 from headwater.sources.mysql.names import quoted
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable

@@ -1,7 +1,9 @@
 """What rows from before have in a column that came. Pure but for the catalog that it is given.
 
 A column that may not be null comes with a default, which the server gives to the rows that are there without telling
-them; one that may be null is null in them. Only constants are read; another expression has another value in each row.
+them. What they have is known where it is a constant. It is not where the expression has another value in each row, and
+where the column may be null, as nobody tells whether it came ``WITH VALUES``: such a column is named without a value,
+and whoever keeps the rows reads it once more.
 """
 
 from __future__ import annotations
@@ -20,15 +22,17 @@ _TEXT: Final = re.compile(r"N?'((?:[^']|'')*)'")
 
 
 def defaults_of(table: CatalogTable | None, added: Sequence[SourceColumn]) -> pa.RecordBatch | None:
-    """One row: the defaults of *added* columns that older rows have; ``None`` where there is none."""
+    """One row: what older rows have in those of *added* that have a default, null where it is not known.
+
+    ``None`` where none of them has one.
+    """
     found: dict[SourceColumn, pa.Array] = {}
     for column in added:
         now = None if table is None else next((one for one in table.columns if one.number == column.field_id), None)
-        if now is None or now.nullable or now.default is None:
+        if now is None or now.default is None:
             continue
-        value = constant(now.default, column.type)
-        if value is not None:
-            found[column] = value
+        value = None if now.nullable else constant(now.default, column.type)
+        found[column] = pa.nulls(1, column.type) if value is None else value
     if not found:
         return None
     return pa.RecordBatch.from_arrays(list(found.values()), schema=pa.schema([column.field for column in found]))

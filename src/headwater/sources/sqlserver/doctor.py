@@ -9,6 +9,7 @@ from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, Sour
 from headwater.sources.sqlserver.catalog import CatalogTable, all_table_names, present_tables, read_tables
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.followed import disable_table, enable_table
+from headwater.sources.sqlserver.hidden_checks import check_hidden
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
 from headwater.sources.sqlserver.names import TableName, quoted
 from headwater.sources.sqlserver.server import Server
@@ -57,6 +58,7 @@ def _tables(session: Session, server: Server, names: Sequence[TableName]) -> Ite
             yield Finding("table", Level.PROBLEM, error.message, statement_of(error.next_step), str(name))
             continue
         yield from _table(table, _instances(session, server, [table]).get(table.id, []))
+        yield from check_hidden(session, [table])
     if names:
         return
     present = present_tables(session, there)
@@ -68,7 +70,7 @@ def _tables(session: Session, server: Server, names: Sequence[TableName]) -> Ite
         if finding.level is Level.PROBLEM
     ]
     yield Finding("tables", Level.OK, f"{len(present) - len(problems)} of {len(present)} tables can be captured.")
-    for finding in problems:
+    for finding in (*problems, *check_hidden(session, [one for one in present.values() if instances.get(one.id)])):
         yield Finding(finding.check, Level.WARNING, finding.text, finding.fix, finding.table)
 
 

@@ -1,8 +1,4 @@
-"""SqlServerSnapshot: a number of the log that tasks read at, and what is planned there.
-
-It keeps no transaction open: its number is enough to read at (:mod:`.mark`), however long it takes and whoever begins
-anew. Nothing is locked and no old version is kept at the server.
-"""
+"""SqlServerSnapshot: a number of the log that tasks read at (:mod:`.mark`), and what is planned there."""
 
 from __future__ import annotations
 
@@ -10,9 +6,9 @@ import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Final, Self
+from typing import Final
 
-from headwater.errors import HeadwaterError
+from headwater.sources.place_snapshot import PlaceSnapshot
 from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn, Session
@@ -30,7 +26,7 @@ COMMIT_SECONDS: Final = 0.1
 """How long a commit that is on disk, where the capture job has read it, may take until versions of rows show it."""
 
 
-class SqlServerSnapshot:
+class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
     """A place. One thread.
 
     :param lock_seconds: how long a question waits for a locked table; ``None``: until it is free.
@@ -40,8 +36,8 @@ class SqlServerSnapshot:
     """
 
     def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
+        super().__init__()
         self._dsn, self._lock_seconds = dsn, lock_seconds
-        self._catalogs: dict[TableName, CatalogTable] = {}
         self._session: Session | None = None
         try:
             with self._asked() as session:
@@ -51,31 +47,6 @@ class SqlServerSnapshot:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def name(self) -> str:
-        """What readers need: the place."""
-        return self._mark.to_json()
-
-    @property
-    def mark(self) -> SqlServerMark:
-        """What it contains."""
-        return self._mark
-
-    def is_open(self) -> bool:
-        """Whether the server answers."""
-        try:
-            with self._asked() as session:
-                session.ask("SELECT 1 AS [one]")
-        except HeadwaterError:
-            return False
-        return True
 
     def table(self, table: SourceTable) -> SourceTable:
         """*table* with the columns that it has now and that are captured, those that came new at the end.
@@ -103,41 +74,27 @@ class SqlServerSnapshot:
         added = [column for number, column in there.items() if number not in known]
         return replace(table, columns=(*kept, *added), source_id=catalog.id)
 
-    def has_key(self, table: SourceTable) -> bool:
-        """Whether it has: no table is captured that has none."""
-        return True
-
-    def files(self, table: SourceTable) -> str:
-        """Nothing: no range is one of blocks."""
-        return ""
-
-    def plan(self, table: SourceTable, *, split_rows: int, kind: SplitKind | None = None) -> SplitPlan:
-        """Splits of about *split_rows* rows; see :func:`~headwater.sources.sqlserver.splitting.plan_splits`.
-
-        :raises UnsupportedTable: it cannot be split in that way. :raises SourceNotFound: there is no such table.
-        """
-        catalog = self._catalog(table)
-        with self._asked() as session:
-            return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
-
-    def page_end(self, table: SourceTable, kind: SplitKind, part: KeyRange, rows: int) -> Cut | None:
-        """The cut after the first *rows* rows of *part*; ``None`` when it has no more than that."""
-        catalog = self._catalog(table)
-        with self._asked() as session:
-            return page_end(session, table, catalog, part, rows)
-
     def close(self) -> None:
         """Let the session go. Closing twice is fine."""
         if self._session is not None:
             give_back(self._session)
         self._session = None
 
-    def _catalog(self, table: SourceTable) -> CatalogTable:
-        name = TableName(table.namespace, table.name)
-        if name not in self._catalogs:
-            with self._asked() as session:
-                self._catalogs[name] = read_table(session, name)
-        return self._catalogs[name]
+    def _ping(self, session: Session) -> None:
+        session.ask("SELECT 1 AS [one]")
+
+    def _read(self, session: Session, table: SourceTable) -> CatalogTable:
+        return read_table(session, TableName(table.namespace, table.name))
+
+    def _plan(
+        self, session: Session, table: SourceTable, catalog: CatalogTable, split_rows: int, kind: SplitKind | None
+    ) -> SplitPlan:
+        return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
+
+    def _page_end(
+        self, session: Session, table: SourceTable, catalog: CatalogTable, part: KeyRange, rows: int
+    ) -> Cut | None:
+        return page_end(session, table, catalog, part, rows)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Session]:

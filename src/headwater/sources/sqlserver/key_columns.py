@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
-from headwater.sources.errors import SnapshotExpired, UnsupportedTable
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.errors import UnsupportedTable
+from headwater.sources.key_conditions import no_value
 from headwater.sources.sqlserver.catalog import CatalogTable
 from headwater.sources.sqlserver.names import literal, quoted
 from headwater.sources.sqlserver.types import BINARIES, TEXTS, TIMES, SqlType
@@ -67,6 +67,11 @@ class KeyColumn:
         return f"CONVERT(varchar(60), {expression})"
 
     @property
+    def sql(self) -> str:
+        """Its name, for a statement."""
+        return quoted(self.name)
+
+    @property
     def text_sql(self) -> str:
         """What gives the text of the column's values."""
         return self.text_of(quoted(self.name))
@@ -75,10 +80,10 @@ class KeyColumn:
         """The value whose text is *text*, for a statement. :raises SnapshotExpired: it is none of its type."""
         name = self.kind.name
         if (name in INTEGERS or name in DECIMALS or name in FLOATS) and not _NUMBER.fullmatch(text):
-            raise _no_value(self.name)
+            raise no_value(self.name)
         if name in BINARIES:
             if not re.fullmatch(r"([0-9A-Fa-f]{2})*", text):
-                raise _no_value(self.name)
+                raise no_value(self.name)
             return f"0x{text}"
         if name in INTEGERS:
             return f"CONVERT({name}, {text})"
@@ -123,54 +128,11 @@ def read_key(catalog: CatalogTable, table: SourceTable) -> tuple[KeyColumn, ...]
     return tuple(made)
 
 
-def condition(part: KeyRange, key: Sequence[KeyColumn]) -> str:
-    """What the rows of *part* fulfil; empty where all do."""
-    made = []
-    if part.start is not None:
-        made.append(_compared(part.start, True, key))
-    if part.end is not None:
-        made.append(_compared(part.end, False, key))
-    return " AND ".join(made)
-
-
-def where(part: KeyRange, key: Sequence[KeyColumn]) -> str:
-    """:func:`condition` with its word."""
-    made = condition(part, key)
-    return f" WHERE {made}" if made else ""
-
-
 def key_list(key: Sequence[KeyColumn]) -> str:
     """The names of the key columns, for an ORDER BY."""
-    return ", ".join(quoted(column.name) for column in key)
+    return ", ".join(column.sql for column in key)
 
 
 def key_texts(key: Sequence[KeyColumn]) -> str:
     """What gives the texts of a key, each under its place."""
     return ", ".join(f"{column.text_sql} AS [k{place}]" for place, column in enumerate(key))
-
-
-def _compared(cut: Cut, above: bool, key: Sequence[KeyColumn]) -> str:
-    """``key >= cut`` (*above*) or ``key < cut``; with a cut after its values ``>`` and ``<=``.
-
-    Written out, as the server compares no rows; the first part is for the index.
-    """
-    columns = key[: len(cut.values)]
-    values = [column.literal(value) for value, column in zip(cut.values, columns, strict=True)]
-    names = [quoted(column.name) for column in columns]
-    operator = (">" if cut.after else ">=") if above else ("<=" if cut.after else "<")
-    if len(columns) == 1:
-        return f"{names[0]} {operator} {values[0]}"
-    strict = operator[0]
-    cases = []
-    for place in range(len(columns)):
-        equal = [f"{names[before]} = {values[before]}" for before in range(place)]
-        last = place == len(columns) - 1
-        cases.append(" AND ".join([*equal, f"{names[place]} {operator if last else strict} {values[place]}"]))
-    return f"({names[0]} {strict}= {values[0]} AND ({' OR '.join(f'({case})' for case in cases)}))"
-
-
-def _no_value(column: str) -> SnapshotExpired:
-    return SnapshotExpired(
-        f"A cut has a text for key column {column!r} that is no value of its type: the type was changed.",
-        next_step="Take a new snapshot.",
-    )

@@ -26,10 +26,11 @@ from typing import IO, Final, Self
 import pyarrow as pa
 
 from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.key_conditions import where
 from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn
-from headwater.sources.sqlserver.key_columns import key_list, key_texts, read_key, where
+from headwater.sources.sqlserver.key_columns import key_list, key_texts, read_key
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import SqlServerOffset

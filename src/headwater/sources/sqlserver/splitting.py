@@ -16,10 +16,11 @@ from itertools import pairwise
 from typing import Final
 
 from headwater.sources.errors import UnsupportedTable
+from headwater.sources.key_conditions import where
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.sqlserver.catalog import CatalogTable, size_of
 from headwater.sources.sqlserver.connection import Session
-from headwater.sources.sqlserver.key_columns import KeyColumn, key_list, key_texts, read_key, where
+from headwater.sources.sqlserver.key_columns import KeyColumn, key_list, key_texts, read_key
 from headwater.sources.table import SourceTable
 
 NUMBERED_ROWS: Final = 20_000_000

@@ -57,11 +57,13 @@ TIMES: Final = frozenset(("date", "time", "datetime", "smalldatetime", "datetime
 _EPOCH: Final = "CONVERT(datetime2(7), '1970-01-01')"
 _MIDNIGHT: Final = "CONVERT(time(7), '00:00:00')"
 _VARIANT: Final = """CASE WHEN CONVERT(nvarchar(128), SQL_VARIANT_PROPERTY({0}, 'BaseType')) IN (N'date', N'time',
- N'datetime', N'smalldatetime', N'datetime2', N'datetimeoffset') THEN CONVERT(nvarchar(4000), {0}, 121)
+ N'datetime', N'smalldatetime', N'datetime2', N'datetimeoffset') THEN CONVERT(nvarchar(max), {0}, 121)
  WHEN CONVERT(nvarchar(128), SQL_VARIANT_PROPERTY({0}, 'BaseType')) IN (N'binary', N'varbinary', N'timestamp')
- THEN CONVERT(nvarchar(4000), CONVERT(varbinary(8000), {0}), 1)
+ THEN CONVERT(nvarchar(max), CONVERT(varbinary(8000), {0}), 1)
+ WHEN CONVERT(nvarchar(128), SQL_VARIANT_PROPERTY({0}, 'BaseType')) IN (N'money', N'smallmoney')
+ THEN CONVERT(nvarchar(max), CONVERT(money, {0}), 2)
  WHEN CONVERT(nvarchar(128), SQL_VARIANT_PROPERTY({0}, 'BaseType')) IN (N'float', N'real')
- THEN CONVERT(nvarchar(4000), CONVERT(float, {0}), 3) ELSE CONVERT(nvarchar(4000), {0}) END"""
+ THEN CONVERT(nvarchar(max), CONVERT(float, {0}), 3) ELSE CONVERT(nvarchar(max), {0}) END"""
 
 
 @dataclass(frozen=True, slots=True)
