@@ -7,7 +7,8 @@ import pytest
 
 from headwater.errors import InputError
 from headwater.sources.errors import InvalidKey, SpecialValue, UndecodableValue
-from headwater.sources.sqlserver.defaults import constant
+from headwater.sources.sqlserver.catalog import CatalogColumn, CatalogTable
+from headwater.sources.sqlserver.defaults import constant, defaults_of
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, selected, source_column
@@ -86,6 +87,25 @@ def test_nanoseconds_that_do_not_fit_are_special() -> None:
 def test_defaults_that_are_constants_are_read(definition: str, kind: pa.DataType, value: object) -> None:
     found = constant(definition, kind)
     assert (None if found is None else str(found[0].as_py())) == (None if value is None else str(value))
+
+
+def test_defaults_that_older_rows_have_are_known_only_of_constants_that_must_be_there() -> None:
+    def catalog(number: int, name: str, default: str | None, *, nullable: bool) -> CatalogColumn:
+        return CatalogColumn(number, name, SqlType("int"), nullable, False, None, default)
+
+    columns = (
+        catalog(1, "known", "((5))", nullable=False),
+        catalog(2, "perhaps", "((5))", nullable=True),
+        catalog(3, "computed", "(checksum(newid()))", nullable=False),
+        catalog(4, "none", None, nullable=True),
+    )
+    table = CatalogTable(TableName("shop", "orders"), 1, True, False, columns, ("known",), "PK")
+    added = [source_column(column.name, column.type, column.number) for column in columns]
+    found = defaults_of(table, added)
+    assert found is not None
+    assert found.to_pylist() == [{"known": 5, "perhaps": None, "computed": None}]
+    assert defaults_of(table, added[3:]) is None
+    assert defaults_of(None, added) is None
 
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a b", "[a", "a."])
