@@ -8,11 +8,11 @@ import sys
 _PLANS = """
 import sys
 import headwater.spark.claim_check, headwater.sinks.parquet, headwater.sources.postgres.snapshots
-print([name for name in ("pandas", "deltalake", "pyiceberg", "pymongo") if name in sys.modules])
+print([name for name in ("pandas", "pydantic", "deltalake", "pyiceberg", "pymongo") if name in sys.modules])
 """
 
 
-def test_planning_loads_neither_pandas_nor_what_other_sinks_and_sources_need() -> None:
+def test_planning_loads_neither_pandas_nor_pydantic_nor_what_other_sinks_and_sources_need() -> None:
     """Arrow loads pandas when the first value is made of a Python one: no module does that while it is imported."""
     done = subprocess.run([sys.executable, "-c", _PLANS], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -13,9 +13,6 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any, Final, cast
 
-from pydantic import TypeAdapter, ValidationError
-from pydantic.errors import PydanticUserError
-
 from headwater.sinks.errors import SinkInputError
 from headwater.sinks.sink import Mode, Sink
 
@@ -121,6 +118,9 @@ def open_sink(kind: str, **options: Any) -> Sink:
 
 
 def _checked(kind: str, found: type[Any], options: dict[str, Any]) -> Sink:
+    from pydantic import TypeAdapter, ValidationError  # here: tasks use sinks, and open none
+    from pydantic.errors import PydanticUserError
+
     try:
         return cast(Sink, TypeAdapter(found).validate_python(options))
     except ValidationError as error:
