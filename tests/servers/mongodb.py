@@ -42,16 +42,26 @@ _START: Final = 'echo $$ >pid; exec "$@"'
 class MongoServer:
     """One server process, in a replica set of its own.
 
-    :param settings: over those of this module, as options of ``mongod``.
+    :param settings: over those of this module, as options of ``mongod``; empty where one takes no value.
     :param beside: the primary of a set that it joins instead.
+    :param secrets_of: a server whose key and password it has, too.
     """
 
-    def __init__(self, settings: Mapping[str, str] | None = None, *, beside: MongoServer | None = None) -> None:
+    program = "mongod"
+
+    def __init__(
+        self,
+        settings: Mapping[str, str] | None = None,
+        *,
+        beside: MongoServer | None = None,
+        secrets_of: MongoServer | None = None,
+    ) -> None:
         root = mongodb_root()
         self._settings = dict(settings or {})
         self._beside = beside
-        self._key: str = secrets.token_hex(32) if beside is None else beside._key
-        self.password: str = secrets.token_hex(8) if beside is None else beside.password
+        like = secrets_of or beside
+        self._key: str = secrets.token_hex(32) if like is None else like._key
+        self.password: str = secrets.token_hex(8) if like is None else like.password
         self.base = Path(tempfile.mkdtemp(prefix="headwater-mongo-", dir="/tmp"))
         self.base.chmod(0o755)
         self.port = _free_port()
@@ -123,24 +133,24 @@ class MongoServer:
                 raise RuntimeError(f"the new member of the set is {states.get(number)}")
             time.sleep(0.05)
 
+    def _defaults(self) -> dict[str, str]:
+        return {"dbpath": "data", "replSet": "rs0", "wiredTigerCacheSizeGB": "0.25", "oplogSize": "200"}
+
     def start(self, *more: str) -> None:
         """Start the server and wait until it takes writes."""
         settings = {
-            "dbpath": "data",
-            "replSet": "rs0",
             "keyFile": "key",
             "bind_ip": "127.0.0.1",
             "port": str(self.port),
-            "wiredTigerCacheSizeGB": "0.25",
-            "oplogSize": "200",
+            **self._defaults(),
             **self._settings,
         }
-        arguments = [part for name, value in settings.items() for part in (f"--{name}", value)]
+        arguments = [part for name, value in settings.items() for part in (f"--{name}", value) if part]
         quick = ["--nounixsocket", "--setParameter", "diagnosticDataCollectionEnabled=false"]
         run = self.base / "run"
         with (self.base / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                ["sh", "-c", _START, "start", str(self.base / "mongod"), *arguments, *quick, *more],
+                ["sh", "-c", _START, "start", str(self.base / self.program), *arguments, *quick, *more],
                 cwd=run,
                 env={"LD_LIBRARY_PATH": str(self.base / "lib"), "PATH": os.environ["PATH"]},
                 stdin=subprocess.DEVNULL,
@@ -154,6 +164,15 @@ class MongoServer:
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"MongoDB did not start:\n{(self.base / 'log').read_text()[-4000:]}")
             time.sleep(0.05)
+
+    def back_up(self, folder: Path) -> None:
+        """Copy its files into *folder*. Call it while it is stopped."""
+        subprocess.run(["cp", "-a", str(self.base / "run/data"), str(folder)], check=True)
+
+    def restore(self, folder: Path) -> None:
+        """Its files are those of *folder* again. Call it while it is stopped."""
+        shutil.rmtree(self.base / "run/data")
+        subprocess.run(["cp", "-a", str(folder), str(self.base / "run/data")], check=True)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
@@ -180,9 +199,9 @@ class MongoServer:
         (run / "key").chmod(0o400)
         shutil.copytree(root / "lib", self.base / "lib") if (root / "lib").is_dir() else None
         try:
-            os.link(root / "bin/mongod", self.base / "mongod")
+            os.link(root / "bin" / self.program, self.base / self.program)
         except OSError:
-            shutil.copy(root / "bin/mongod", self.base / "mongod")
+            shutil.copy(root / "bin" / self.program, self.base / self.program)
         if os.geteuid() == 0:
             for place in (run, run / "data", run / "key"):
                 shutil.chown(place, _NOBODY)

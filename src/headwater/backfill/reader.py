@@ -20,12 +20,14 @@ from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.snapshot.reader import read_snapshot
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
+from headwater.capture.requests import remark
 from headwater.capture.source_state import SourceState
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import (
     KeyOrder,
+    RemarkingSnapshots,
     SnapshotMark,
     SnapshotSource,
     UnsharedSnapshots,
@@ -86,6 +88,9 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
     external = _external(options.source, unit.table)
     if not isinstance(external.source, UnsharedSnapshots):
         yield from SnapshotReader(external).read(unit)
+        if isinstance(external.source, RemarkingSnapshots):
+            for text in external.source.take_remarks(unit.table):
+                remark(options.store, unit.table.full_name, text, unit.snapshot or "")
         return
     mark = mark_from_json(unit.snapshot)
     with _store(options.store).snapshot() as view:

@@ -6,6 +6,8 @@ looks once a second, does it at a boundary, and seals its answer; a request that
 
 from __future__ import annotations
 
+import hashlib
+import re
 import time
 import uuid
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ RENEW_TABLES = "renew_tables"
 RENEW_SOURCE = "renew_source"
 MIGRATE = "migrate"
 COMPACT = "compact"
+REMARK = "remark"
 _BESIDE = "requests"
 _LOOK_SECONDS = 1.0
 
@@ -118,6 +121,17 @@ def ask(location: str | Path, kind: str, detail: dict[str, Any], seconds: float 
 def leave(location: str | Path, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> None:
     """Write a request down for the next capture of the store at *location*; nobody waits for the answer."""
     put_request(str(location), (_BESIDE,), Request(uuid.uuid4().hex, kind, detail), time.monotonic() + seconds)
+
+
+def remark(location: str | Path, log: str, text: str, plan: str, seconds: float = 30.0) -> None:
+    """Have the capture note *text* among the events of *log*: what a task saw while it read the history.
+
+    It is noted once for each *plan*, whatever its numbers: many tasks may see the same.
+    """
+    kind = re.sub(r"\d+", "", text)
+    request = hashlib.sha256("\0".join((log, plan, kind)).encode()).hexdigest()[:32]
+    detail = {"log": log, "text": text}
+    put_request(str(location), (_BESIDE,), Request(request, REMARK, detail), time.monotonic() + seconds)
 
 
 def wait_for_answer(reader: StateReader, request: str, end: float, whose: str, seconds: float) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from headwater import failpoints
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions
 from headwater.capture.renewal import TableRenewals, present_tables, reason_of, renewed_columns
-from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
+from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
@@ -29,9 +29,19 @@ from headwater.errors import HeadwaterError, TransientError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import PARTITION, RENEWED, SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, SlotBusy, SourceBusy, SourceMisconfigured, UnsupportedTable
-from headwater.sources.events import Boundary, Changes, Event, Finding, Registered, SchemaChanged, Stopped, Truncated
+from headwater.sources.events import (
+    Boundary,
+    Changes,
+    ChangeStream,
+    Event,
+    Finding,
+    Registered,
+    SchemaChanged,
+    Stopped,
+    Truncated,
+)
 from headwater.sources.offset import CdcOffset
-from headwater.sources.source import Source
+from headwater.sources.source import AlwaysLogging, Source
 from headwater.sources.table import SourceTable
 from headwater.sources.written import WrittenOffset
 from headwater.state import StateStore
@@ -94,7 +104,7 @@ class CaptureSession:
             self._open_known()
             asked = requests.unanswered(self.answers)
             self._record = self._start(names, [request.id for request in asked if request.kind == RENEW_SOURCE])
-            self._stream = source.open(list(self._tables.values()), self._record.offset, self._record.identity)
+            self._stream = self._open_stream()
         except BaseException:
             self._factory.close()
             raise
@@ -106,6 +116,12 @@ class CaptureSession:
         except BaseException:
             self.close()
             raise
+
+    def _open_stream(self) -> ChangeStream:
+        """The stream of all tables from the position that is durable."""
+        if isinstance(self._source, AlwaysLogging):
+            self._source.begin_from({name: self._state.tables[name].since for name in self._tables})
+        return self._source.open(list(self._tables.values()), self._record.offset, self._record.identity)
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
@@ -209,10 +225,13 @@ class CaptureSession:
                 if request.kind == RENEW_TABLES:
                     self._take_up(request)
                     continue
-                if request.kind != ADD_TABLES:
+                if request.kind == REMARK:
+                    self._note(request)
+                elif request.kind == ADD_TABLES:
+                    self._add(request.detail["tables"], self._renewals.tables)
+                else:
                     self._chores.add(request)
                     continue
-                self._add(request.detail["tables"], self._renewals.tables)
             except SourceBusy as error:
                 problem = error
             except TransientError:
@@ -223,6 +242,12 @@ class CaptureSession:
             self._rows += 1
         if self._renewals.are_ready(self._record.offset, self._state.tables):
             self._renew_tables()
+
+    def _note(self, request: Request) -> None:
+        """Keep what a reader of the history saw among the events of its table, if that is captured."""
+        writer = self._writers.get(str(request.detail["log"]))
+        if writer is not None:
+            writer.note(PARTITION, {"text": str(request.detail["text"])})
 
     def _stop_table(self, name: str, reason: str) -> None:
         """Its changes end here, those before are sealed with the epoch; the others go on."""
@@ -262,7 +287,7 @@ class CaptureSession:
         self._end_epoch(self._record)
         self._sealer.seal(self._epochs.prev)
         failpoints.hit(AFTER_TABLES)
-        self._stream = self._source.open(list(self._tables.values()), self._record.offset, self._record.identity)
+        self._stream = self._open_stream()
 
     def _capture_anew(self, table: SourceTable, registration: str, since: CdcOffset) -> None:
         """The rows of its log that follow begin at *since*, with the columns and the key that it has now."""

@@ -38,7 +38,8 @@ class LogEvent:
 
     :ivar seq: rows of the epoch with a lower seq come before it.
     :ivar kind: :data:`TRUNCATE`: all rows of the table are gone; :data:`SCHEMA`: its columns changed, see *detail*;
-        :data:`PARTITION`: rows came or went with a partition, which the source does not tell.
+        :data:`PARTITION`: rows came or went with a partition, which the source does not tell, or something else was
+        seen of the table that its rows do not show: see the text in *detail*.
     """
 
     epoch: Epoch

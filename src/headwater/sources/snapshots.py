@@ -184,6 +184,15 @@ class UnsharedSnapshots(SnapshotSource, Protocol):
         ...
 
 
+@runtime_checkable
+class RemarkingSnapshots(Protocol):
+    """Reads that may have something to say of a table which its rows do not show."""
+
+    def take_remarks(self, table: SourceTable) -> list[str]:
+        """What the reads of *table* in this process saw since this was last asked; no values."""
+        ...
+
+
 def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSource:
     """The snapshots of the database at *dsn*; nothing is connected yet. An empty *dsn*: there is no database.
 

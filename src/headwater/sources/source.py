@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -90,3 +90,15 @@ class Source(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+@runtime_checkable
+class AlwaysLogging(Protocol):
+    """A source that logs all tables, whether they are captured or not."""
+
+    def begin_from(self, since: Mapping[str, CdcOffset]) -> None:
+        """Since when each table is captured, before the stream is opened.
+
+        What its log has of a table up to there is not of interest, and may be of any former shape.
+        """
+        ...

@@ -12,6 +12,9 @@ from tests.db.mongodb.test_capture import IDS
 from tests.servers.mongodb import MongoServer
 
 from headwater.capture import renewal
+from headwater.log_store.log_events import events_of
+from headwater.sources.table import SpecialValues
+from headwater.state import open_reader
 
 COLUMNS = {TABLE: "struct<_id: long, state: string, total: long, note: json>"}
 STEPS = ("planned", "logged", "units", "read", "committed")
@@ -123,6 +126,26 @@ def test_a_snapshot_that_the_server_gave_up_is_taken_again(server: MongoServer, 
         query.assert_equal()
         assert max(query.sink.history[TABLE].values()) == 1
         query.close()
+
+
+def test_values_of_the_history_that_a_column_does_not_take_are_told_among_the_events_of_the_table(
+    server: MongoServer, tmp_path: Path
+) -> None:
+    odd = [{"_id": n, "state": "new", "total": "much" if n % 10 == 0 else n, "note": None} for n in range(1, 101)]
+    server.client.shop.orders.insert_many(odd)
+    special = {f"{TABLE}.total": SpecialValues.NULL}
+    with running(server, tmp_path, TABLE, columns=COLUMNS, special_values=special) as capture:
+        query = MongoDelivering(capture, TABLE, split_rows=30)
+        query.finish()
+        query.close()
+
+        def told() -> list[str]:
+            with open_reader(capture.store) as reader, reader.snapshot() as view:
+                return [str(event.detail["text"]) for event in events_of(view, TABLE, 0, int(view.epoch))]
+
+        capture.wait_for(told)
+        assert all("values of total are null: string, and not long" in text for text in told())
+        assert "much" not in "".join(told())
 
 
 @pytest.mark.soak

@@ -224,6 +224,48 @@ def test_a_collection_of_a_restored_server_is_noticed(server: MongoServer, tmp_p
     source.close()
 
 
+def test_a_server_that_was_restored_and_went_on_is_noticed_also_after_an_idle_moment(
+    start_mongodb: StartServer, tmp_path: Path
+) -> None:
+    server = start_mongodb({"setParameter": "periodicNoopIntervalSecs=1"})
+    create(server, 1)
+    capture = MongoCapture(server, tmp_path, [TABLE], columns=COLUMNS)
+    capture.start()
+    insert(server, 10, 12)
+    capture.catch_up()
+    capture.stop()
+    server.kill9()
+    server.back_up(tmp_path / "backup")
+    server.start()
+    capture.start()
+    insert(server, 20, 20)
+    capture.catch_up()
+    capture.wait_for(lambda: _is_idle(capture))
+    capture.stop()
+    server.kill9()
+    server.restore(tmp_path / "backup")
+    server.start()
+    insert(server, 30, 40)
+    captured = capture.offset()
+    assert captured is not None
+    capture.wait_for(lambda: operation_time(server.client) > captured.time)
+    failure = capture.fails_to_start()
+    assert isinstance(failure, SourceWentBack)
+    assert "headwater resnapshot" in str(failure.next_step)
+    assert renewal.renew(capture.store, None) is False
+    capture.start()
+    insert(server, 50, 50)
+    capture.catch_up()
+    assert [row["_id"] for row in capture.rows(TABLE)] == [10, 11, 12, 20, 50]
+    capture.stop()
+
+
+def _is_idle(capture: MongoCapture) -> bool:
+    """Whether the last thing that is durable is a moment at which nothing came."""
+    offset = capture.offset()
+    return offset is not None and bool(offset.event) and offset.token != offset.event
+
+
 def test_a_user_who_may_read_one_database_captures_it_and_no_other(server: MongoServer, tmp_path: Path) -> None:
     create(server, 1)
     server.client.stock.articles.insert_one({"_id": 1})

@@ -297,3 +297,17 @@ def test_the_mark_of_a_snapshot_is_its_name(server: MongoServer, tmp_path: Path)
     assert isinstance(snapshot.mark, MongoMark)
     create(server, 1)
     assert open_snapshots(server.dsn).export().mark.high > snapshot.mark.high
+
+
+def test_a_collection_that_took_the_name_of_another_is_not_read_in_its_place(server: MongoServer) -> None:
+    create(server, 10)
+    table, source = described(server, "shop.orders"), open_snapshots(server.dsn)
+    assert len(rows(source, table, KeyRange(), source.export().name)) == 10
+    server.client.shop.orders.drop()
+    create(server, 20)
+    for snapshot in (source.export().name, None):
+        with pytest.raises(SnapshotExpired, match="made anew"):
+            rows(source, table, KeyRange(), snapshot)
+    server.client.shop.orders.drop()
+    with pytest.raises(SnapshotExpired, match="dropped"):
+        rows(source, table, KeyRange(), source.export().name)

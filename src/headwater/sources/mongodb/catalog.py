@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from headwater.sources.errors import SourceMisconfigured, SourceNotFound, UnsupportedTable
-from headwater.sources.mongodb.connection import RAW, Client
+from headwater.sources.mongodb.connection import RAW, Client, CollectionReplaced
 from headwater.sources.mongodb.documents.columns import (
     CollectionColumns,
     declared_columns,
@@ -124,6 +124,15 @@ def present(client: Client, names: Sequence[CollectionName]) -> dict[CollectionN
             one = Collection.of(namespace, listed)
             found[one.name] = one
     return found
+
+
+def uuid_of(client: Client, table: SourceTable) -> bytes:
+    """The UUID of the collection that *table* was made of. :raises CollectionReplaced: it is not there any more."""
+    name = CollectionName(table.namespace, table.name)
+    found = present(client, [name]).get(name)
+    if found is None or found.source_id != table.source_id:
+        raise CollectionReplaced(f"Collection {name} was dropped.", next_step=f"Run: headwater resnapshot {name}")
+    return found.uuid
 
 
 def find(client: Client, name: CollectionName) -> Collection:

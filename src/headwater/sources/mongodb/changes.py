@@ -12,26 +12,27 @@ passed it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.sources.errors import SourceError, SourceWentBack
+from headwater.sources.errors import SourceError
 from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.connection import RESNAPSHOT, BadToken, Client, Dsn
+from headwater.sources.mongodb.connection import BadToken, Client, Dsn
 from headwater.sources.mongodb.documents.decoder import Conflict
 from headwater.sources.mongodb.event_batches import EventBatches
+from headwater.sources.mongodb.event_rows import change_places
 from headwater.sources.mongodb.followed import FollowedTables
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset, token_text, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import knows, open_watch
+from headwater.sources.mongodb.watch import open_watch, require_event
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -42,16 +43,22 @@ _MOMENT_US: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """The last event that was told."""
+    """The last event that was told.
+
+    :ivar event: the token of the last one that is a change of a document. Others, such as ``invalidate``, are those of
+        one stream: in another one a server does not find them.
+    """
 
     time: int
     token: str
     wall_us: int | None
+    event: str
 
 
 class MongoChangeStream:
     """The changes of *tables* after *start*.
 
+    :param after: by collection: what comes up to this cluster time is not of interest.
     :param images: the server keeps those of one table at least.
     :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
     """
@@ -65,13 +72,14 @@ class MongoChangeStream:
         start: MongoOffset,
         policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         *,
+        after: Mapping[CollectionName, int] | None = None,
         images: bool = False,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._dsn, self._client, self._server, self._images = dsn, client, server, images
         self._clock, self._wall_clock = clock, wall_clock
-        self._followed = FollowedTables(tables, policy, Lookup(dsn, client))
+        self._followed = FollowedTables(tables, policy, Lookup(dsn, client), after, is_sharded=server.is_sharded)
         self._spaces = {name.namespace for name in self._followed.names} or {dsn.database or "admin"}
         self._told = start
         self._last: _Last | None = None
@@ -92,7 +100,13 @@ class MongoChangeStream:
         self._is_stale = False
         self._spaces = {name.namespace for name in self._followed.names} or self._spaces
         return open_watch(
-            self._dsn, self._client, self._followed.names, sorted(self._spaces), self._told, images=self._images
+            self._dsn,
+            self._client,
+            self._followed.names,
+            sorted(self._spaces),
+            self._told,
+            images=self._images,
+            options=self._server.commit_options,
         )
 
     # -- tables ----------------------------------------------------------------------------------------------------
@@ -177,11 +191,7 @@ class MongoChangeStream:
         :raises SourceWentBack: it has another history than the one that we followed.
         """
         self._cursor.close()
-        if not knows(self._dsn, self._client, sorted(self._spaces), self._told):
-            raise SourceWentBack(
-                f"{self._dsn} does not have the last event that was captured: it was restored from an older state.",
-                next_step=RESNAPSHOT,
-            )
+        require_event(self._dsn, self._client, sorted(self._spaces), self._told.event or self._told.token)
         self._told = replace(self._told, token="")
         self._cursor = self._open()
 
@@ -244,7 +254,7 @@ class MongoChangeStream:
             before = int(np.searchsorted(times, times[most]))
             end, is_boundary = (before, True) if before else (most, False)
         self._seq = self._followed.tell(batch.slice(0, end), self._seq if goes_on else 0, events)
-        self._keep_last(batch.slice(end - 1, 1))
+        self._keep_last(batch.slice(0, end))
         self._queue = [batch.slice(end)] if end < len(times) else []
         self._held_rows = len(times) - end
         self._held_bytes = self._held_bytes * self._held_rows // len(times)
@@ -259,15 +269,21 @@ class MongoChangeStream:
         assert len(self._queue) == 1
         return self._queue[0]
 
-    def _keep_last(self, event: pa.RecordBatch) -> None:
-        row = event.select(["cluster_time", "token", "type_bits", "wall_time"])
-        token = {"_data": row.column(1)[0].as_py(), "_typeBits": row.column(2)[0].as_py()}
-        wall = row.column(3).cast(pa.int64())[0].as_py()
-        self._last = _Last(row.column(0)[0].as_py(), token_text(token), None if wall is None else wall * 1000)
+    def _keep_last(self, events: pa.RecordBatch) -> None:
+        last = events.slice(events.num_rows - 1)
+        wall = last.column("wall_time").cast(pa.int64())[0].as_py()
+        changes = change_places(events)
+        event = self._told.event if self._last is None else self._last.event
+        self._last = _Last(
+            last.column("cluster_time")[0].as_py(),
+            _token(last, 0),
+            None if wall is None else wall * 1000,
+            _token(events, int(changes[-1])) if len(changes) else event,
+        )
 
     def _tell_boundary(self, events: list[Event], transactions: int) -> None:
         assert self._last is not None
-        self._told = MongoOffset(self._last.time, self._last.token)
+        self._told = MongoOffset(self._last.time, self._last.token, event=self._last.event)
         self._is_half_told = self._told_idle = False
         events.append(Boundary(self._told, self._last.wall_us, transactions))
 
@@ -279,7 +295,7 @@ class MongoChangeStream:
             passed -= 1  # of another shard something may follow at this very time
         moment = int(self._wall_clock() * 1e6)
         if passed is not None and passed > self._told.time:
-            self._told, self._told_idle = MongoOffset(passed, self._passed), False
+            self._told, self._told_idle = MongoOffset(passed, self._passed, event=self._told.event), False
         if not self._told_idle or moment - (self._told.moment or 0) >= _MOMENT_US:
             self._told, self._told_idle = replace(self._told, moment=moment), True
             events.append(Boundary(self._told, None, 0))
@@ -294,3 +310,9 @@ class MongoChangeStream:
     def close(self) -> None:
         """End the stream."""
         self._cursor.close()
+
+
+def _token(events: pa.RecordBatch, place: int) -> str:
+    return token_text(
+        {"_data": events.column("token")[place].as_py(), "_typeBits": events.column("type_bits")[place].as_py()}
+    )

@@ -6,8 +6,9 @@ It keeps nothing open: the time is enough to read at, for as long as the server 
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
-from typing import Self
+from typing import Final, Self
 
 from headwater.errors import HeadwaterError
 from headwater.sources.mongodb import catalog
@@ -16,10 +17,13 @@ from headwater.sources.mongodb.mark import MongoMark
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoOffset
 from headwater.sources.mongodb.part import read_concern
-from headwater.sources.mongodb.server import operation_time
+from headwater.sources.mongodb.server import Server, operation_time
 from headwater.sources.mongodb.splitting import page_end, plan_splits
 from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
+
+LATE_SECONDS: Final = 0.2
+"""In which shards write a transaction over several of them that readers see already; see :mod:`.mark`."""
 
 
 class MongoSnapshot:
@@ -28,7 +32,12 @@ class MongoSnapshot:
     def __init__(self, dsn: Dsn) -> None:
         self._dsn = dsn
         with server_errors(dsn):
-            self._mark = MongoMark(MongoOffset(operation_time(shared(dsn))))
+            client = shared(dsn)
+            at, until = MongoOffset(operation_time(client)), None
+            if Server.ask(client, dsn).commit_options:
+                time.sleep(LATE_SECONDS)
+                until = MongoOffset(operation_time(client))
+            self._mark = MongoMark(at, until)
         self._tables: list[SourceTable] = []
 
     def __enter__(self) -> Self:

@@ -73,12 +73,8 @@ class Lookup:
     def _uuid(self, table: SourceTable) -> bytes:
         """Of its collection. :raises CollectionReplaced: it is not there."""
         if table.source_id not in self._uuids:
-            name = CollectionName(table.namespace, table.name)
             with server_errors(self._dsn):
-                found = catalog.present(self._client, [name]).get(name)
-            if found is None or found.source_id != table.source_id:
-                raise CollectionReplaced(f"Collection {name} was dropped.")
-            self._uuids[table.source_id] = found.uuid
+                self._uuids[table.source_id] = catalog.uuid_of(self._client, table)
         return self._uuids[table.source_id]
 
     def _fitting(self, name: CollectionName, uuid: bytes, keys: pa.BinaryArray, time: int) -> pa.BinaryArray | None:

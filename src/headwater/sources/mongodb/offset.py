@@ -15,6 +15,9 @@ between transactions       ``(time, 2**32)``         all changes up to *time*, a
 The JSON form::
 
     {"MongoDb": {"ordinal": 4, "seconds": 1794848883, "token": "826AFB3873000000042B0429296E1404"}}
+
+Shards commit their parts of one transaction one after the other, each at a time of its own log, and readers see all of
+them from one moment on, the first of these times or before it. A row's position has both where the server tells it.
 """
 
 from __future__ import annotations
@@ -32,12 +35,15 @@ from headwater.sources.errors import InvalidOffset
 from headwater.sources.offset import CdcOffset
 
 POSITION_TYPE: Final = pa.binary(16)
-"""``_position``: cluster time (8 bytes), number in the transaction (4), 0 (4); big endian, so bytes sort as commits."""
+"""``_position``: cluster time (8 bytes), number in the transaction (4), how long before readers saw it (4, mostly 0:
+:func:`seen_codes`); big endian, so bytes sort as commits."""
 
-POSITION_DTYPE: Final = np.dtype([("time", ">u8"), ("seq", ">u4"), ("zero", ">u4")])
+POSITION_DTYPE: Final = np.dtype([("time", ">u8"), ("seq", ">u4"), ("seen", ">u4")])
 _POSITION: Final = struct.Struct("!QII")
 _END: Final = (1 << 32) - 1
 _NEXT_STEP: Final = "Give the text that to_json() wrote."
+_ORDINAL_BITS: Final = 20
+_MOST_SECONDS: Final = (1 << 12) - 2
 _TOKEN_TIME: Final = 0x82
 """What the first byte of a token is; the cluster time follows, big endian."""
 
@@ -51,6 +57,8 @@ class MongoOffset(CdcOffset):
         known.
     :ivar seq: the number in the transaction; ``None`` where the place is between transactions.
     :ivar moment: when the server was seen to be here, in microseconds since 1970; not part of the order.
+    :ivar event: the token of the last event that was told before this place or at it; empty where none was. A server
+        that does not have it is not the one that was followed.
     """
 
     kind: ClassVar[str] = "MongoDb"
@@ -59,6 +67,7 @@ class MongoOffset(CdcOffset):
     token: str = ""
     seq: int | None = None
     moment: int | None = None
+    event: str = ""
 
     @classmethod
     def from_token(cls, token: str) -> MongoOffset:
@@ -104,20 +113,24 @@ class MongoOffset(CdcOffset):
             fields["seq"] = self.seq
         if self.moment is not None:
             fields["moment"] = self.moment
+        if self.event:
+            fields["event"] = self.event
         return fields
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MongoOffset:
         seconds, ordinal = fields.get("seconds"), fields.get("ordinal")
         token, seq, moment = fields.get("token", ""), fields.get("seq"), fields.get("moment")
+        event = fields.get("event", "")
         are_numbers = all(
             type(number) is int and 0 <= number <= _END for number in (seconds, ordinal, 0 if seq is None else seq)
         )
-        if not are_numbers or type(token) is not str or type(moment) not in (int, type(None)):
+        are_tokens = type(token) is str and type(event) is str
+        if not are_numbers or not are_tokens or type(moment) not in (int, type(None)):
             raise InvalidOffset("A field of a MongoDB position is missing or of another kind.", next_step=_NEXT_STEP)
         assert type(seconds) is int
         assert type(ordinal) is int
-        return cls(seconds << 32 | ordinal, token, seq, moment)
+        return cls(seconds << 32 | ordinal, token, seq, moment, event)
 
 
 def token_text(token: Mapping[str, Any]) -> str:
@@ -149,8 +162,39 @@ def token_time(token: str) -> int | None:
     return int.from_bytes(start[1:], "big")
 
 
-def positions_of(time: NDArray[np.uint64], seq: NDArray[np.uint32]) -> pa.FixedSizeBinaryArray:
-    """The ``_position`` column of rows."""
+def is_same_event(one: str, other: str) -> bool:
+    """Whether two tokens are of one event. That of a part of it begins as that of the whole, but for the last byte."""
+    shorter, longer = sorted((one.partition(":")[0], other.partition(":")[0]), key=len)
+    return longer.startswith(shorter[:-2])
+
+
+def seen_codes(time: NDArray[np.uint64], commit: NDArray[np.uint64]) -> NDArray[np.uint32]:
+    """For changes at *time* of the log that readers see since *commit*: the last four bytes of their positions.
+
+    Seconds between the two (12 bits) and the counter of *commit* (20 bits). 0: since *time* itself, or since a moment
+    that lies too far before it to be written.
+    """
+    seconds = (time >> np.uint64(32)).astype(np.int64) - (commit >> np.uint64(32)).astype(np.int64)
+    ordinal = (commit & np.uint64(_END)).astype(np.int64)
+    fits = (commit < time) & (seconds <= _MOST_SECONDS) & (ordinal < 1 << _ORDINAL_BITS)
+    return np.where(fits, (seconds << _ORDINAL_BITS) | ordinal, 0).astype(np.uint32)
+
+
+def seen_times(rows: NDArray[np.void]) -> NDArray[np.uint64]:
+    """The cluster times since which readers see the changes at these positions (:data:`POSITION_DTYPE`)."""
+    time, code = rows["time"].astype(np.uint64), rows["seen"].astype(np.uint64)
+    bits = np.uint64(_ORDINAL_BITS)
+    seconds = (time >> np.uint64(32)) - (code >> bits)
+    early = seconds << np.uint64(32) | code & np.uint64((1 << _ORDINAL_BITS) - 1)
+    return np.where(code == 0, time, early)
+
+
+def positions_of(
+    time: NDArray[np.uint64], seq: NDArray[np.uint32], seen: NDArray[np.uint32] | None = None
+) -> pa.FixedSizeBinaryArray:
+    """The ``_position`` column of rows; *seen*: their :func:`seen_codes`."""
     made = np.zeros(len(time), POSITION_DTYPE)
     made["time"], made["seq"] = time, seq
+    if seen is not None:
+        made["seen"] = seen
     return pa.Array.from_buffers(POSITION_TYPE, len(made), [None, pa.py_buffer(made)])

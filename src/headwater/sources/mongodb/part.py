@@ -2,7 +2,8 @@
 
 The server finds a part by the bounds of the index alone (``min``, ``max``), which have the order of all types; a filter
 such as ``$gt`` would see one type only. Documents come in the order of the keys, so a read whose connection broke goes
-on behind the last document that was given, at the same time: it sees the same.
+on behind the last document that was given, at the same time: it sees the same. A collection is named by its UUID, too:
+another one that took its name is not read in its place.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from dataclasses import replace
 from typing import Any, Final
 
 import pyarrow as pa
+from bson.binary import UUID_SUBTYPE, Binary
 
 from headwater.errors import TransientError
 from headwater.sources.errors import SnapshotExpired
-from headwater.sources.mongodb.connection import Client, Dsn
+from headwater.sources.mongodb import catalog
+from headwater.sources.mongodb.connection import Client, CollectionReplaced, Dsn, server_errors
 from headwater.sources.mongodb.documents.columns import ID_KEY
 from headwater.sources.mongodb.documents.decoder import Conflict, DocumentDecoder, RawArray, told
 from headwater.sources.mongodb.documents.errors import UnreadableKey
@@ -81,6 +84,7 @@ class PartReader:
     """One read of *columns* of the documents of *part*, over as many connections as it takes.
 
     :param at: the cluster time; ``None``: now, and after a break as they are then.
+    :param remarks: where to say that values are null because their columns did not take them.
     """
 
     def __init__(
@@ -91,6 +95,7 @@ class PartReader:
         part: KeyRange,
         at: int | None,
         columns: Sequence[SourceColumn],
+        remarks: list[str] | None = None,
     ) -> None:
         self._dsn, self._client, self._table, self._part, self._at = dsn, client, table, part, at
         self._names = [column.name for column in columns]
@@ -98,6 +103,8 @@ class PartReader:
         read = replace(table, columns=tuple(column for column in table.columns if column.name in named))
         self._decoder = DocumentDecoder(read)
         self._is_all = self._names == [column.name for column in read.columns]
+        self._remarks = remarks
+        self._uuid: Binary | None = None
         self._given: memoryview | None = None
         self._conflicts: list[Conflict] = []
         whole = any(column_type(column).kind in (Kind.DOCUMENT, Kind.REST) for column in read.columns)
@@ -121,6 +128,12 @@ class PartReader:
                     self._given, tries = documents, 0
                 self._tell_conflicts()
                 return
+            except CollectionReplaced:
+                raise SnapshotExpired(
+                    f"Collection {self._table.full_name} was dropped, or made anew, since it was planned to be read.",
+                    next_step=f"Take a new snapshot. Where the table was stopped: headwater resnapshot"
+                    f" {self._table.full_name}",
+                ) from None
             except SnapshotExpired:
                 raise
             except TransientError:
@@ -133,7 +146,10 @@ class PartReader:
     def _tell_conflicts(self) -> None:
         """Values of the part that columns did not take, which are null: told once for each kind."""
         if self._conflicts:
-            _log.warning("History of %s: %s.", self._table.full_name, told(self._conflicts))
+            text = told(self._conflicts)
+            _log.warning("History of %s: %s.", self._table.full_name, text)
+            if self._remarks is not None:
+                self._remarks.append(f"In its history: {text}.")
             self._conflicts = []
 
     def _go_on(self) -> None:
@@ -147,6 +163,9 @@ class PartReader:
 
     def _answers(self) -> Iterator[memoryview]:
         """The documents of each answer."""
+        if self._table.source_id is not None and self._uuid is None:
+            with server_errors(self._dsn):
+                self._uuid = Binary(catalog.uuid_of(self._client, self._table), UUID_SUBTYPE)
         for command in list(finds(self._table.name, self._part)):
             with self._opened(command) as cursor:
                 answer = cursor.opened
@@ -164,6 +183,8 @@ class PartReader:
         shared: dict[str, Any] = {"readConcern": read_concern(self._at), "batchSize": FIRST_DOCUMENTS}
         if self._fields is not None:
             shared["projection"] = self._fields
+        if self._uuid is not None:
+            shared["collectionUUID"] = self._uuid
         return RawCursor(
             self._dsn, self._client, self._table.namespace, {**command, **shared}, batch_size=MOST_DOCUMENTS
         )

@@ -45,6 +45,17 @@ class Server:
             raise SourceUnreachable(f"{dsn} is starting, or recovers.", next_step="Try again.")
         return cls(version, str(hello.get("setName", "")), is_sharded)
 
+    @property
+    def commit_options(self) -> dict[str, Any]:
+        """What a stream is asked for, so that it tells since when readers see a transaction over several shards.
+
+        Empty where there is none, or the server cannot.
+        """
+        numbers = tuple(int(number) for number in self.version.partition("-")[0].split("."))
+        if not self.is_sharded or numbers < (8, 2):
+            return {}
+        return {"showExpandedEvents": True} if numbers < (8, 2, 1) else {"showCommitTimestamp": True}
+
     def identity(self) -> dict[str, Any]:
         """Who it is, to be known again."""
         return {"kind": "sharded" if self.is_sharded else "replica set", "set": self.set_name}

@@ -27,6 +27,7 @@ class MongoSnapshots:
 
     def __init__(self, dsn: str) -> None:
         self._dsn = Dsn(dsn)
+        self._remarks: dict[str, list[str]] = {}
 
     def __repr__(self) -> str:
         return f"MongoSnapshots({str(self._dsn)!r})"
@@ -61,7 +62,14 @@ class MongoSnapshots:
         """The rows of *part* inside *snapshot*; see :class:`~headwater.sources.snapshots.SnapshotSource`."""
         at = None if snapshot is None else MongoMark.from_fields(json.loads(snapshot)["MongoDb"]).at.time
         wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
-        return PartReader(self._dsn, shared(self._dsn), table, part, at, wanted).batches()
+        remarks = self._remarks.setdefault(table.full_name, [])
+        return PartReader(self._dsn, shared(self._dsn), table, part, at, wanted, remarks).batches()
+
+    def take_remarks(self, table: SourceTable) -> list[str]:
+        """See :class:`~headwater.sources.snapshots.RemarkingSnapshots`: values that columns did not take."""
+        found = self._remarks.get(table.full_name, [])
+        taken, found[:] = list(found), []  # a read that goes on adds to the same list
+        return taken
 
 
 def _read(table: SourceTable, cut: Cut) -> Cut:

@@ -29,7 +29,7 @@ from headwater.sources.mongodb.documents.decoder import told
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, MongoOffset, token_time
 from headwater.sources.mongodb.server import Server, cluster_time, operation_time
-from headwater.sources.mongodb.watch import now
+from headwater.sources.mongodb.watch import now, require_event
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -57,6 +57,7 @@ class MongoSource:
         self._columns = {str(self._parsed(name)): text for name, text in (columns or {}).items()}
         self._opened: Client | None = None
         self._stream: MongoChangeStream | None = None
+        self._since: dict[str, MongoOffset] = {}
         self._seen: dict[Finding, MongoOffset] = {}
         self._checked = -math.inf
 
@@ -107,9 +108,12 @@ class MongoSource:
             self._require_same_collections(tables)
         return position, server.identity()
 
+    def _spaces(self, tables: Sequence[SourceTable]) -> list[str]:
+        """The databases of *tables*."""
+        return sorted({table.namespace for table in tables}) or [self._dsn.database or "admin"]
+
     def _now(self, tables: Sequence[SourceTable]) -> MongoOffset:
-        spaces = sorted({table.namespace for table in tables}) or [self._dsn.database or "admin"]
-        token = now(self._dsn, self._client, spaces)
+        token = now(self._dsn, self._client, self._spaces(tables))
         told, moment = token_time(token), time.time_ns() // 1000
         if told is None:  # of a form that we do not know: its time is all that is left
             return MongoOffset(cluster_time(self._client), moment=moment)
@@ -158,7 +162,16 @@ class MongoSource:
 
     # -- the stream ------------------------------------------------------------------------------------------------
 
-    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
+    def begin_from(self, since: Mapping[str, CdcOffset]) -> None:
+        """See :class:`~headwater.sources.source.AlwaysLogging`."""
+        self._since = {name: place for name, place in since.items() if isinstance(place, MongoOffset)}
+
+    def open(
+        self,
+        tables: Sequence[SourceTable],
+        start: CdcOffset,
+        identity: Mapping[str, Any],
+    ) -> ChangeStream:
         """See :class:`~headwater.sources.source.Source`."""
         if not isinstance(start, MongoOffset):
             raise ForeignOffset(
@@ -176,6 +189,13 @@ class MongoSource:
                     next_step=RESNAPSHOT,
                 )
             images = self._has_images(tables)
+        if start.event:
+            require_event(self._dsn, self._client, self._spaces(tables), start.event)
+        after = {
+            CollectionName(table.namespace, table.name): place.time
+            for table in tables
+            if (place := self._since.get(table.full_name)) is not None
+        }
         self._stream = MongoChangeStream(
             self._dsn,
             self._client,
@@ -183,6 +203,7 @@ class MongoSource:
             tables,
             start,
             self._policy,
+            after=after,
             images=images,
         )
         return self._stream

@@ -36,7 +36,14 @@ def test_each_event_is_a_row_and_its_documents_stay_raw(decoder: EventDecoder) -
     batch = decoder.decode(
         raw(
             [
-                event("insert", documentKey=key, fullDocument=after, lsid=session, txnNumber=bson.Int64(9)),
+                event(
+                    "insert",
+                    documentKey=key,
+                    fullDocument=after,
+                    lsid=session,
+                    txnNumber=bson.Int64(9),
+                    commitTimestamp=bson.Timestamp(0, 7),
+                ),
                 event(
                     "update",
                     documentKey=key,
@@ -59,6 +66,7 @@ def test_each_event_is_a_row_and_its_documents_stay_raw(decoder: EventDecoder) -
         "type_bits": None,
         "cluster_time": 0x80000001 << 32 | 5,
         "wall_time": IN_2020,
+        "commit_time": 7,
         "transaction": 9,
         "session": bson.encode(session),
         "database": "shop",

@@ -9,16 +9,19 @@ import bson
 import numpy as np
 import pyarrow as pa
 import pytest
-from bson import Timestamp
+from bson import Int64, Timestamp
 
 from headwater.sources.errors import SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb.documents.types import source_column
 from headwater.sources.mongodb.event_batches import EventBatches
-from headwater.sources.mongodb.followed import FollowedTables, _numbers
+from headwater.sources.mongodb.event_rows import numbers
+from headwater.sources.mongodb.followed import FollowedTables
 from headwater.sources.mongodb.lookup import Lookup
-from headwater.sources.mongodb.offset import POSITION_DTYPE
+from headwater.sources.mongodb.mark import MongoMark
+from headwater.sources.mongodb.names import CollectionName
+from headwater.sources.mongodb.offset import POSITION_DTYPE, MongoOffset
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
 
@@ -57,7 +60,8 @@ def decoded(*events: dict[str, Any], batches: EventBatches | None = None) -> pa.
 
 
 def told(*events: dict[str, Any], lookup: Lookup | None = None, **options: Any) -> tuple[list[Event], int]:
-    followed = FollowedTables([TABLE], options.get("policy", SchemaPolicy.EVOLVE), lookup or Found())
+    policy, is_sharded = options.get("policy", SchemaPolicy.EVOLVE), options.get("is_sharded", False)
+    followed = FollowedTables([TABLE], policy, lookup or Found(), options.get("after"), is_sharded=is_sharded)
     made: list[Event] = []
     return made, followed.tell(decoded(*events), options.get("seq", 0), made)
 
@@ -145,6 +149,52 @@ def test_a_table_that_was_added_begins_after_its_place() -> None:
     assert [row[1] for row in rows(events[0])] == [6]
 
 
+def test_the_place_since_which_a_table_is_captured_holds_from_the_opening_on() -> None:
+    old = event("insert", 5, 5, fullDocument={"_id": "of a collection that was dropped"})
+    new = event("insert", 7, 6, fullDocument={"_id": 6})
+    (changes,), _ = told(old, event("drop", 6), new, after={CollectionName("shop", "orders"): 6})
+    assert [row[1] for row in rows(changes)] == [6]
+
+
+def moved(kind: str, time: int, region: int, key: int = 1, **fields: Any) -> dict[str, Any]:
+    """The one half of an update of a shard key."""
+    return event(kind, time, documentKey={"region": region, "_id": key}, txnNumber=Int64(4), **fields)
+
+
+@pytest.mark.parametrize("inserted_at", [5, 6, 7])
+def test_an_update_of_a_shard_key_tells_its_insert_alone_in_either_order(inserted_at: int) -> None:
+    halves = [
+        moved("delete", 6, 1, fullDocumentBeforeChange={"_id": 1, "n": 1}),
+        moved("insert", inserted_at, 900, fullDocument={"_id": 1, "n": 2, "region": 900}),
+    ]
+    halves.sort(key=lambda one: (one["clusterTime"], one["operationType"] == "delete"))
+    lookup = Found(_1={"_id": 1, "n": 2, "region": 900})
+    (changes,), _ = told(*halves, lookup=lookup, is_sharded=True)
+    assert [row[:3] for row in rows(changes)] == [(Op.INSERT, 1, 2)]
+
+
+def test_a_delete_is_told_where_the_document_is_gone_or_was_inserted_anew_where_it_was() -> None:
+    lookup = Found(_2={"_id": 2, "region": 1.0})
+    deletes = [moved("delete", 6, 1, 1), moved("delete", 6, 1, 2), event("delete", 7, 3)]
+    (changes,), _ = told(*deletes, lookup=lookup, is_sharded=True)
+    assert [row[:2] for row in rows(changes)] == [(Op.DELETE, 1), (Op.DELETE, 2), (Op.DELETE, 3)]
+    assert lookup.asked == [[1, 2]]
+    replica_set = Found()
+    told(*deletes, lookup=replica_set)
+    assert not replica_set.asked
+
+
+def test_rows_know_since_when_readers_see_a_transaction_over_shards() -> None:
+    late = event("insert", 9 << 32 | 5, 1, fullDocument={"_id": 1}, commitTimestamp=Timestamp(9, 2))
+    plain = event("insert", 9 << 32 | 6, 2, fullDocument={"_id": 2})
+    (changes,), _ = told(late, plain)
+    assert isinstance(changes, Changes)
+    for at, contained in ((1, [False, False]), (2, [True, False]), (5, [True, False]), (6, [True, True])):
+        mark = MongoMark(MongoOffset(9 << 32 | at), MongoOffset(9 << 32 | 6))
+        assert mark.contains(changes.rows.column("_position")).tolist() == contained
+        assert mark.unseen(changes.rows.column("_position")).tolist() == [not one for one in contained]
+
+
 def test_the_parts_of_a_large_event_are_put_together_also_over_answers() -> None:
     batches = EventBatches()
     whole = event("update", 6, 1, fullDocument={"_id": 1, "n": 2}, fullDocumentBeforeChange={"_id": 1, "n": 1})
@@ -168,7 +218,7 @@ def test_the_parts_of_a_large_event_are_put_together_also_over_answers() -> None
 
 def test_rows_are_numbered_within_their_time_and_a_time_goes_on_in_the_next_batch() -> None:
     times, counts = np.array([5, 5, 6, 7, 7], np.uint64), np.array([1, 2, 1, 2, 1])
-    numbers, following = _numbers(times, counts, 10)
-    assert numbers.tolist() == [10, 11, 0, 0, 2]
+    found, following = numbers(times, counts, 10)
+    assert found.tolist() == [10, 11, 0, 0, 2]
     assert following == 3
-    assert _numbers(times[:0], counts[:0], 4)[1] == 4
+    assert numbers(times[:0], counts[:0], 4)[1] == 4

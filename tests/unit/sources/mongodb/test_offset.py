@@ -10,7 +10,17 @@ import pytest
 
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 from headwater.sources.mongodb.mark import MongoMark
-from headwater.sources.mongodb.offset import MongoOffset, positions_of, token_document, token_text, token_time
+from headwater.sources.mongodb.offset import (
+    POSITION_DTYPE,
+    MongoOffset,
+    is_same_event,
+    positions_of,
+    seen_codes,
+    seen_times,
+    token_document,
+    token_text,
+    token_time,
+)
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.snapshots import mark_from_json
@@ -27,15 +37,18 @@ def test_the_cluster_time_orders_and_the_token_does_not() -> None:
 
 
 def test_the_json_form_is_read_back() -> None:
-    for offset in (MongoOffset(TIME, TOKEN), MongoOffset(TIME), MongoOffset(TIME, TOKEN, 3), MongoOffset(1, moment=5)):
+    for offset in (
+        MongoOffset(TIME, TOKEN),
+        MongoOffset(TIME),
+        MongoOffset(TIME, TOKEN, 3),
+        MongoOffset(1, moment=5),
+        MongoOffset(TIME, TOKEN, event=TOKEN),
+    ):
         read = CdcOffset.from_json(offset.to_json())
         assert isinstance(read, MongoOffset)
-        assert (read.time, read.token, read.seq, read.moment) == (
-            offset.time,
-            offset.token,
-            offset.seq,
-            offset.moment,
-        )
+        assert read.to_fields() == offset.to_fields()
+        assert (read.time, read.token, read.seq) == (offset.time, offset.token, offset.seq)
+        assert (read.moment, read.event) == (offset.moment, offset.event)
     assert json.loads(MongoOffset(TIME, TOKEN).to_json()) == {
         "MongoDb": {"seconds": 0x6AFB3873, "ordinal": 4, "token": TOKEN}
     }
@@ -52,6 +65,7 @@ def test_the_json_form_is_read_back() -> None:
         {"seconds": 1, "ordinal": 0, "token": 5},
         {"seconds": 1, "ordinal": 0, "seq": -1},
         {"seconds": 1, "ordinal": 0, "moment": "x"},
+        {"seconds": 1, "ordinal": 0, "event": 5},
     ],
 )
 def test_fields_that_are_no_place_are_refused(fields: dict[str, Any]) -> None:
@@ -101,3 +115,45 @@ def test_a_snapshot_contains_what_committed_at_its_time_or_before() -> None:
     assert mark.unseen(positions).tolist() == [False, False, False, True]
     assert mark_from_json(mark.to_json()) == mark
     assert mark.low == mark.high == MongoOffset(6)
+
+
+def test_marks_and_places_of_the_first_release_are_read() -> None:
+    place = CdcOffset.from_json('{"MongoDb":{"moment":17,"ordinal":4,"seconds":1794848883,"token":"826AFB"}}')
+    assert isinstance(place, MongoOffset)
+    assert (place.time, place.token, place.event) == (TIME, "826AFB", "")
+    assert mark_from_json('{"MongoDb":{"at":{"ordinal":4,"seconds":1794848883}}}') == MongoMark(MongoOffset(TIME))
+
+
+def test_a_mark_of_a_cluster_ends_later_than_what_it_shows() -> None:
+    mark = MongoMark(MongoOffset(6), MongoOffset(9))
+    assert (mark.low, mark.high) == (MongoOffset(6), MongoOffset(9))
+    assert mark_from_json(mark.to_json()) == mark
+    with pytest.raises(InvalidOffset):
+        mark_from_json('{"MongoDb":{"at":{"ordinal":4,"seconds":1},"until":5}}')
+
+
+def test_since_when_a_change_is_seen_is_kept_exactly_or_not_at_all() -> None:
+    at = 5000 << 32 | 7
+    cases = {
+        at: at,
+        at - 1: at - 1,
+        4999 << 32 | (1 << 20) - 1: 4999 << 32 | (1 << 20) - 1,
+        4999 << 32 | 1 << 20: at,  # a greater counter than there is room for
+        906 << 32 | 1: 906 << 32 | 1,
+        905 << 32 | 1: at,  # too long ago
+        at + 1: at,
+    }
+    time, seen = np.full(len(cases), at, np.uint64), np.array(list(cases), np.uint64)
+    made = positions_of(time, np.zeros(len(cases), np.uint32), seen_codes(time, seen))
+    rows = np.frombuffer(made.buffers()[1], POSITION_DTYPE)
+    assert seen_times(rows).tolist() == list(cases.values())
+    assert all(position < MongoOffset(at).position_after(position) for position in made.to_pylist())
+
+
+def test_the_token_of_a_part_is_one_of_its_event() -> None:
+    whole, part, other = "826AFB0104", "826AFB01290204", "826AFB0204"
+    assert is_same_event(whole, whole)
+    assert is_same_event(whole, part)
+    assert is_same_event(f"{part}:40", whole)
+    assert not is_same_event(whole, other)
+    assert not is_same_event(part, other)

@@ -14,6 +14,7 @@ token               string      ``_id._data``: the resume token of the event; op
 type_bits           binary      ``_id._typeBits``: the rest of the token, where it has one (keys of mixed number types)
 cluster_time        uint64      seconds in the high 32 bits, ordinal in the low; these order
 wall_time           timestamp   in milliseconds, UTC
+commit_time         uint64      ``commitTimestamp``: since when readers see it, where that is another cluster time
 transaction         int64       ``txnNumber``: with *session* the transaction of the event; null outside of one
 session             binary      ``lsid``, a raw document
 database            string      ``ns.db``
@@ -47,6 +48,7 @@ _EVENT: Final = {
     "_id": "struct<_data: string, _typeBits: binData>",
     "clusterTime": "timestamp",
     "wallTime": "date",
+    "commitTimestamp": "timestamp",
     "txnNumber": "long",
     "lsid": "raw",
     "ns": "struct<db: string, coll: string>",
@@ -64,6 +66,7 @@ _COLUMNS: Final = (
         "type_bits",
         "cluster_time",
         "wall_time",
+        "commit_time",
         "transaction",
         "session",
         "database",
