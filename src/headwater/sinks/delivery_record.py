@@ -1,4 +1,4 @@
-"""DeliveryRecord: what is durable of the deliveries of a query, in a store beside the capture's (``deliveries/<query>``).
+"""DeliveryRecord: what is durable of the deliveries of a query, beside the capture's store (``deliveries/<query>``).
 
 =========  ==============================================================  ===============================
 state      meaning                                                         goes to

@@ -1,4 +1,4 @@
-"""The staged parts of a batch, by table: what commits them, what of them survives a crash, and why a table cannot be."""
+"""The staged parts of a batch, by table: what commits them, what of them survives a crash, why a table cannot be."""
 
 from __future__ import annotations
 
