@@ -20,6 +20,7 @@ import psycopg
 from tests.servers.postgres import NEWEST, PostgresServer
 
 SETTINGS = {
+    "max_prepared_transactions": "5",
     "citus.enable_change_data_capture": "on",
     "dynamic_library_path": "$libdir/citus_decoders:$libdir",
 }
@@ -172,6 +173,35 @@ class CitusDouble:
         )
         for group in self.servers:
             self.execute(0, f"INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {shard}, {group})")
+
+    def place(self, create: str, name: str, key: str, group: int, shards: int = 20) -> None:
+        """A table as *create* says whose rows are all on one node: a reference table there on the coordinator."""
+        nodes = [0] if group == 0 else list(self.servers)
+        for node in nodes:
+            self.execute(node, f"{create} PARTITION BY HASH ({key})")
+        method = "'n', 't'" if group == 0 else "'h', 's'"
+        self.execute(0, f"INSERT INTO pg_dist_partition VALUES ('{name}', {method})")
+        for number in range(1 if group == 0 else shards):
+            shard = next(self._shard_ids)
+            self.execute(group, self._attached(name, shard, number, 1 if group == 0 else shards))
+            self.execute(
+                0,
+                f"INSERT INTO pg_dist_shard VALUES ('{name}', {shard})",
+                *(
+                    f"INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {shard}, {node})"
+                    for node in (self.servers if group == 0 else [group])
+                ),
+            )
+
+    def forget(self, name: str) -> None:
+        """The cluster has no such table any more."""
+        self.execute(
+            0,
+            f"DELETE FROM pg_dist_placement p USING pg_dist_shard s"
+            f" WHERE s.shardid = p.shardid AND s.logicalrelid = '{name}'::regclass",
+            f"DELETE FROM pg_dist_shard WHERE logicalrelid = '{name}'::regclass",
+            f"DELETE FROM pg_dist_partition WHERE logicalrelid = '{name}'::regclass",
+        )
 
     def owner(self, name: str, key: int) -> int:
         """The node whose shard has the row: what routes a statement in a cluster."""

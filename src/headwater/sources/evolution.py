@@ -63,6 +63,21 @@ class Projection:
             ) from None
 
 
+def as_narrow(known: SourceTable, told: SourceTable) -> SourceTable:
+    """*known* with the types of *told*, where those are narrower: it is told as it was before it was made wider."""
+    types = {column.field_id: column for column in told.columns}
+
+    def narrowed(column: SourceColumn) -> SourceColumn:
+        found = types.get(column.field_id, column)
+        if found.type == column.type or not is_wider(found.type, column.type):
+            return column
+        if pa.types.is_string(column.type) and not pa.types.is_integer(found.type):
+            return column  # not every text is the same as the source's
+        return replace(column, type=found.type, source_type=found.source_type)
+
+    return replace(known, columns=tuple(narrowed(column) for column in known.columns))
+
+
 def follow(
     known: SourceTable, now: SourceTable, policy: SchemaPolicy, defaults: pa.RecordBatch | None = None
 ) -> tuple[Projection, SchemaChanged | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.db.capture.running import RunningCapture
 from tests.db.conftest import StartPostgres
 
@@ -11,14 +12,15 @@ from headwater.capture import SourceState
 from headwater.state import open_reader
 
 
+@pytest.mark.parametrize("poll", [False, pytest.param(True, marks=pytest.mark.soak)])
 def test_a_capture_that_went_on_after_a_promotion_is_started_again_later(
-    start_postgres: StartPostgres, tmp_path: Path
+    start_postgres: StartPostgres, tmp_path: Path, poll: bool
 ) -> None:
     """Archive recovery of a copy that holds its slot stands for a promoted standby."""
     server = start_postgres()
     with server.database() as database:
         database.execute("CREATE TABLE t (id bigint PRIMARY KEY)", "INSERT INTO t VALUES (1)")
-        capture = RunningCapture(database, tmp_path, ["t"])
+        capture = RunningCapture(database, tmp_path, ["t"], poll=poll)
         capture.start()
         capture.catch_up()
         capture.stop()

@@ -103,6 +103,52 @@ def test_columns_that_change_on_one_node_before_the_others_lose_no_value(double:
         assert found == {one: "again", two: "a"}
 
 
+def test_columns_that_one_node_told_before_a_restart_lose_no_value_of_one_that_is_behind(
+    double: CitusDouble, tmp_path: Path
+) -> None:
+    double.distribute("acc", "id bigint, v text, amount int")
+    one, two = key_on(double, 1), key_on(double, 2)
+    statements = ("ALTER TABLE acc RENAME COLUMN v TO u", "ALTER TABLE acc ALTER COLUMN amount TYPE bigint")
+    with running(double, tmp_path, "acc") as capture:
+        double.execute(0, *statements)
+        double.execute(1, *statements, f"INSERT INTO acc VALUES ({one}, 'a', {2**40})")
+        capture.catch_up()
+    double.execute(2, f"INSERT INTO acc VALUES ({two}, 'b', 7)", *statements, f"UPDATE acc SET amount = {2**41}")
+    with running(double, tmp_path) as capture:
+        capture.assert_equal("acc")
+        told = [(row["u"], row["amount"]) for row in capture.rows("public.acc") if row["id"] == two]
+        assert told[0] == ("b", 7)
+        assert not capture.capture.statistics.stopped_tables
+
+
+@pytest.mark.soak
+def test_a_table_is_added_when_transactions_that_hold_its_shards_have_ended(
+    double: CitusDouble, tmp_path: Path
+) -> None:
+    """One that stays prepared on a node, for example: it has written to a shard, which the table does not show."""
+    double.distribute("acc", COLUMNS)
+    double.everywhere("CREATE TABLE late (id bigint PRIMARY KEY, v text)")
+    double.execute(1, "CREATE TABLE late_7 (LIKE late INCLUDING ALL)")
+    double.execute(
+        0,
+        "INSERT INTO pg_dist_partition VALUES ('late', 'h', 's')",
+        "INSERT INTO pg_dist_shard VALUES ('late', 7)",
+        "INSERT INTO pg_dist_placement VALUES (999, 7, 1)",
+    )
+    with running(double, tmp_path, "acc"):
+        pass
+    double.execute(1, "BEGIN", "INSERT INTO late_7 VALUES (1, 'in doubt')", "PREPARE TRANSACTION 'doubt'")
+    capture = ClusterCapture(double, tmp_path, "acc", "late")
+    capture.start()
+    try:
+        capture.wait_for(lambda: capture.capture.statistics.restarts > 0)
+        assert "of prepared transactions" in capture.capture.statistics.last_error
+        double.execute(1, "COMMIT PREPARED 'doubt'")
+        capture.wait_for(lambda: "public.late" in capture.tables())
+    finally:
+        capture.stop()
+
+
 def test_a_table_that_cannot_be_told_stops_alone_and_says_what_to_do(double: CitusDouble, tmp_path: Path) -> None:
     double.distribute("acc", COLUMNS)
     double.distribute("other", COLUMNS)

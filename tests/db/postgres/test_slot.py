@@ -181,17 +181,20 @@ def test_timelines_a_promotion_goes_on_and_one_that_lost_changes_is_told(
         database.execute("SELECT pg_promote()")
         database.execute("INSERT INTO t VALUES (2)")
         assert check(database, before, known).name == NAME
-        with connect(Dsn(database.dsn)) as session:
+        limited = Dsn(database.dsn_of(database.role("limited")))
+        with connect(limited) as session:
             assert server_position(session).forks is None
         with replication(database) as walsender:
             position = server_position(walsender)
         assert position.identity.timeline == 2
         assert position.forks is not None
+        with connect(Dsn(database.dsn)) as session:  # of a user who may read the server's files
+            assert server_position(session).forks == position.forks
         fork = position.forks[1]
         assert fork >= before
         with pytest.raises(SourceWentBack, match="timeline 2"):
             check(database, Lsn(fork + 1), known)
-        with connect(Dsn(database.dsn)) as session, pytest.raises(SourceWentBack, match="unknown position"):
+        with connect(limited) as session, pytest.raises(SourceWentBack, match="unknown position"):
             check_slot(read_slot(session, NAME), NAME, before, known, server_position(session))
 
 

@@ -14,7 +14,9 @@ a wider type                                 takes it; values of a narrower one 
 a column that nobody else has a name for     cannot go on: the table stops
 ===========================================  ========================================================================
 
-Columns of a node are told apart by the node's own numbers, which need not be the coordinator's.
+Columns of a node are told apart by the node's own numbers, which need not be the coordinator's. A column that a node
+tells by a name that nobody has any more is found by its place, where all numbers up to that of columns that were told
+are in use: then none of them was ever dropped, and the place is the number.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ class MergedTable:
         self._ids: dict[int, dict[int, int]] = {}
         self._defaults: dict[int, pa.Scalar] = {}
         self._places: dict[tuple[int, SourceTable], list[int | None]] = {}
+        self._present: dict[int, frozenset[int]] = {}
 
     def on_node(
         self, group: int, present: SourceTable, coordinator: SourceTable, defaults: pa.RecordBatch | None = None
@@ -68,6 +71,7 @@ class MergedTable:
             ids[found] = column.field_id
             columns.append(replace(column, field_id=found))
         self._ids[group] = ids
+        self._present[group] = frozenset(column.field_id for column in present.columns if not column.dropped)
         return SourceTable(
             self.table.namespace, self.table.name, tuple(columns), self.table.key_columns, present.source_id
         )
@@ -121,6 +125,8 @@ class MergedTable:
             if column.dropped:
                 continue
             number = ids.get(column.field_id, known.get(column.name))
+            if number is None and -_UNKNOWN < column.field_id < 0:
+                number = self._by_place(group, theirs, -column.field_id)
             if number is None or number in numbered:
                 raise self._stopped(
                     f"a node tells rows with a column {column.name!r} that the coordinator has under no such name."
@@ -128,6 +134,11 @@ class MergedTable:
             ids[column.field_id] = number
             numbered[number] = replace(column, field_id=number)
         return numbered
+
+    def _by_place(self, group: int, theirs: SourceTable, place: int) -> int | None:
+        """The number of a column whose name nobody has; *place*: among those that the node tells, from one."""
+        told = sum(not column.dropped for column in theirs.columns)
+        return self._ids[group].get(place) if frozenset(range(1, told + 1)) <= self._present[group] else None
 
     def _later(self, mine: SourceColumn, theirs: SourceColumn, coordinator: SourceTable) -> SourceColumn:
         """What a column is that a node has as *theirs*."""

@@ -59,6 +59,7 @@ class CitusSource:
                 through=through,
                 streaming=False,  # in the blocks of open transactions the decoder of a cluster tells no row of a shard
                 may_be_empty=group != COORDINATOR,  # where no table is distributed, the nodes have nothing to tell
+                may_be_behind=True,
                 shards=lambda table: self._cluster.shards_on(group, TableName(table.namespace, table.name)),
             )
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 
 from headwater.sources.errors import SchemaStopped, SourceError, UnsupportedTable
 from headwater.sources.events import Boundary, Changes, Event, Stopped, StreamStatus, Truncated
-from headwater.sources.evolution import Projection, SchemaPolicy, follow
+from headwater.sources.evolution import Projection, SchemaPolicy, as_narrow, follow
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres import pgoutput
 from headwater.sources.postgres.decoder import RawRows, make_decoder
@@ -87,6 +87,7 @@ class PostgresChangeStream:
     """The changes of *tables* after *start*.
 
     :param identity: of the server, where it is another than that of *start*; boundaries tell it.
+    :param may_be_behind: *tables* are as others had them later: what this server tells first of one may be narrower.
     """
 
     def __init__(
@@ -99,8 +100,10 @@ class PostgresChangeStream:
         policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         held_bytes: Callable[[], int | None] = lambda: None,
         identity: Mapping[str, Any] | None = None,
+        may_be_behind: bool = False,
     ) -> None:
         self._stream = stream
+        self._may_be_behind = may_be_behind
         self._identity = identity
         self._held_bytes = held_bytes
         self._relations = relations
@@ -236,6 +239,8 @@ class PostgresChangeStream:
             return
         try:
             described = self._relations.describe(relation, known)
+            if self._may_be_behind and relation.oid not in self._followed:
+                known = as_narrow(known, described.table)
             projection, change = follow(known, described.table, self._policy, described.defaults)
         except (SchemaStopped, UnsupportedTable) as error:
             if self._policy is SchemaPolicy.STOP:

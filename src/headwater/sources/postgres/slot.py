@@ -144,7 +144,8 @@ ORDER BY a.xact_start LIMIT 5
 def server_position(session: Connection) -> ServerPosition:
     """Which server this is and where its log ends.
 
-    :param session: one of replication can also tell where earlier timelines ended; see :class:`ServerPosition`.
+    :param session: one of replication can also tell where earlier timelines ended, one of a user who may read the
+        server's files, too; see :class:`ServerPosition`.
     """
     row = ask(session, _POSITION)[0]
     identity = ServerIdentity(row.system_id, row.timeline, row.database)
@@ -155,13 +156,17 @@ def server_position(session: Connection) -> ServerPosition:
 
 
 def _forks(session: Connection, timeline: int) -> Mapping[int, Lsn] | None:
+    if session.info.get_parameters().get("replication"):
+        query, place = f"TIMELINE_HISTORY {timeline}", 1
+    else:
+        query, place = f"SELECT pg_catalog.pg_read_file('pg_wal/{timeline:08X}.history')", 0
     try:
-        history = session.execute(f"TIMELINE_HISTORY {timeline}".encode()).fetchone()
+        history = session.execute(query.encode()).fetchone()
     except psycopg.Error:
         return None
     if history is None:
         return None
-    content = history[1]
+    content = history[place]
     return parse_history(content if isinstance(content, str) else bytes(content).decode("utf-8", "replace"))
 
 

@@ -82,6 +82,11 @@ WHERE l.locktype = 'relation' AND l.granted AND l.pid IS DISTINCT FROM pg_catalo
   AND l.relation = ANY(%s::oid[])
   AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
+_OIDS: Final = """
+SELECT c.oid::bigint AS oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+JOIN ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) w (namespace, name)
+  ON n.nspname = w.namespace AND c.relname = w.name
+"""
 _LOG_END: Final = """
 SELECT (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
              ELSE pg_catalog.pg_current_wal_flush_lsn() END - '0/0'::pg_catalog.pg_lsn)::bigint AS lsn
@@ -98,6 +103,7 @@ class PostgresSource:
     :param streaming: large transactions come in blocks before their commit.
     :param may_be_empty: its publication is made although there is no table for it yet.
     :param shards: the tables that have the rows of one, on a node of a cluster.
+    :param may_be_behind: others tell of the same tables, and may have told of wider columns before.
     """
 
     def __init__(
@@ -115,12 +121,14 @@ class PostgresSource:
         streaming: bool = True,
         may_be_empty: bool = False,
         shards: Shards = no_shards,
+        may_be_behind: bool = False,
     ) -> None:
         self._dsn = Dsn(dsn)
         self._through = through
         self._streaming = streaming
         self._may_be_empty = may_be_empty
         self._shards = shards
+        self._may_be_behind = may_be_behind
         self._spill = spill
         self._policy = schema_policy
         self._special = dict(special_values or {})
@@ -238,10 +246,14 @@ class PostgresSource:
             sent = [] if publication is None else list(publication.tables)
             require_disjoint([*read_tables_by_oid(session, sent).values(), *new])
             self._ensure_publication(session, new)
-            self._await_writers(
-                session, [oid for table in new for oid in (table.oid, *(leaf.oid for leaf in table.leaves))]
-            )
+            oids = [oid for table in new for oid in (table.oid, *(leaf.oid for leaf in table.leaves))]
+            self._await_writers(session, [*oids, *self._oids_of_shards(session, tables)])
             return PostgresOffset.at(ask(session, _LOG_END)[0].lsn)
+
+    def _oids_of_shards(self, session: Connection, tables: Sequence[SourceTable]) -> list[int]:
+        names = [name for table in tables for name in self._shards(table)]
+        named = [[name.namespace for name in names], [name.name for name in names]]
+        return [row.oid for row in ask(session, _OIDS, named)] if names else []
 
     def has_reached(self, position: CdcOffset) -> bool:
         """See :class:`~headwater.sources.source.Source`."""
@@ -290,7 +302,15 @@ class PostgresSource:
             relations = Relations(self._sql, self._special, self._shards)
             self._seen = {}
             self._stream = PostgresChangeStream(
-                stream, relations, self._spill_store(), tables, start, self._policy, self.held_bytes, moved
+                stream,
+                relations,
+                self._spill_store(),
+                tables,
+                start,
+                self._policy,
+                self.held_bytes,
+                moved,
+                self._may_be_behind,
             )
             return self._stream
         except BaseException:

@@ -10,7 +10,7 @@ import pytest
 from headwater.sources.citus.columns import MergedTable
 from headwater.sources.errors import SchemaStopped
 from headwater.sources.events import SchemaChanged
-from headwater.sources.evolution import SchemaPolicy, follow
+from headwater.sources.evolution import SchemaPolicy, as_narrow, follow
 from headwater.sources.table import SourceColumn, SourceTable
 
 
@@ -145,3 +145,54 @@ def test_a_column_that_a_node_has_not_yet_gets_a_number_of_its_own() -> None:
     behind = replace(known, columns=known.columns[:2])
     found = grown.project(1, behind, [pa.array([1], LONG), pa.array([5], INT)], 1)
     assert [column.to_pylist() for column in found] == [[1], [5], [None]]
+
+
+def told_by_a_node(known: SourceTable, *columns: tuple[str, pa.DataType], present: SourceTable) -> SourceTable:
+    """What a Relation message is read as: names that the node has no more get numbers by their places."""
+    numbers = {column.name: column.field_id for column in (*known.columns, *present.columns) if not column.dropped}
+    named = [(name, numbers.get(name, -place), kind) for place, (name, kind) in enumerate(columns, 1)]
+    return table(*named, oid=40)
+
+
+def test_a_rename_that_another_node_told_before_a_restart_keeps_the_values_of_one_that_is_behind() -> None:
+    renamed = table(("id", 1, LONG), ("u", 3, INT), ("w", 4, TEXT))
+    there = table(("id", 1, LONG), ("u", 2, INT), ("w", 3, TEXT), oid=40)
+    made = MergedTable(renamed)  # as the log has it by now
+    known = made.on_node(2, there, renamed)
+    old = told_by_a_node(known, ("id", LONG), ("v", INT), ("w", TEXT), present=there)
+    change = changed(known, old)
+    assert made.follow(2, change, renamed) is None
+    rows = [pa.array([1], LONG), pa.nulls(1, INT), pa.array(["x"]), pa.array([5], INT)]
+    assert [column.name for column in change.after.columns if not column.dropped] == ["id", "w", "v"]
+    assert [column.to_pylist() for column in made.project(2, change.after, rows, 1)] == [[1], [5], ["x"]]
+    now = changed(change.after, there)  # and the node comes to it
+    assert made.follow(2, now, renamed) is None
+    later = {"id": pa.array([1], LONG), "u": pa.array([6], INT), "w": pa.array(["y"])}
+    rows = [later.get(column.name, pa.nulls(1, INT)) for column in now.after.columns]
+    assert [column.to_pylist() for column in made.project(2, now.after, rows, 1)] == [[1], [6], ["y"]]
+
+
+def test_a_column_that_was_dropped_for_another_before_a_restart_is_not_taken_for_a_rename() -> None:
+    replaced = table(("id", 1, LONG), ("u", 4, INT))
+    there = table(("id", 1, LONG), ("u", 3, INT), oid=40)  # its second column was dropped
+    made = MergedTable(replaced)
+    known = made.on_node(2, there, replaced)
+    old = told_by_a_node(known, ("id", LONG), ("v", INT), present=there)
+    with pytest.raises(SchemaStopped):
+        made.follow(2, changed(known, old), replaced)
+
+
+def test_a_type_that_another_node_made_wider_before_a_restart_is_told_narrow_by_one_that_is_behind() -> None:
+    wide, narrow = table(("id", 1, LONG), ("v", 3, LONG)), table(("id", 1, LONG), ("v", 2, INT), oid=40)
+    made = MergedTable(wide)
+    known = made.on_node(2, table(("id", 1, LONG), ("v", 2, LONG), oid=40), wide)
+    with pytest.raises(SchemaStopped):
+        follow(known, narrow, SchemaPolicy.EVOLVE)
+    behind = as_narrow(known, narrow)
+    projection, told = follow(behind, narrow, SchemaPolicy.EVOLVE)
+    assert told is None
+    found = made.project(2, projection.table, [pa.array([1], LONG), pa.array([5], INT)], 1)
+    assert (found[1].type, found[1].to_pylist()) == (LONG, [5])
+    texts = table(("id", 1, LONG), ("v", 2, TEXT), oid=40)
+    assert as_narrow(texts, narrow) == narrow
+    assert as_narrow(texts, table(("id", 1, LONG), ("v", 2, pa.float64()), oid=40)) == texts
