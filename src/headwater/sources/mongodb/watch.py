@@ -95,6 +95,8 @@ def _is_there(dsn: Dsn, client: Client, spaces: Sequence[str], at: int, token: s
                     return False
                 if when == at and (fragment is not None or is_same_event(found, token)):
                     return True
+            if batch.is_last:  # what was watched is gone
+                return False
     raise SourceBusy(f"{dsn} has not come to the last event that was captured.", next_step="Try again.")
 
 
