@@ -174,7 +174,7 @@ class CitusDouble:
         for group in self.servers:
             self.execute(0, f"INSERT INTO pg_dist_placement VALUES ({next(self._placement_ids)}, {shard}, {group})")
 
-    def place(self, create: str, name: str, key: str, group: int, shards: int = 20) -> None:
+    def place(self, create: str, name: str, key: str, group: int, shards: int = 2) -> None:
         """A table as *create* says whose rows are all on one node: a reference table there on the coordinator."""
         nodes = [0] if group == 0 else list(self.servers)
         for node in nodes:

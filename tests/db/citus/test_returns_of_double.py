@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.db.citus.running import ClusterCapture, running
 from tests.db.citus.writing import fill
 from tests.servers.citus_double import CitusDouble, Nodes
@@ -105,6 +106,31 @@ def test_what_no_log_tells_of_the_partitions_of_a_table_is_an_event(double: Citu
 
         capture.wait_for(told)
         assert "public.days_1 was detached or dropped with its rows" in told()[0]
+
+
+@pytest.mark.soak
+def test_a_node_with_a_long_transaction_joins_later_and_the_others_go_on(
+    double: CitusDouble, nodes: Nodes, tmp_path: Path
+) -> None:
+    double.distribute("acc", COLUMNS)
+    with running(double, tmp_path, "acc") as capture:
+        with nodes.server(3).connect() as session:
+            session.execute("BEGIN")
+            session.execute("CREATE TABLE held ()")
+            joined = double.add_node(nodes.server(3))
+            waiting = "SELECT 1 FROM pg_replication_slots WHERE slot_name = 'headwater_joining'"
+            capture.wait_for(lambda: double.execute(joined, waiting))
+            for first in range(0, 30, 10):
+                fill(double, "acc", 10, first=first)
+                capture.wait_for(lambda rows=first + 10: len(capture.rows("public.acc")) == rows)
+            assert double.execute(joined, waiting)
+            session.execute("ROLLBACK")
+        wait_for_nodes(capture, 0, 1, 2, joined)
+        empty(double, 1, joined)
+        fill(double, "acc", 10, first=30)
+        capture.catch_up()
+        assert len(capture.rows("public.acc")) == 40
+        assert capture.capture.statistics.restarts == 0
 
 
 def test_a_node_that_has_not_its_tables_yet_is_waited_for(double: CitusDouble, nodes: Nodes, tmp_path: Path) -> None:

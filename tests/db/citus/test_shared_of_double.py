@@ -40,7 +40,7 @@ OF_LOCAL_TABLES: Final = (
 )
 MANY_SPLITS: Final = "test_m14_another_parallelism_takes_nothing_back"
 BY_DEFAULT: Final = {
-    TableKind.DISTRIBUTED: ("test_history_and_live_changes_come_to_the_source", "test_a_range_is_read_once_more"),
+    TableKind.DISTRIBUTED: ("test_a_range_is_read_once_more",),
     TableKind.REFERENCE: ("test_splits_of_the_heap_overlap_changes_and_come_right",),
 }
 NODES: Final = {TableKind.LOCAL: 0, TableKind.REFERENCE: 0, TableKind.DISTRIBUTED: 1}

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from headwater.sources.citus import shard_numbers
 from headwater.sources.citus.cluster import Alignment, Node, TableKind
 from headwater.sources.citus.columns import MergedTable
-from headwater.sources.citus.members import Member, Members, distributed, here, naming, present_tables
+from headwater.sources.citus.members import Joining, Member, Members, distributed, here, naming, present_tables
 from headwater.sources.citus.numbers import CommitNumbers
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace, positions_of
 from headwater.sources.citus.shard_numbers import LastSeen, tables_with_gone, was_all_told
@@ -52,6 +52,8 @@ LOOK_SECONDS: Final = 0.5
 _WAIT_SECONDS: Final = 0.25
 _MERGE_SECONDS: Final = 0.01
 _PIECE_SECONDS: Final = 1.0
+_JOIN_SECONDS: Final = 1.0
+"""How long all nodes wait for one that joins, which mostly takes an instant."""
 
 
 class CitusChangeStream:
@@ -80,6 +82,7 @@ class CitusChangeStream:
         self._heads: dict[int, list[Event]] = {}
         self._leaving: dict[int, Member] = {}
         self._leaving_ids: dict[int, str] = {}
+        self._joining: dict[int, Joining] = {}
         self._looked = 0.0
         self._last_seen: LastSeen | None = None
         self._stops: list[Event] = []
@@ -193,8 +196,18 @@ class CitusChangeStream:
                 self._stops += self._stopped(self._merged[name].table, f"{what} Run: headwater resnapshot {name}")
 
     def _join(self, node: Node) -> None:
-        tables = here(node.group, self._kinds, [merged.table for merged in self._merged.values()])
-        place = self._members.join(node.group, node.address, tables, self._told.left)
+        joining = self._joining.get(node.group)
+        if joining is None:
+            tables = here(node.group, self._kinds, [merged.table for merged in self._merged.values()])
+            left = self._told.left
+            joining = Joining(lambda: self._members.join(node.group, node.address, tables, left))
+            self._joining[node.group] = joining
+            place = joining.place(_JOIN_SECONDS)
+        else:
+            place = joining.place(0.0)
+        if place is None:  # the other nodes go on meanwhile
+            return
+        del self._joining[node.group]
         self._told = replace(self._told, nodes={**self._told.nodes, node.group: place})
         self._follow(node.group, place)
 

@@ -7,6 +7,7 @@ a slot that the next attempt throws away.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -58,6 +59,32 @@ class Member:
     source: PostgresSource
     stream: PostgresChangeStream
     gate: Gate
+
+
+class Joining:
+    """A node that joins, in a thread of its own: its slot waits for all transactions that are open there."""
+
+    def __init__(self, join: Callable[[], NodePlace]) -> None:
+        self._join = join
+        self._place: NodePlace | None = None
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="headwater-join", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._place = self._join()
+        except BaseException as error:
+            self._failure = error
+
+    def place(self, timeout: float) -> NodePlace | None:
+        """From where it is followed; ``None`` while it is not known. What :meth:`Members.join` raises comes here."""
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            return None
+        if self._failure is not None:
+            raise self._failure
+        return self._place
 
 
 class Members:
