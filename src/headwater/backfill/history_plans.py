@@ -25,9 +25,9 @@ from headwater.sources.table import SourceTable
 CommittedOf = Callable[[SourceTable, str], Committed]
 
 LOCKED_SECONDS: Final = 5.0
+"""How long a table that somebody has locked is let be: who asks for it waits, and the other tables with it."""
 _LAST_SHARE: Final = 1.5
 """The last batch may have so many times the rows of others: one that is a little longer costs less than two."""
-"""How long a table that somebody has locked is let be: who asks for it waits, and the other tables with it."""
 
 
 class HistoryPlans:

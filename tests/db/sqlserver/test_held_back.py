@@ -65,6 +65,27 @@ def test_a_commit_that_is_shown_before_the_sealed_position_ends_the_capture(
     capture.stop()
 
 
+def test_an_entry_without_changes_at_the_sealed_position_is_no_late_commit(
+    double: SqlServerDouble, tmp_path: Path
+) -> None:
+    create(double)
+    capture = SqlServerCapture(double, tmp_path, [TABLE])
+    capture.start()
+    insert(double, 1)
+    capture.reach_the_end()
+    double.engine.note_time()
+    wait_for_looks(double, capture)
+    insert(double, 2)
+    capture.catch_up()
+    double.engine.note_time()
+    capture.stop()
+    capture.start()
+    insert(double, 3)
+    capture.catch_up()
+    assert [row["id"] for row in capture.rows(TABLE)] == [1, 2, 3]
+    capture.stop()
+
+
 def test_a_commit_that_is_shown_before_a_position_that_is_not_sealed_is_told(
     double: SqlServerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -115,6 +115,7 @@ class Instance:
 class Commit:
     lsn: int
     time: dt.datetime
+    has_changes: bool = True
 
 
 class Engine:
@@ -200,6 +201,11 @@ class Engine:
             connection.execute("COMMIT")
             if is_captured:
                 self.commits.append(Commit(lsn, dt.datetime.now(dt.UTC)))
+
+    def note_time(self) -> None:
+        """What the server does every few minutes when nothing is changed: an entry for how far it has come."""
+        with self.lock:
+            self.commits.append(Commit(self.log_end, dt.datetime.now(dt.UTC), has_changes=False))
 
     def scan(self) -> None:
         """What the capture job does each time it looks: it finds nothing that it is held back from.

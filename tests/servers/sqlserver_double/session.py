@@ -321,11 +321,17 @@ def _max(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, An
 
 def _commits(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
     _require_cdc(engine)
-    after = re.search(r"m\.start_lsn > (0x\w+)", text)
+    told = re.search(r"m\.start_lsn > (0x\w+) AND", text)
+    place = re.search(r"m\.start_lsn > (0x\w+) OR m\.tran_id <> 0x00", text)
     most = re.search(r"TOP \((\d+)\)", text)
-    assert after is not None
+    assert told is not None
+    assert place is not None
     assert most is not None
-    found = [one for one in engine.commits if int(after[1], 16) < one.lsn <= engine.scanned]
+    found = [
+        one
+        for one in engine.commits
+        if int(told[1], 16) < one.lsn <= engine.scanned and (one.has_changes or one.lsn > int(place[1], 16))
+    ]
     return [{"lsn": _lsn(one.lsn), "time_us": int(one.time.timestamp() * 1e6)} for one in found[: int(most[1])]]
 
 

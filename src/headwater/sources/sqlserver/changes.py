@@ -119,7 +119,7 @@ class SqlServerChangeStream:
 
     def _begin_interval(self) -> bool:
         """Whether there are commits that were not told. :raises CommitsCameLate: before the position that is sealed."""
-        commits = commits_after(self._session, self._told.told, self._most)
+        commits = commits_after(self._session, self._told, self._most)
         if not commits:
             return False
         if commits[0].lsn <= self._told.commit_lsn:
@@ -202,7 +202,7 @@ class SqlServerChangeStream:
         reached = self._watch.reached(self._session)
         goes_on = reached is not None and reached > self._told.commit_lsn
         if goes_on or now - self._looked >= INSTANCES_SECONDS:
-            if commits_after(self._session, self._told.told, 1):
+            if commits_after(self._session, self._told, 1):
                 return  # of the time before that place, perhaps: they are told first
             self._looked = now
             instances = read_instances(self._session, self._tables.ids)

@@ -139,10 +139,13 @@ def settled_end(session: Session, seconds: float = SETTLE_SECONDS) -> SqlServerO
     while (shown := shown_end(session)) < end:
         scan = scan_of(session)
         if readable is None or readable < begun or before is None or scan is None or not scan.goes_on_from(before):
-            readable, before = holds_of(session).readable(end), scan
+            readable = holds_of(session).readable(end)
+            before = scan_of(session)
         elif scan.has_looked_twice_since(before):
             shown = shown_end(session)
-            return SqlServerOffset(max(readable, shown), told_lsn=shown)
+            return SqlServerOffset(
+                max(readable, shown), told_lsn=shown or begun
+            )  # none where the cleanup job took them all
         if time.monotonic() > until and not is_extended:
             until, is_extended = until + max(0.0, LOOKS * (poll_seconds(session) or 0) - seconds), True
         if time.monotonic() > until:

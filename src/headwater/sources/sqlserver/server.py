@@ -14,6 +14,7 @@ from headwater.sources.errors import AccessDenied, SourceMisconfigured, SourceNo
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import quoted
+from headwater.sources.sqlserver.offset import SqlServerOffset
 
 OLDEST: Final = (13, 0, 5026)
 """SQL Server 2016 SP2, the first that tells how far its log is."""
@@ -35,7 +36,8 @@ _COMMITS: Final = """
 SELECT TOP ({most}) m.start_lsn AS lsn, DATEDIFF_BIG(microsecond, CONVERT(datetime2(7), '1970-01-01'),
        DATEADD(minute, -DATEPART(tzoffset, SYSDATETIMEOFFSET()), CONVERT(datetime2(3), m.tran_end_time))) AS time_us
 FROM cdc.lsn_time_mapping AS m
-WHERE m.start_lsn > {after} AND m.start_lsn <= sys.fn_cdc_get_max_lsn() ORDER BY m.start_lsn
+WHERE m.start_lsn > {told} AND (m.start_lsn > {place} OR m.tran_id <> 0x00) AND m.start_lsn <= sys.fn_cdc_get_max_lsn()
+ORDER BY m.start_lsn
 """
 _MAX: Final = "SELECT sys.fn_cdc_get_max_lsn() AS max_lsn, MAX(i.start_lsn) AS start_lsn FROM cdc.change_tables AS i"
 _LOG_END: Final = "SELECT l.log_end_lsn AS log_end FROM sys.dm_db_log_stats(DB_ID()) AS l"
@@ -113,9 +115,12 @@ class Commit:
     time_us: int
 
 
-def commits_after(session: Session, after: Lsn, most: int) -> list[Commit]:
-    """The next commits that change data capture shows, in their order."""
-    rows = session.ask(_COMMITS.format(after=after.hex, most=most))
+def commits_after(session: Session, position: SqlServerOffset, most: int) -> list[Commit]:
+    """The next commits that change data capture shows, in their order; also any before *position* that it had not.
+
+    In quiet times the server makes entries without changes, for how far it has come: those before *position* are none.
+    """
+    rows = session.ask(_COMMITS.format(told=position.told.hex, place=position.commit_lsn.hex, most=most))
     return [Commit(Lsn.parse(row["lsn"]), int(row["time_us"])) for row in rows]
 
 
