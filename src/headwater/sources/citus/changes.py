@@ -130,8 +130,6 @@ class CitusChangeStream:
         """
         ends = dict(now.ends)
         shards = {name: now.shards[oid] for name, oid in self._distributed().items() if oid in now.shards}
-        if not self._keep_whole(shards, ends):
-            return
         gone = []
         for group, place in self._told.nodes.items():
             if group in now.inactive:
@@ -139,6 +137,8 @@ class CitusChangeStream:
             elif group not in ends:
                 ends[group] = self._members.end_of(group, place.address)
                 gone.append(group)
+        if not self._keep_whole(shards, ends):
+            return
         for node in now.nodes:
             known = self._told.nodes.get(node.group)
             if known is None and node.group not in self._told.retired:
@@ -185,7 +185,7 @@ class CitusChangeStream:
         whole = was_all_told(self._last_seen, moment, sent, told, ends)
         if whole is False:
             self._stop_split(names)
-        elif whole and self._last_seen is not None:
+        elif whole and self._last_seen is not None and moment < self._last_seen.moment + shard_numbers.SPLIT_SECONDS:
             self._split = dict.fromkeys(names, self._last_seen.moment + shard_numbers.SPLIT_SECONDS)
         return whole is not None
 
@@ -386,7 +386,8 @@ class CitusChangeStream:
         if isinstance(event, SchemaChanged):
             try:
                 coordinator = self._members.described([name]).get(name, table)
-                change = merged.follow(group, event, coordinator)
+                present = present_tables(self._open[group].source, [name]).get(name)
+                change = merged.follow(group, event, coordinator, present)
             except SchemaStopped as error:
                 return self._stopped(table, f"{error.change[0].upper()}{error.change[1:]} {resnapshot}")
             return [] if change is None else [change]

@@ -16,7 +16,7 @@ a column that nobody else has a name for     cannot go on: the table stops
 
 Columns of a node are told apart by the node's own numbers, which need not be the coordinator's. A column that a node
 tells by a name that nobody has any more is found by its place, where all numbers up to that of columns that were told
-are in use: then none of them was ever dropped, and the place is the number.
+are in use at that moment: then none of them was ever dropped, and the place is the number.
 """
 
 from __future__ import annotations
@@ -47,7 +47,6 @@ class MergedTable:
         self._ids: dict[int, dict[int, int]] = {}
         self._defaults: dict[int, pa.Scalar] = {}
         self._places: dict[tuple[int, SourceTable], list[int | None]] = {}
-        self._present: dict[int, frozenset[int]] = {}
 
     def on_node(
         self, group: int, present: SourceTable, coordinator: SourceTable, defaults: pa.RecordBatch | None = None
@@ -71,17 +70,19 @@ class MergedTable:
             ids[found] = column.field_id
             columns.append(replace(column, field_id=found))
         self._ids[group] = ids
-        self._present[group] = frozenset(column.field_id for column in present.columns if not column.dropped)
         return SourceTable(
             self.table.namespace, self.table.name, tuple(columns), self.table.key_columns, present.source_id
         )
 
-    def follow(self, group: int, change: SchemaChanged, coordinator: SourceTable) -> SchemaChanged | None:
+    def follow(
+        self, group: int, change: SchemaChanged, coordinator: SourceTable, present: SourceTable | None = None
+    ) -> SchemaChanged | None:
         """What becomes of the table when node *group* tells *change*; ``None``: nothing that it does not know.
 
+        :param present: the table as that node has it now, by its numbers; ``None``: it has it no longer.
         :raises SchemaStopped: it cannot go on.
         """
-        theirs = self._numbered(group, change.after, coordinator)
+        theirs = self._numbered(group, change.after, coordinator, present)
         kept = {column.field_id for column in coordinator.columns}
         columns: list[SourceColumn] = []
         for column in self.table.columns:
@@ -115,7 +116,9 @@ class MergedTable:
         self._places.clear()
         return told
 
-    def _numbered(self, group: int, theirs: SourceTable, coordinator: SourceTable) -> dict[int, SourceColumn]:
+    def _numbered(
+        self, group: int, theirs: SourceTable, coordinator: SourceTable, present: SourceTable | None
+    ) -> dict[int, SourceColumn]:
         """The columns of a node by the coordinator's numbers."""
         ids = self._ids[group]
         known = {column.name: column.field_id for column in self.table.columns if not column.dropped}
@@ -124,9 +127,10 @@ class MergedTable:
         for column in theirs.columns:
             if column.dropped:
                 continue
-            number = ids.get(column.field_id, known.get(column.name))
-            if number is None and -_UNKNOWN < column.field_id < 0:
-                number = self._by_place(group, theirs, -column.field_id)
+            if -_UNKNOWN < column.field_id < 0:  # a place, which may be another column's in what is told next
+                number = known.get(column.name, self._by_place(group, theirs, present, -column.field_id))
+            else:
+                number = ids.get(column.field_id, known.get(column.name))
             if number is None or number in numbered:
                 raise self._stopped(
                     f"a node tells rows with a column {column.name!r} that the coordinator has under no such name."
@@ -135,10 +139,11 @@ class MergedTable:
             numbered[number] = replace(column, field_id=number)
         return numbered
 
-    def _by_place(self, group: int, theirs: SourceTable, place: int) -> int | None:
+    def _by_place(self, group: int, theirs: SourceTable, present: SourceTable | None, place: int) -> int | None:
         """The number of a column whose name nobody has; *place*: among those that the node tells, from one."""
         told = sum(not column.dropped for column in theirs.columns)
-        return self._ids[group].get(place) if frozenset(range(1, told + 1)) <= self._present[group] else None
+        used = {column.field_id for column in present.columns if not column.dropped} if present is not None else set()
+        return self._ids[group].get(place) if used.issuperset(range(1, told + 1)) else None
 
     def _later(self, mine: SourceColumn, theirs: SourceColumn, coordinator: SourceTable) -> SourceColumn:
         """What a column is that a node has as *theirs*."""

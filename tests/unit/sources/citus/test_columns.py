@@ -161,12 +161,12 @@ def test_a_rename_that_another_node_told_before_a_restart_keeps_the_values_of_on
     known = made.on_node(2, there, renamed)
     old = told_by_a_node(known, ("id", LONG), ("v", INT), ("w", TEXT), present=there)
     change = changed(known, old)
-    assert made.follow(2, change, renamed) is None
+    assert made.follow(2, change, renamed, there) is None
     rows = [pa.array([1], LONG), pa.nulls(1, INT), pa.array(["x"]), pa.array([5], INT)]
     assert [column.name for column in change.after.columns if not column.dropped] == ["id", "w", "v"]
     assert [column.to_pylist() for column in made.project(2, change.after, rows, 1)] == [[1], [5], ["x"]]
     now = changed(change.after, there)  # and the node comes to it
-    assert made.follow(2, now, renamed) is None
+    assert made.follow(2, now, renamed, there) is None
     later = {"id": pa.array([1], LONG), "u": pa.array([6], INT), "w": pa.array(["y"])}
     rows = [later.get(column.name, pa.nulls(1, INT)) for column in now.after.columns]
     assert [column.to_pylist() for column in made.project(2, now.after, rows, 1)] == [[1], [6], ["y"]]
@@ -179,7 +179,31 @@ def test_a_column_that_was_dropped_for_another_before_a_restart_is_not_taken_for
     known = made.on_node(2, there, replaced)
     old = told_by_a_node(known, ("id", LONG), ("v", INT), present=there)
     with pytest.raises(SchemaStopped):
-        made.follow(2, changed(known, old), replaced)
+        made.follow(2, changed(known, old), replaced, there)
+
+
+def test_a_column_that_was_dropped_since_the_start_is_not_taken_for_a_rename() -> None:
+    before = table(("id", 1, LONG), ("b", 2, INT), ("c", 3, INT))
+    there = table(("id", 1, LONG), ("b", 2, INT), ("c", 3, INT), oid=40)
+    made = MergedTable(before)
+    known = made.on_node(2, there, before)
+    now = table(("id", 1, LONG), ("c2", 3, INT), oid=40)  # b was dropped, c renamed twice
+    old = told_by_a_node(known, ("id", LONG), ("c1", INT), present=now)
+    with pytest.raises(SchemaStopped):
+        made.follow(2, changed(known, old), table(("id", 1, LONG), ("c2", 3, INT)), now)
+
+
+def test_a_place_is_looked_at_anew_in_what_is_told_next() -> None:
+    there = table(("id", 1, LONG), ("c2", 2, INT), ("d2", 3, INT), oid=40)
+    renamed = table(("id", 1, LONG), ("c2", 2, INT), ("d2", 3, INT))
+    made = MergedTable(renamed)
+    known = made.on_node(2, there, renamed)
+    first = changed(known, told_by_a_node(known, ("id", LONG), ("c1", INT), ("d2", INT), present=there))
+    made.follow(2, first, renamed, there)
+    gone = table(("id", 1, LONG), ("d2", 3, INT), oid=40)  # c2 was dropped meanwhile
+    told = told_by_a_node(known, ("id", LONG), ("d1", INT), present=gone)
+    with pytest.raises(SchemaStopped):
+        made.follow(2, changed(first.after, told), table(("id", 1, LONG), ("d2", 3, INT)), gone)
 
 
 def test_a_type_that_another_node_made_wider_before_a_restart_is_told_narrow_by_one_that_is_behind() -> None:
