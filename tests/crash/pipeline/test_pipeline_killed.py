@@ -31,7 +31,7 @@ pytestmark = pytest.mark.crash
 MYSQL_SAFE = {"sync-binlog": "1", "innodb-flush-log-at-trx-commit": "1"}
 SAFE = {"fsync": "on", "full_page_writes": "on", "logical_decoding_work_mem": "64kB", "wal_sender_timeout": "4s"}
 ROUNDS = 30 if os.environ.get("HEADWATER_SOAK") else 4
-ROWS = 60_000 if os.environ.get("HEADWATER_SOAK") else 20_000
+ROWS = 60_000
 VICTIMS = ("capture", "run", "planner", "worker", "java", "server")
 CHANGES = '[[sink]]\nname = "changes"\nkind = "parquet"\npath = "changes"'
 
@@ -134,8 +134,7 @@ def test_nothing_is_lost_or_doubled(server: Server, shop: Shop, tmp_path: Path) 
     seed = int(os.environ.get("HEADWATER_SEED", random.randrange(1 << 30)))
     print(f"HEADWATER_SEED={seed}")
     chance = random.Random(seed)
-    pace = f"split_rows = {ROWS // 30}\nrows_per_second = {ROWS // 15}"  # the history takes as long as the kills
-    backfill = f"[backfill]\ninterval_seconds = 0.5\n{pace}\n"
+    backfill = "[backfill]\nsplit_rows = 2000\ninterval_seconds = 0.5\nrows_per_second = 4000\n"
     pipeline = RunningPipeline(tmp_path, shop, '["orders", "ledger"]', backfill + CHANGES)
     pipeline.start()
     writer = Writer(shop, seed)
@@ -143,7 +142,7 @@ def test_nothing_is_lost_or_doubled(server: Server, shop: Shop, tmp_path: Path) 
         pipeline.wait_for(lambda: pipeline.table("public.orders")["rows"] > 0)
         victims = [*chance.sample(VICTIMS, len(VICTIMS)), *chance.choices(VICTIMS, k=ROUNDS)][:ROUNDS]
         for victim in victims:
-            time.sleep(chance.uniform(0.5, 4.0 if ROUNDS > 4 else 2.5))
+            time.sleep(chance.uniform(0.5, 4.0))
             _kill(victim, pipeline, server, chance)
         pipeline.headwater("throttle", "none")
         pipeline.wait_for(lambda: _phases(pipeline) == {"live"})
