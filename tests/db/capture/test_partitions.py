@@ -39,6 +39,19 @@ def wait_until_told(capture: RunningCapture, count: int = 1) -> list[str]:
     return told(capture)
 
 
+def test_a_new_column_has_its_default_in_the_rows_of_older_partitions(postgres: Database, tmp_path: Path) -> None:
+    postgres.execute(EVENTS, *MONTHS)
+    with running(postgres, tmp_path, "events") as capture:
+        fill(postgres, 1, 5, 2)
+        postgres.execute(
+            f"CREATE TABLE events_3 PARTITION OF events {MARCH}",
+            "ALTER TABLE events ADD COLUMN colour text DEFAULT 'blue'",
+            "CREATE TABLE events_4 PARTITION OF events FOR VALUES FROM ('2024-04-01') TO ('2024-05-01')",
+        )
+        fill(postgres, 10, 12, 4)
+        capture.assert_equal("events")
+
+
 def test_all_partitions_come_under_the_root_and_rows_may_move_between_them(postgres: Database, tmp_path: Path) -> None:
     postgres.execute(EVENTS, *MONTHS)
     with running(postgres, tmp_path, "events") as capture:

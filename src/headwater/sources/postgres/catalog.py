@@ -49,7 +49,13 @@ SELECT a.attrelid::bigint AS relation, a.attnum AS number, a.attname AS name, a.
        a.atttypmod AS typmod, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type_text, a.attnotnull AS not_null,
        a.attgenerated::text AS generated, a.attidentity <> '' AS identity,
        CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default_text,
-       CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') END AS missing,
+       CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') ELSE (
+         SELECT pg_catalog.array_to_string(l.attmissingval, '')
+         FROM pg_catalog.pg_class c, pg_catalog.pg_partition_tree(c.oid) t, pg_catalog.pg_attribute l
+         WHERE c.oid = a.attrelid AND c.relkind = 'p' AND t.isleaf AND l.attrelid = t.relid AND l.attname = a.attname
+           AND l.atthasmissing
+         LIMIT 1
+       ) END AS missing,  -- of a partitioned table its partitions have it, if they are that old
        a.attlen = -1 AND a.attstorage <> 'p' AS toasted,
        pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS selectable
 FROM pg_catalog.pg_attribute a
