@@ -94,7 +94,7 @@ class Source(Protocol):
 
 @runtime_checkable
 class AlwaysLogging(Protocol):
-    """A source that logs all tables, whether they are captured or not."""
+    """A source whose log may have, or lack, what a table was before it was captured."""
 
     def begin_from(self, since: Mapping[str, CdcOffset]) -> None:
         """Since when each table is captured, before the stream is opened.

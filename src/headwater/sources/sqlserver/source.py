@@ -33,7 +33,6 @@ from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
 from headwater.sources.sqlserver.defaults import defaults_of
 from headwater.sources.sqlserver.followed import FollowedTables, described, disable_table, enable_table
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
-from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
@@ -61,7 +60,7 @@ class SqlServerSource:
         self._session: Session | None = None
         self._stream: SqlServerChangeStream | None = None
         self._checked = -math.inf
-        self._begins: dict[tuple[str, str], Lsn] = {}
+        self._since: dict[str, SqlServerOffset] = {}
 
     @property
     def name(self) -> str:
@@ -138,7 +137,6 @@ class SqlServerSource:
             position = SqlServerOffset(captured_end(session))
             self._require_unchanged(session, tables)
         for table in tables:
-            self._begins[table.namespace, table.name] = position.commit_lsn.following
             if self._stream is not None:
                 self._stream.begin_at(table, position)
         return position
@@ -159,6 +157,10 @@ class SqlServerSource:
         return self._stream is not None and self._stream.has_reached(position)
 
     # -- the stream ------------------------------------------------------------------------------------------------
+
+    def begin_from(self, since: Mapping[str, CdcOffset]) -> None:
+        """See :class:`~headwater.sources.source.AlwaysLogging`: a capture instance may be newer than the position."""
+        self._since = {name: place for name, place in since.items() if isinstance(place, SqlServerOffset)}
 
     def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
         """See :class:`~headwater.sources.source.Source`."""
@@ -186,7 +188,12 @@ class SqlServerSource:
                     f"The log of {self._dsn} ends before our position {start.commit_lsn.hex}: it was restored.",
                     next_step=RESNAPSHOT,
                 )
-        followed = FollowedTables(tables, self._policy, self._special, self._dsn.ticks, self._defaults, self._begins)
+        begins = {
+            (table.namespace, table.name): self._since[table.full_name].commit_lsn.following
+            for table in tables
+            if table.full_name in self._since
+        }
+        followed = FollowedTables(tables, self._policy, self._special, self._dsn.ticks, self._defaults, begins)
         self._stream = SqlServerChangeStream(self._dsn, followed, start)
         return self._stream
 
