@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from headwater.backfill.snapshot.reader import read_snapshot
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
 from headwater.capture.requests import remark
 from headwater.capture.source_state import SourceState
+from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
 from headwater.sources.offset import CdcOffset
@@ -46,6 +48,8 @@ from headwater.stream import VnodeBitmap, hash_keys
 
 LOG_COLUMNS = (POSITION_COLUMN, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, OP, VNODE, SEQ, EPOCH)
 """What a change has after the table's own columns."""
+
+_log = logging.getLogger(__name__)
 
 LOG_SECONDS = 120.0
 """How long a task waits for the capture to come to its snapshot."""
@@ -90,7 +94,10 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
         yield from SnapshotReader(external).read(unit)
         if isinstance(external.source, RemarkingSnapshots):
             for text in external.source.take_remarks(unit.table):
-                remark(options.store, unit.table.full_name, text, unit.snapshot or "")
+                try:
+                    remark(options.store, unit.table.full_name, text, unit.snapshot or "")
+                except (HeadwaterError, OSError) as error:  # the rows are read: they do not fail over this
+                    _log.warning("%s: %s It could not be noted (%s).", unit.table.full_name, text, type(error).__name__)
         return
     mark = mark_from_json(unit.snapshot)
     with _store(options.store).snapshot() as view:

@@ -26,7 +26,7 @@ BATCH_EVENTS: Final = 20_000
 PATIENCE: Final = Patience(quick=10, idle=400)
 """An end of what there is, is an end of a transaction: after events it is asked for at once."""
 _LOOK_SECONDS: Final = 30.0
-_LOOK_EVENTS: Final = 100
+_LOOK_EVENTS: Final = 1000
 _IMAGES: Final = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
 
 
@@ -89,6 +89,7 @@ def _is_there(dsn: Dsn, client: Client, spaces: Sequence[str], at: int, token: s
                 if (token_time(batch.token) or 0) > at:
                     return False
                 continue
+            end = time.monotonic() + _LOOK_SECONDS  # a large transaction has many events of one time
             made = decoder.decode(RawArray(batch.documents)).select(["cluster_time", "token", "fragment"])
             for when, found, fragment in zip(*(column.to_pylist() for column in made.columns), strict=True):
                 if when > at:

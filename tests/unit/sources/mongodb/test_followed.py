@@ -173,11 +173,21 @@ def test_an_update_of_a_shard_key_tells_its_insert_alone_in_either_order(inserte
     assert [row[:3] for row in rows(changes)] == [(Op.INSERT, 1, 2)]
 
 
-def test_a_delete_is_told_where_the_document_is_gone_or_was_inserted_anew_where_it_was() -> None:
+def test_a_document_that_moved_by_a_field_that_it_had_not_is_kept() -> None:
+    """After the shard key got another field: the key that is deleted lacks it, and all others are the same."""
+    halves = [
+        moved("insert", 5, 1, fullDocument={"_id": 1, "n": 2, "region": 1, "city": 7}),
+        moved("delete", 6, 1),
+    ]
+    (changes,), _ = told(*halves, lookup=Found(_1={"_id": 1, "n": 2, "region": 1, "city": 7}), is_sharded=True)
+    assert [row[:2] for row in rows(changes)] == [(Op.INSERT, 1)]
+
+
+def test_a_delete_of_a_transaction_is_told_where_the_document_is_gone() -> None:
     lookup = Found(_2={"_id": 2, "region": 1.0})
     deletes = [moved("delete", 6, 1, 1), moved("delete", 6, 1, 2), event("delete", 7, 3)]
     (changes,), _ = told(*deletes, lookup=lookup, is_sharded=True)
-    assert [row[:2] for row in rows(changes)] == [(Op.DELETE, 1), (Op.DELETE, 2), (Op.DELETE, 3)]
+    assert [row[:2] for row in rows(changes)] == [(Op.DELETE, 1), (Op.DELETE, 3)]
     assert lookup.asked == [[1, 2]]
     replica_set = Found()
     told(*deletes, lookup=replica_set)
