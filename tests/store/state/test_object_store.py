@@ -160,6 +160,13 @@ def test_an_open_snapshot_keeps_reading_what_was_replaced(shop: Shop) -> None:
         assert view.get(b"a") == own.get(b"a") == LARGE
 
 
+def test_a_store_that_ended_by_itself_is_closed_all_the_same(shop: Shop) -> None:
+    for store in (shop.writer(), shop.reader()):
+        run(store._follower.shutdown())
+        store.close()
+        assert store.closed
+
+
 def test_a_writer_that_was_taken_over_deletes_nothing(shop: Shop) -> None:
     old = shop.writer(keep=0)
     stop_housekeeping(old)

@@ -113,6 +113,15 @@ def run(work: Coroutine[Any, Any, _T]) -> _T:
     return _loop.run(work)
 
 
+def shut_down(store: Any) -> None:
+    """End *store*; it may have ended by itself just before, which takes nothing of what was sealed."""
+    try:
+        run(store.shutdown())
+    except slate.Error.Closed as error:
+        if error.reason != slate.CloseReason.CLEAN:
+            raise
+
+
 @contextmanager
 def map_errors(location: str) -> Iterator[None]:
     """Around every use of SlateDB and of the object store: refused in a forked child, errors in our words."""
