@@ -217,12 +217,23 @@ def measure(quick: bool) -> list[Figure]:
         cluster, one = of_cluster(double, rows, changes), of_one(database, rows, changes)
         taken = [(cluster.capture(), one.capture()) for _ in range(turns)]
         ours, alone = (min(seconds) for seconds in zip(*taken, strict=True))
+        shard, owner = next(iter(double.tables["orders"].shards.items()))
+        double.move("orders", shard, next(group for group in WORKERS if group != owner))
+        merged = min(cluster.capture() for _ in range(turns))
         read, copied, left = snapshots(double, turns)
     return [
         Figure(
             "capture of three nodes (a double of Citus) / of one Postgres, same changes",
             changes / ours,
             changes / alone,
+            None,
+            "higher",
+            "changes/s",
+        ),
+        Figure(
+            "the same when a shard has moved since: merged by the times of commits / when none has",
+            changes / merged,
+            changes / ours,
             None,
             "higher",
             "changes/s",

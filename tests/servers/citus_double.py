@@ -234,12 +234,16 @@ class CitusDouble:
         table = self.tables[name]
         source = table.shards[shard]
         modulus, number = table.bounds[shard]
-        rows = self.execute(source, f"SELECT * FROM {name}_{shard}")
         self.execute(to, f"CREATE TABLE {name}_{shard} (LIKE {name} INCLUDING ALL)")
-        with self.connect(to) as session, session.cursor() as cursor:
-            for row in rows:
-                places = ", ".join(["%s"] * len(row))
-                cursor.execute(f"INSERT INTO {name}_{shard} VALUES ({places})".encode(), row)
+        copy = f"COPY {name}_{shard}"
+        with (
+            self.connect(source) as old,
+            self.connect(to) as new,
+            old.cursor().copy(f"{copy} TO STDOUT (FORMAT binary)".encode()) as rows,
+            new.cursor().copy(f"{copy} FROM STDIN (FORMAT binary)".encode()) as copied,
+        ):
+            for some in rows:
+                copied.write(some)
         yield
         self.execute(source, f"ALTER TABLE {name} DETACH PARTITION {name}_{shard}")
         self.execute(

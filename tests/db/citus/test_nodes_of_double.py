@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from tests.db.citus.running import ClusterCapture, running
 from tests.db.citus.writing import Writer, fill
-from tests.servers.citus_double import CitusDouble, Nodes
+from tests.servers.citus_double import CitusDouble, Nodes, log_ends
 
 from headwater.sources.citus.errors import NodeMissed
+from headwater.sources.citus.offset import CitusOffset
 from headwater.sources.errors import SlotLost
+from headwater.sources.events import Boundary, Changes
+from headwater.sources.open import open_source
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
 
@@ -53,6 +58,37 @@ def test_a_shard_that_moves_emits_nothing_twice_and_its_changes_keep_their_order
         capture.assert_once("public.acc")
         found = {row["id"]: row["v"] for row in capture.replayed("public.acc").to_pylist()}
         assert found == {key: row[1] for key, row in double.rows("acc").items()}
+
+
+def test_what_was_written_before_a_shard_moved_is_merged_many_transactions_at_once(
+    double: CitusDouble, tmp_path: Path
+) -> None:
+    """One at a time, a cluster under load may write more than is told."""
+    double.distribute("acc", COLUMNS)
+    source = open_source(double.dsn, spill=tmp_path)
+    tables = source.tables(["acc"])
+    start, identity = source.begin(tables, resumed=False)
+    with Writer(double, "acc", keys=200) as writer:
+        while writer.writes <= 1000:
+            time.sleep(0.01)
+    shard, owner = next(iter(double.tables["acc"].shards.items()))
+    double.move("acc", shard, 3 - owner)
+    ends, told = log_ends(double), []
+    stream = source.open(tables, start, identity)
+    while isinstance(start, CitusOffset) and any(start.nodes[group].at.lsn < end for group, end in ends.items()):
+        for event in stream.poll(1.0, stop_at_boundary=False):
+            if isinstance(event, Changes):
+                told.append(event.rows)
+            elif isinstance(event, Boundary):
+                start = event.position
+    stream.close()
+    source.close()
+    rows = pa.Table.from_batches(told)
+    times, positions = rows.column("_commit_timestamp").to_pylist(), rows.column("_position").to_pylist()
+    assert times == sorted(times)
+    assert positions == sorted(set(positions))
+    assert len({position[8:12] for position in positions}) == 2  # of both workers
+    assert len(told) < writer.writes / 20
 
 
 def test_a_node_that_joins_is_followed_and_one_that_leaves_is_read_to_its_end(

@@ -9,7 +9,7 @@ state      what is told                                                goes to
 =========  ==========================================================  =============================================
 at rest    what the nodes have before their gates, in turns            at rest, with gates further on; merging, when
                                                                        shards are elsewhere in the next alignment
-merging    up to it, transaction by transaction, by their times        at rest, when all nodes are there
+merging    up to it, in the order of the times of their commits        at rest, when all nodes are there
 =========  ==========================================================  =============================================
 
 At a boundary no node is half way. A node that joined is followed from the first alignment that has it; one that left is
@@ -35,8 +35,9 @@ from headwater.sources.citus import shard_numbers
 from headwater.sources.citus.cluster import Alignment, Node, TableKind
 from headwater.sources.citus.columns import MergedTable
 from headwater.sources.citus.members import Joining, Member, Members, distributed, here, naming, present_tables
-from headwater.sources.citus.numbers import CommitNumbers
-from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace, positions_of
+from headwater.sources.citus.merge import Merge, Piece, pieces_of
+from headwater.sources.citus.numbers import CommitNumbers, node_commits
+from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace, merged_rows, positions_of
 from headwater.sources.citus.shard_numbers import LastSeen, tables_with_gone, was_all_told
 from headwater.sources.errors import SchemaStopped, SourceUnreachable
 from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Stopped, StreamStatus, Truncated
@@ -79,7 +80,7 @@ class CitusChangeStream:
         self._half: int | None = None
         self._target: _Target | None = None
         self._oids: dict[tuple[int, str], int | None] = {}
-        self._heads: dict[int, list[Event]] = {}
+        self._merge = Merge()
         self._leaving: dict[int, Member] = {}
         self._leaving_ids: dict[int, str] = {}
         self._joining: dict[int, Joining] = {}
@@ -262,18 +263,17 @@ class CitusChangeStream:
         for member in self._open.values():
             member.gate.send_status()
         if self._half is not None:
-            stop = stop_at_boundary or self._target is not None
-            return self._take(self._half, _PIECE_SECONDS, 0.0, stop)
+            return self._take(self._half, 0.0, stop_at_boundary)
         if not self._stops and self._target is None:
             self._look()
-        if self._stops:
+        if self._stops and not self._merge.is_half:
             events, self._stops = [*self._stops, Boundary(self._told, None, 0)], []
             return events
         if self._target is not None:
-            return self._merge(self._target)
+            return self._go_on(self._target)
         for _ in range(len(self._turns)):
             self._turns.rotate(-1)
-            events = self._take(self._turns[0], 0.0, linger / len(self._turns), stop_at_boundary)
+            events = self._take(self._turns[0], linger / len(self._turns), stop_at_boundary)
             if events:
                 return events
         return []
@@ -290,8 +290,12 @@ class CitusChangeStream:
                 waiting.register(member.gate, select.POLLIN)
             waiting.poll(round(seconds * 1000))
 
-    def _take(self, group: int, timeout: float, linger: float, stop_at_boundary: bool) -> list[Event]:
-        return self._tell(group, self._poll(group, timeout, linger, stop_at_boundary))
+    def _take(self, group: int, linger: float, stop_at_boundary: bool) -> list[Event]:
+        events = self._poll(group, 0.0 if self._half is None else _PIECE_SECONDS, linger, stop_at_boundary)
+        if not events:
+            return []
+        self._half = None if isinstance(events[-1], Boundary) else group
+        return [told for piece in pieces_of(events) for told in self._tell({group: piece})]
 
     def _poll(self, group: int, timeout: float, linger: float, stop_at_boundary: bool) -> list[Event]:
         member = self._open[group]
@@ -300,8 +304,8 @@ class CitusChangeStream:
 
     # -- merging ---------------------------------------------------------------------------------------------------
 
-    def _merge(self, target: _Target) -> list[Event]:
-        """Tell the transaction that committed first of those that the nodes come with, up to *target*."""
+    def _go_on(self, target: _Target) -> list[Event]:
+        """Tell the transactions that committed first of those that the nodes come with, up to *target*."""
         late = [name for name, until in self._split.items() if time.monotonic() >= until]
         if late:  # what a node sends after so long may lack the rest of the shard
             self._split = {}
@@ -309,19 +313,17 @@ class CitusChangeStream:
             return []
         missing = False
         for group in self._open:
-            if group in self._heads or self._told.nodes[group].at.lsn >= target.ends.get(group, 0):
+            if group in self._merge or self._told.nodes[group].at.lsn >= target.ends.get(group, 0):
                 continue
-            events = self._poll(group, 0.0, 0.0, True)
-            if events and isinstance(events[0], Boundary):
-                return self._tell(group, events)
+            events = self._poll(group, 0.0, 0.0, False)
             if events:
-                self._heads[group] = events
+                self._merge.put(group, events)
             missing |= not events
         if missing:
             return []
-        if self._heads:
-            group = min(self._heads, key=lambda one: _time_of(self._heads[one]))
-            return self._tell(group, self._heads.pop(group))
+        taken = self._merge.take()
+        if taken:
+            return self._tell(taken)
         self._target, self._split = None, {}
         left = dict(self._told.left)
         for group in target.gone:
@@ -341,31 +343,35 @@ class CitusChangeStream:
 
     # -- what nodes tell -------------------------------------------------------------------------------------------
 
-    def _tell(self, group: int, events: Sequence[Event]) -> list[Event]:
-        """*events* of a node, of the merged tables; at its boundary no other node is half way."""
-        if not events:
-            return []
-        rows = [event for event in events if isinstance(event, Changes) and event.table.full_name in self._merged]
-        numbers = iter(self._numbers.of(group, rows))
+    def _tell(self, taken: Mapping[int, Piece]) -> list[Event]:
+        """Pieces of nodes, of the merged tables; at a boundary no node is half way."""
+        numbers = self._numbers.of({group: piece.commits for group, piece in taken.items()})
+        rows: dict[str, list[Changes]] = {}
         told: list[Event] = []
-        for event in events:
-            if isinstance(event, Boundary):
-                assert isinstance(event.position, PostgresOffset)
-                server = None if event.identity is None else ServerIdentity.from_json(event.identity)
-                self._told = self._told.with_node(group, event.position, self._numbers.last, server)
-                told.append(Boundary(self._told, event.commit_time_us, event.transactions))
-                continue
-            given = next(numbers) if any(event is one for one in rows) else None
-            name = (event.before if isinstance(event, SchemaChanged) else event.table).full_name
-            merged = self._merged.get(name)
-            if merged is None:
-                continue
-            if isinstance(event, Changes):
-                assert given is not None
-                told.append(self._changes(group, merged, event, given))
-            else:
-                told += self._changed(group, merged, event)
-        self._half = None if isinstance(events[-1], Boundary) else group
+        for group, piece in taken.items():
+            for event in piece.events:
+                assert not isinstance(event, Boundary)
+                name = (event.before if isinstance(event, SchemaChanged) else event.table).full_name
+                merged = self._merged.get(name)
+                if merged is None:
+                    continue
+                if isinstance(event, Changes):
+                    of_rows = numbers[group][np.searchsorted(piece.commits.lsns, node_commits(event))]
+                    rows.setdefault(name, []).append(self._changes(group, merged, event, of_rows))
+                else:
+                    told += self._changed(group, merged, event)
+        for some in rows.values():
+            told += some if len(taken) == 1 else [_by_position(some)]
+        boundaries = [piece.boundary for piece in taken.values()]
+        for group, boundary in zip(taken, boundaries, strict=True):
+            if boundary is not None:
+                assert isinstance(boundary.position, PostgresOffset)
+                server = None if boundary.identity is None else ServerIdentity.from_json(boundary.identity)
+                self._told = self._told.with_node(group, boundary.position, self._numbers.last, server)
+        whole = [boundary for boundary in boundaries if boundary is not None]
+        if len(whole) == len(boundaries):
+            time_us = max((one.commit_time_us for one in whole if one.commit_time_us is not None), default=None)
+            told.append(Boundary(self._told, time_us, sum(one.transactions for one in whole)))
         return told
 
     def _changes(self, group: int, merged: MergedTable, event: Changes, numbers: NDArray[np.uint64]) -> Changes:
@@ -461,11 +467,8 @@ class _Target:
     shards: Mapping[str, frozenset[int]]
 
 
-def _time_of(events: Sequence[Event]) -> int:
-    """When the transaction committed that *events* begin with."""
-    for event in events:
-        if isinstance(event, Changes):
-            return int(event.rows.column(COMMIT_TIMESTAMP_COLUMN)[0].value)
-        if isinstance(event, Boundary):
-            return event.commit_time_us or 0
-    return 0
+def _by_position(told: Sequence[Changes]) -> Changes:
+    """Rows of one table from several nodes, as the merged log has them."""
+    (rows,) = pa.Table.from_batches([one.rows for one in told]).combine_chunks().to_batches()
+    order = pa.array(np.argsort(merged_rows(rows.column(POSITION_COLUMN))["number"], kind="stable"))
+    return Changes(told[0].table, rows.take(order), pa.concat_arrays([one.ops for one in told]).take(order))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headwater.sources.citus.mark import CitusMark
-from headwater.sources.citus.numbers import CommitNumbers
+from headwater.sources.citus.numbers import CommitNumbers, commits_of
 from headwater.sources.citus.offset import CitusOffset, NodePlace, merged_rows, positions_of
 from headwater.sources.errors import ForeignOffset, InvalidOffset
 from headwater.sources.events import Changes
@@ -96,15 +96,15 @@ def test_a_text_that_lacks_a_field_is_refused(text: str) -> None:
 
 def test_numbers_are_times_that_never_go_back_and_one_for_a_commit() -> None:
     numbers = CommitNumbers(100)
-    first, second = numbers.of(1, [changes((10, 500), (10, 500), (30, 400)), changes((20, 450), (30, 400))])
-    assert first.tolist() == [500, 500, 502]
-    assert second.tolist() == [501, 502]
-    (goes_on,) = numbers.of(1, [changes((30, 400), (40, 410))])  # the last commit was half way
-    assert goes_on.tolist() == [502, 503]
-    (of_other,) = numbers.of(2, [changes((40, 9000))])
-    assert of_other.tolist() == [9000]
-    assert numbers.of(1, []) == []
-    assert numbers.last == 9000
+    first = commits_of([changes((10, 500), (10, 500), (30, 400)), changes((20, 450), (30, 400))])
+    assert first.lsns.tolist() == [10, 20, 30]
+    assert numbers.of({1: first})[1].tolist() == [500, 501, 502]
+    goes_on = commits_of([changes((30, 400), (40, 410))])  # the last commit was half way
+    assert numbers.of({1: goes_on})[1].tolist() == [502, 503]
+    several = {1: commits_of([changes((50, 9000), (60, 9002))]), 2: commits_of([changes((40, 9001))])}
+    assert {group: given.tolist() for group, given in numbers.of(several).items()} == {1: [9000, 9002], 2: [9001]}
+    assert numbers.of({1: commits_of([])})[1].tolist() == []
+    assert numbers.last == 9002
 
 
 def test_positions_sort_as_numbers_do_and_a_place_after_lies_between() -> None:
