@@ -41,7 +41,7 @@ from headwater.sources.events import (
     Truncated,
 )
 from headwater.sources.offset import CdcOffset
-from headwater.sources.source import AlwaysLogging, Source
+from headwater.sources.source import AlwaysLogging, Registering, Source
 from headwater.sources.table import SourceTable
 from headwater.sources.written import WrittenOffset
 from headwater.state import StateStore
@@ -121,6 +121,8 @@ class CaptureSession:
         """The stream of all tables from the position that is durable."""
         if isinstance(self._source, AlwaysLogging):
             self._source.begin_from({name: self._state.tables[name].since for name in self._tables})
+        if isinstance(self._source, Registering):
+            self._source.resume(self._registered())
         return self._source.open(list(self._tables.values()), self._record.offset, self._record.identity)
 
     # -- tables ----------------------------------------------------------------------------------------------------
@@ -500,9 +502,11 @@ class CaptureSession:
     def _look(self) -> None:
         """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
-        registered = [Registered(table, self._state.tables[name].registration) for name, table in self._tables.items()]
-        for finding in self._source.check(registered):
+        for finding in self._source.check(self._registered()):
             self._found(finding)
+
+    def _registered(self) -> list[Registered]:
+        return [Registered(table, self._state.tables[name].registration) for name, table in self._tables.items()]
 
     def _found(self, finding: Finding) -> None:
         name = finding.table.full_name

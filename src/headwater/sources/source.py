@@ -102,3 +102,12 @@ class AlwaysLogging(Protocol):
         What its log has of a table up to there is not of interest, and may be of any former shape.
         """
         ...
+
+
+@runtime_checkable
+class Registering(Protocol):
+    """A source that must know, when its stream is opened, how its tables were registered before."""
+
+    def resume(self, tables: Sequence[Registered]) -> None:
+        """What :meth:`Source.register` or :meth:`Source.check` told last of each table, before the stream is opened."""
+        ...

@@ -11,6 +11,7 @@ at the source                                           told
 a newer instance with other columns                     ``SchemaChanged`` at its first number, or where the columns came
 a change that cannot be followed                        ``Stopped``
 the instance, or the table, was removed                 ``Stopped``
+the instance was made anew, also while nobody followed  ``Stopped``
 the cleanup job removed what was not read yet           :class:`LogPurged`
 ======================================================  ===========================================================
 """
@@ -61,8 +62,9 @@ class FollowedTables:
     """The captured *tables*.
 
     :param special_values: policies by ``schema.table.column``.
-    :param begins: what committed before is not of interest, of tables that came later than the others.
     :param defaults: one row: what the rows from before have in columns that came, by the newer description.
+    :param begins: what committed before is not of interest, of tables that came later than the others.
+    :param instances: the ``change_id`` of the instance that each was followed through when that was last noted.
     """
 
     def __init__(
@@ -73,16 +75,22 @@ class FollowedTables:
         ticks: Ticks,
         defaults: Callable[[SourceTable, Sequence[SourceColumn]], pa.RecordBatch | None],
         begins: Mapping[tuple[str, str], Lsn] | None = None,
+        instances: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         self._policy, self._special, self._ticks, self._defaults = policy, special_values, ticks, defaults
         self._followed = {
-            key: _Followed(table, (begins or {}).get(key, Lsn(0)))
+            key: _Followed(table, (begins or {}).get(key, Lsn(0)), (instances or {}).get(key))
             for key, table in (((one.namespace, one.name), one) for one in tables)
         }
 
     @property
     def ids(self) -> list[int]:
         return [one.table.source_id for one in self._followed.values() if one.table.source_id is not None]
+
+    def instance_of(self, table: SourceTable) -> int | None:
+        """The ``change_id`` of the instance that tells *table* by now; ``None``: none has yet."""
+        followed = self._followed.get((table.namespace, table.name))
+        return None if followed is None else followed.instance
 
     def add(self, table: SourceTable, after: Lsn) -> None:
         """Follow one more; what committed up to *after* is not of interest."""
@@ -196,11 +204,13 @@ class FollowedTables:
                 f" and we hold all up to {first.preceding.hex}.",
                 next_step=RESNAPSHOT,
             )
-        what = "it is captured no longer."
-        if known:
-            what = "its capture instance was removed, or cleaned up, before all of it was read."
+        run = f"headwater resnapshot {name}"
+        if not known:
+            step = f"{enable_table(followed.table)} Then run: {run}"
+            raise SchemaStopped(name, "it is captured no longer.", next_step=step)
+        what = "removed, or cleaned up," if is_same else "made anew, or removed,"
         raise SchemaStopped(
-            name, what, next_step=f"{enable_table(followed.table)} Then run: headwater resnapshot {name}"
+            name, f"its capture instance was {what} before all of it was read.", next_step=f"Run: {run}"
         )
 
     def _gap(

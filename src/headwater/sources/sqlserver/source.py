@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
@@ -61,6 +62,8 @@ class SqlServerSource:
         self._stream: SqlServerChangeStream | None = None
         self._checked = -math.inf
         self._since: dict[str, SqlServerOffset] = {}
+        self._followed: FollowedTables | None = None
+        self._instances: dict[tuple[str, str], int] = {}
 
     @property
     def name(self) -> str:
@@ -162,6 +165,11 @@ class SqlServerSource:
         """See :class:`~headwater.sources.source.AlwaysLogging`: a capture instance may be newer than the position."""
         self._since = {name: place for name, place in since.items() if isinstance(place, SqlServerOffset)}
 
+    def resume(self, tables: Sequence[Registered]) -> None:
+        """See :class:`~headwater.sources.source.Registering`: an instance that was made anew lacks what was between."""
+        noted = {(one.table.namespace, one.table.name): _noted(one.registration).instance for one in tables}
+        self._instances = {key: instance for key, instance in noted.items() if instance is not None}
+
     def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
         """See :class:`~headwater.sources.source.Source`."""
         if not isinstance(start, SqlServerOffset):
@@ -193,8 +201,10 @@ class SqlServerSource:
             for table in tables
             if table.full_name in self._since
         }
-        followed = FollowedTables(tables, self._policy, self._special, self._dsn.ticks, self._defaults, begins)
-        self._stream = SqlServerChangeStream(self._dsn, followed, start)
+        self._followed = FollowedTables(
+            tables, self._policy, self._special, self._dsn.ticks, self._defaults, begins, self._instances
+        )
+        self._stream = SqlServerChangeStream(self._dsn, self._followed, start)
         return self._stream
 
     def _defaults(self, table: SourceTable, added: Sequence[SourceColumn]) -> pa.RecordBatch | None:
@@ -205,9 +215,13 @@ class SqlServerSource:
     # -- looking after it ------------------------------------------------------------------------------------------
 
     def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
-        """See :class:`~headwater.sources.source.Source`: which columns no capture instance has."""
-        missing = self._uncaptured(tables)
-        return {table.full_name: json.dumps({"uncaptured": missing[table.full_name][0]}) for table in tables}
+        """See :class:`~headwater.sources.source.Source`: its capture instance, and which columns none has."""
+        found = self._uncaptured(tables)
+        made = {}
+        for table in tables:
+            names, instances = found[table.full_name]
+            made[table.full_name] = _Noted(tuple(names), instances[-1].change_id if instances else None).text
+        return made
 
     def check(self, tables: Sequence[Registered]) -> list[Finding]:
         """See :class:`~headwater.sources.source.Source`: tells of columns that came and that nothing captures."""
@@ -218,11 +232,13 @@ class SqlServerSource:
         found = []
         for entry in tables:
             names, instances = missing[entry.table.full_name]
-            now = json.dumps({"uncaptured": names})
-            if now == entry.registration:
+            before = _noted(entry.registration)
+            followed = None if self._followed is None else self._followed.instance_of(entry.table)
+            now = _Noted(tuple(names), followed or before.instance)
+            if now == before:
                 continue
             reason = ""
-            if names:
+            if names and now.uncaptured != before.uncaptured:
                 step = enable_table(entry.table, "_".join(names)[:40])
                 if len(instances) > 1:  # there may be two
                     step = f"{disable_table(entry.table, instances[0].name)} {step}"
@@ -230,7 +246,7 @@ class SqlServerSource:
                     f"No capture instance has the columns {', '.join(names)}. Make another one soon: rows that change"
                     f" until then lack them. Run: {step}"
                 )
-            found.append(Finding(entry.table, reason, stops=False, registration=now))
+            found.append(Finding(entry.table, reason, stops=False, registration=now.text))
         return found
 
     def _uncaptured(self, tables: Sequence[SourceTable]) -> dict[str, tuple[list[str], list[CaptureInstance]]]:
@@ -252,3 +268,21 @@ class SqlServerSource:
         """End the connections."""
         if self._session is not None:
             self._session.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """What is kept of a table. :ivar instance: ``change_id`` of its instance; earlier releases did not note it."""
+
+    uncaptured: tuple[str, ...]
+    instance: int | None = None
+
+    @property
+    def text(self) -> str:
+        instance = {} if self.instance is None else {"instance": self.instance}
+        return json.dumps({"uncaptured": list(self.uncaptured)} | instance)
+
+
+def _noted(registration: str) -> _Noted:
+    fields = json.loads(registration)
+    return _Noted(tuple(fields["uncaptured"]), fields.get("instance"))
