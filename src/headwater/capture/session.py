@@ -14,38 +14,32 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 from headwater import failpoints
+from headwater.capture.captured_logs import CapturedLogs
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions
-from headwater.capture.renewal import TableRenewals, present_tables, reason_of, renewed_columns
+from headwater.capture.renewal import TableRenewals, present_tables, reason_of
 from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
-from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
+from headwater.capture.source_state import SourceRecord, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
 from headwater.errors import HeadwaterError, TransientError
-from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import PARTITION, RENEWED, SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, SlotBusy, SourceBusy, SourceMisconfigured, UnsupportedTable
 from headwater.sources.events import (
     Boundary,
     Changes,
     ChangeStream,
     Event,
-    Finding,
-    Registered,
     SchemaChanged,
     Stopped,
-    Truncated,
 )
 from headwater.sources.offset import CdcOffset
 from headwater.sources.source import AlwaysLogging, Registering, Source
 from headwater.sources.table import SourceTable
 from headwater.sources.written import WrittenOffset
 from headwater.state import StateStore
-from headwater.stream import Chunk, EpochClock, EpochPair
 
 BEFORE_BEGIN = failpoints.register("capture.before_begin")
 AFTER_BEGIN = failpoints.register("capture.after_begin")
@@ -58,7 +52,6 @@ AFTER_TABLES = failpoints.register("renewal.after_tables")
 
 _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
-_STAGE_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
 _STATUS_SECONDS = 1.0
 _MOVED_SECONDS = 1.0  # a position that has moved without rows is worth a seal: backfills wait for it
 
@@ -82,63 +75,47 @@ class CaptureSession:
         self._source = source
         self._options = options
         self._statistics = statistics
-        self._factory = KvLogStoreFactory(store, stage_bytes=_STAGE_BYTES, clock=now_ms)
-        self._sealer = self._factory.sealer
-        self._writers: dict[str, KvLogStoreWriter] = {}
-        self._leaving: list[KvLogStoreWriter] = []
-        self._tables: dict[str, SourceTable] = {}
-        self._rows = self._bytes = 0
         self._at_boundary = True
         self._sealing: SourceRecord | None = None
-        self._renewals = TableRenewals(source, self._check_log, options.heartbeat_seconds)
         self.wants_restart = False
+        self._logs = CapturedLogs(store, source.position_type, statistics, now_ms)
         try:
-            with store.snapshot() as view:
-                self._state = SourceState(self._factory.catalog, view, self._sealer.batch)
-                self.answers = Answers(self._factory.catalog, view, self._sealer.batch)
-                self._chores = Chores(self._factory, self.answers)
-            self._clock = EpochClock(now_ms, store.committed_epoch())
-            self._epochs = EpochPair(self._clock.next(), store.committed_epoch())
-            self._opened = self._came = time.monotonic()
+            self._chores = Chores(self._logs.factory, self._logs.answers)
+            self._renewals = TableRenewals(source, self._logs.check, options.heartbeat_seconds)
+            self._came = time.monotonic()
             self._looked = self._asked = -math.inf
-            self._open_known()
             asked = requests.unanswered(self.answers)
             self._record = self._start(names, [request.id for request in asked if request.kind == RENEW_SOURCE])
             self._stream = self._open_stream()
         except BaseException:
-            self._factory.close()
+            self._logs.close()
             raise
         try:
             self.serve([request for request in asked if request.kind == RENEW_TABLES])
             if self._add(names, self._renewals.named):
-                self._end_epoch(self._record)
-                self._sealer.seal(self._epochs.prev)
+                self._logs.seal(self._record)
         except BaseException:
             self.close()
             raise
 
+    @property
+    def answers(self) -> Answers:
+        """Those that were given."""
+        return self._logs.answers
+
     def _open_stream(self) -> ChangeStream:
         """The stream of all tables from the position that is durable."""
         if isinstance(self._source, AlwaysLogging):
-            self._source.begin_from({name: self._state.tables[name].since for name in self._tables})
+            self._source.begin_from(self._logs.since())
         if isinstance(self._source, Registering):
-            self._source.resume(self._registered())
-        return self._source.open(list(self._tables.values()), self._record.offset, self._record.identity)
+            self._source.resume(self._logs.registered())
+        return self._source.open(list(self._logs.tables.values()), self._record.offset, self._record.identity)
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def _open_known(self) -> None:
-        for known in self._state.tables.values():
-            if known.state is TableState.ACTIVE:
-                log = self._factory.existing(known.log)
-                table = SourceTable.of_log(known.namespace, known.name, log.schema, log.key_columns, known.source_id)
-                self._open_writer(table)
-            else:
-                self._statistics.stopped_tables[known.log] = known.reason
-
     def _start(self, names: Sequence[str], renewals: Sequence[str]) -> SourceRecord:
         """Where the stream starts; *renewals* are the requests to prepare the source anew."""
-        record = self._state.record
+        record = self._logs.state.record
         if record is None:
             return self._begin(names, renewals)
         if isinstance(record.offset, WrittenOffset):
@@ -148,32 +125,22 @@ class CaptureSession:
     def _begin(self, names: Sequence[str], renewals: Sequence[str]) -> SourceRecord:
         """Who the source is, and its tables, are durable before their first change is read."""
         tables = self._source.tables(names)
-        resumed = self._state.has_begun
+        resumed = self._logs.state.has_begun
         if not resumed:  # what is made at the source after this is ours, also if we do not come to hold its position
             here = self._source.claim([])  # first: what is refused now must not be taken for ours at the next start
-            self._state.note_begin(self._sealer.batch, here)
-            self._seal_alone()
-        elif self._state.preparing:
-            self._source.claim([self._state.preparing])
+            self._logs.state.note_begin(self._logs.sealer.batch, here)
+            self._logs.seal_alone()
+        elif self._logs.state.preparing:
+            self._source.claim([self._logs.state.preparing])
         failpoints.hit(BEFORE_BEGIN)
         offset, identity = self._source.begin(tables, resumed=resumed)
         failpoints.hit(AFTER_BEGIN)
         record = SourceRecord(identity, offset)
-        self._capture(tables, offset)
-        self._state.note_prepared(self._sealer.batch)
-        self._answer(renewals)
-        self._end_epoch(record)
-        self._sealer.seal(self._epochs.prev)
+        self._logs.capture(tables, self._source.register(tables), offset)
+        self._logs.state.note_prepared(self._logs.sealer.batch)
+        self._logs.answer(renewals)
+        self._logs.seal(record)
         return record
-
-    def _answer(self, requests: Sequence[str], problem: HeadwaterError | None = None) -> None:
-        for request in requests:
-            self.answers.put(self._sealer.batch, request, problem)
-
-    def _seal_alone(self) -> None:
-        """What is noted, before any table has a writer."""
-        self._sealer.seal(self._epochs.curr)
-        self._epochs = self._epochs.next(self._clock.next())
 
     def _add(self, names: Sequence[str], renewed: Collection[str] = ()) -> bool:
         """Capture those of *names* that are not captured yet, from the boundary that was reached; whether any is new.
@@ -183,35 +150,17 @@ class CaptureSession:
         """
         found = [table for table in self._source.tables(names) if table.full_name not in renewed]
         for table in found:
-            known = self._state.tables.get(table.full_name)
+            known = self._logs.state.tables.get(table.full_name)
             if known is not None and known.state is TableState.STOPPED:
                 step = f"Run: headwater resnapshot {table.full_name}"
                 raise SchemaStopped(table.full_name, known.reason.removesuffix(step).rstrip(), next_step=step)
-        new = [table for table in found if table.full_name not in self._writers]
+        new = [table for table in found if table.full_name not in self._logs.tables]
         if new:
             since = self._source.include(new).joined(self._record.offset)
-            self._capture(new, since)
+            self._logs.capture(new, self._source.register(new), since)
             for table in new:
                 self._stream.add_table(table)
         return bool(new)
-
-    def _capture(self, tables: Sequence[SourceTable], since: CdcOffset) -> None:
-        registrations = self._source.register(tables)
-        for table in tables:
-            self._factory.log(table.full_name, table.log_schema(self._source.position_type), table.key_columns)
-        for table in tables:
-            name = table.full_name
-            self._open_writer(table)
-            entry = CapturedTable(
-                name, table.namespace, table.name, table.source_id, TableState.ACTIVE, since, registrations[name]
-            )
-            self._state.put_table(self._sealer.batch, entry)
-
-    def _open_writer(self, table: SourceTable) -> None:
-        name = table.full_name
-        writer = self._factory.writer(self._factory.existing(name))
-        writer.init(self._epochs)
-        self._writers[name], self._tables[name] = writer, table
 
     def serve(self, requests: Sequence[Request]) -> None:
         """Do what was asked, with the next seal. An answer tells what could not be done; the capture goes on.
@@ -228,7 +177,7 @@ class CaptureSession:
                     self._take_up(request)
                     continue
                 if request.kind == REMARK:
-                    self._note(request)
+                    self._logs.remark(str(request.detail["log"]), str(request.detail["text"]))
                 elif request.kind == ADD_TABLES:
                     self._add(request.detail["tables"], self._renewals.tables)
                 else:
@@ -240,39 +189,26 @@ class CaptureSession:
                 raise
             except HeadwaterError as error:
                 problem = error
-            self.answers.put(self._sealer.batch, request.id, problem)
-            self._rows += 1
-        if self._renewals.are_ready(self._record.offset, self._state.tables):
+            self.answers.put(self._logs.sealer.batch, request.id, problem)
+            self._logs.rows += 1
+        if self._renewals.are_ready(self._record.offset, self._logs.state.tables):
             self._renew_tables()
-
-    def _note(self, request: Request) -> None:
-        """Keep what a reader of the history saw among the events of its table, if that is captured."""
-        writer = self._writers.get(str(request.detail["log"]))
-        if writer is not None:
-            writer.note(PARTITION, {"text": str(request.detail["text"])})
 
     def _stop_table(self, name: str, reason: str) -> None:
         """Its changes end here, those before are sealed with the epoch; the others go on."""
-        self._state.stop_table(self._sealer.batch, name, reason)
-        self._statistics.stopped_tables[name] = reason
-        self._stream.remove_table(self._tables.pop(name))
-        self._leaving.append(self._writers.pop(name))
-        self._rows += 1
+        table = self._logs.stop(name, reason)
+        if table is not None:
+            self._stream.remove_table(table)
 
     # -- after a gap -----------------------------------------------------------------------------------------------
-
-    def _check_log(self, table: SourceTable) -> None:
-        """:raises ForeignSchema: the table's log cannot hold its columns."""
-        log = self._factory.existing(table.full_name)
-        log.with_schema(table.log_schema(self._source.position_type), table.key_columns)
 
     def _take_up(self, request: Request) -> None:
         """Tables are captured anew once the stream has passed what was committed before; until then they are stopped.
 
         Their rows of that time may be of any former shape, and are read with the table.
         """
-        for name in self._renewals.take_up(request, self._state.tables):
-            if name in self._writers:
+        for name in self._renewals.take_up(request, self._logs.state.tables):
+            if name in self._logs.tables:
                 step = f"Run: headwater resnapshot {name}"
                 self._stop_table(name, f"It is about to be captured anew; if that does not come about: {step}")
 
@@ -283,32 +219,12 @@ class CaptureSession:
         self._stream.close()
         failpoints.hit(BEFORE_TABLES)
         for renewal in self._renewals.tables.values():
-            self._capture_anew(renewal.table, renewal.registration, self._record.offset)
-        self._answer(self._renewals.requests)
+            self._logs.capture_anew(renewal.table, renewal.registration, self._record.offset)
+        self._logs.answer(self._renewals.requests)
         self._renewals.clear()
-        self._end_epoch(self._record)
-        self._sealer.seal(self._epochs.prev)
+        self._logs.seal(self._record)
         failpoints.hit(AFTER_TABLES)
         self._stream = self._open_stream()
-
-    def _capture_anew(self, table: SourceTable, registration: str, since: CdcOffset) -> None:
-        """The rows of its log that follow begin at *since*, with the columns and the key that it has now."""
-        name = table.full_name
-        log = self._factory.existing(name)
-        known = self._state.tables[name]
-        before = SourceTable.of_log(known.namespace, known.name, log.schema, log.key_columns, known.source_id)
-        if name not in self._writers:
-            self._open_writer(before)
-        writer, change = self._writers[name], renewed_columns(before, table)
-        told = SchemaChanged(before, table) if change is None else change
-        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()})
-        writer.change_schema(table.log_schema(self._source.position_type), table.key_columns)
-        self._tables[name] = table
-        self._statistics.stopped_tables.pop(name, None)
-        entry = CapturedTable(
-            name, table.namespace, table.name, table.source_id, TableState.ACTIVE, since, registration
-        )
-        self._state.put_table(self._sealer.batch, entry)
 
     def _renew_source(self, record: SourceRecord, requests: Sequence[str]) -> SourceRecord:
         """Prepare the source anew, whatever became of what was prepared before, and capture all tables from there on.
@@ -316,28 +232,23 @@ class CaptureSession:
         :raises HeadwaterError: it cannot be; that is the answer, and the next start goes on as if nobody had asked.
         """
         with self._refusing(record, requests):
-            here = self._source.claim([record.identity, self._state.preparing])
-            present, gone = present_tables(self._source, list(self._state.tables), self._check_log)
-        self._state.note_begin(self._sealer.batch, here)  # what is made there from now on is ours
-        self._end_epoch(record)
-        self._sealer.seal(self._epochs.prev)
+            here = self._source.claim([record.identity, self._logs.state.preparing])
+            present, gone = present_tables(self._source, list(self._logs.state.tables), self._logs.check)
+        self._logs.state.note_begin(self._logs.sealer.batch, here)  # what is made there from now on is ours
+        self._logs.seal(record)
         failpoints.hit(BEFORE_SOURCE)
         with self._refusing(record, requests):
             offset, identity = self._renewed_source(present, gone)
             registrations = self._source.register(list(present.values()))
         failpoints.hit(AFTER_SOURCE)
         for name, table in present.items():
-            self._capture_anew(table, registrations[name], offset)
+            self._logs.capture_anew(table, registrations[name], offset)
         for name, reason in gone.items():
-            self._state.stop_table(self._sealer.batch, name, reason)
-            self._statistics.stopped_tables[name] = reason
-            if self._tables.pop(name, None) is not None:
-                self._leaving.append(self._writers.pop(name))
-        self._state.note_prepared(self._sealer.batch)
-        self._answer(requests)
+            self._logs.stop(name, reason)
+        self._logs.state.note_prepared(self._logs.sealer.batch)
+        self._logs.answer(requests)
         renewed = SourceRecord(identity, offset, record.commit_time_us)
-        self._end_epoch(renewed)
-        self._sealer.seal(self._epochs.prev)
+        self._logs.seal(renewed)
         return renewed
 
     @contextmanager
@@ -353,17 +264,16 @@ class CaptureSession:
             raise
         except HeadwaterError as error:
             refused = error
-        self._state.note_prepared(self._sealer.batch)
-        self._answer(requests, refused)
-        self._end_epoch(record)
-        self._sealer.seal(self._epochs.prev)
+        self._logs.state.note_prepared(self._logs.sealer.batch)
+        self._logs.answer(requests, refused)
+        self._logs.seal(record)
         raise refused
 
     def _renewed_source(
         self, present: dict[str, SourceTable], gone: dict[str, str]
     ) -> tuple[CdcOffset, Mapping[str, Any]]:
         """Where the source keeps its log from, and who it is; tables that it refuses move from *present* to *gone*."""
-        former = {table.since.to_json() for table in self._state.tables.values()}
+        former = {table.since.to_json() for table in self._logs.state.tables.values()}
         while True:
             try:
                 offset, identity = self._source.renew(list(present.values()))
@@ -401,29 +311,29 @@ class CaptureSession:
             self._statistics.look(self._stream.status())
 
     def _is_due(self) -> bool:
-        options, age = self._options, time.monotonic() - self._opened
-        if not self._rows and self._chores:
+        options, age = self._options, time.monotonic() - self._logs.opened
+        if not self._logs.rows and self._chores:
             return age >= options.epoch_seconds
-        if not self._rows:  # the source may still forget what lies before the position
-            return age >= min(options.heartbeat_seconds, _MOVED_SECONDS) and self._record.offset != self._durable.offset
-        return age >= options.epoch_seconds or self._rows >= options.epoch_rows or self._bytes >= options.epoch_bytes
-
-    @property
-    def _durable(self) -> SourceRecord:
-        """As the last seal has it, or the one that is under way."""
-        record = self._state.record
-        assert record is not None
-        return record
+        if not self._logs.rows:  # the source may still forget what lies before the position
+            return (
+                age >= min(options.heartbeat_seconds, _MOVED_SECONDS)
+                and self._record.offset != self._logs.durable.offset
+            )
+        return (
+            age >= options.epoch_seconds
+            or self._logs.rows >= options.epoch_rows
+            or self._logs.bytes >= options.epoch_bytes
+        )
 
     def _patience(self) -> float:
-        if not self._rows and self._sealing is None:
+        if not self._logs.rows and self._sealing is None:
             return min(_IDLE_SECONDS, self._options.heartbeat_seconds)
         return min(max(self._left(), 0.0), _IDLE_SECONDS)
 
     def _left(self) -> float:
         """Until the epoch should be sealed; one without rows has not begun."""
         seconds = self._options.epoch_seconds
-        return seconds - (time.monotonic() - self._opened) if self._rows else seconds
+        return seconds - (time.monotonic() - self._logs.opened) if self._logs.rows else seconds
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Boundary):
@@ -435,94 +345,51 @@ class CaptureSession:
             self._statistics.caught_up = event.commit_time_us is None
             return
         self._at_boundary = False
-        if not self._rows:
-            self._opened = self._came
+        if not self._logs.rows:
+            self._logs.opened = self._came
         if isinstance(event, Changes):
-            self._write(event)
+            self._logs.write(event)
         elif isinstance(event, SchemaChanged):
-            self._change_schema(event)
+            self._logs.change_schema(event)
         elif isinstance(event, Stopped):
             self._stop_table(event.table.full_name, event.reason)
         else:
-            self._truncate(event)
-
-    def _write(self, event: Changes) -> None:
-        name = event.table.full_name
-        chunk = Chunk.build(event.rows, event.ops, event.table.key_columns)
-        self._writers[name].write_chunk(chunk)
-        self._rows += chunk.num_rows
-        self._bytes += chunk.nbytes
-        self._statistics.count(name, chunk.num_rows, chunk.nbytes)
-
-    def _truncate(self, event: Truncated) -> None:
-        self._writers[event.table.full_name].note(TRUNCATE, {"position": event.position.to_json()})
-        self._rows += 1
-
-    def _change_schema(self, event: SchemaChanged) -> None:
-        name = event.before.full_name
-        writer = self._writers[name]
-        writer.note(SCHEMA, event.to_detail())
-        writer.change_schema(event.after.log_schema(self._source.position_type), event.after.key_columns)
-        self._tables[name] = event.after
-        self._rows += 1
+            self._logs.truncate(event)
 
     # -- durability ------------------------------------------------------------------------------------------------
 
     def _seal(self) -> None:
         """End the epoch at the boundary that was reached, and make it durable while the next one is read."""
-        self._end_epoch(self._record)
+        ended = self._logs.end_epoch(self._record)
         self._acknowledge(wait=True)
-        self._chores.step(self._sealer.batch)
-        self._sealer.seal_in_background(self._epochs.prev)
+        self._chores.step(self._logs.sealer.batch)
+        self._logs.sealer.seal_in_background(ended)
         self._sealing = self._record
-
-    def _end_epoch(self, record: SourceRecord) -> None:
-        following = self._clock.next()
-        for writer in (*self._writers.values(), *self._leaving):
-            writer.end_epoch(following)
-        self._leaving = []
-        self._state.put(self._sealer.batch, record)
-        self._epochs = self._epochs.next(following)
-        self._rows = self._bytes = 0
-        self._opened = time.monotonic()
-        self._statistics.epochs += 1
 
     def _acknowledge(self, *, wait: bool = False) -> None:
         """Tell the source what is durable by now."""
         record = self._sealing
-        if record is None or not (wait or self._sealer.is_idle):
+        if record is None or not (wait or self._logs.sealer.is_idle):
             return
-        self._sealer.wait()  # raises what the seal raised
+        self._logs.sealer.wait()  # raises what the seal raised
         failpoints.hit(BEFORE_ACKNOWLEDGE)
         self._stream.acknowledge(record.offset)
         failpoints.hit(AFTER_ACKNOWLEDGE)
         self._sealing = None
-        self._statistics.sealed(self._sealer.store.committed_epoch(), record.commit_time_us)
+        self._statistics.sealed(self._logs.sealer.store.committed_epoch(), record.commit_time_us)
 
     def _look(self) -> None:
         """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
-        for finding in self._source.check(self._registered()):
-            self._found(finding)
-
-    def _registered(self) -> list[Registered]:
-        return [Registered(table, self._state.tables[name].registration) for name, table in self._tables.items()]
-
-    def _found(self, finding: Finding) -> None:
-        name = finding.table.full_name
-        if finding.stops:
-            self._stop_table(name, finding.reason)
-            return
-        if finding.registration is not None:
-            entry = replace(self._state.tables[name], registration=finding.registration)
-            self._state.put_table(self._sealer.batch, entry)
-        if finding.reason:
-            self._writers[name].note(PARTITION, {"text": finding.reason})
-        self._rows += 1
+        for finding in self._source.check(self._logs.registered()):
+            if finding.stops:
+                self._stop_table(finding.table.full_name, finding.reason)
+            else:
+                self._logs.found(finding)
 
     def finish(self) -> None:
         """Seal and acknowledge what is whole; what is half way comes again with the next start."""
-        if self._at_boundary and (self._rows or self._record.offset != self._durable.offset):
+        if self._at_boundary and (self._logs.rows or self._record.offset != self._logs.durable.offset):
             self._seal()
         self._acknowledge(wait=True)
 
@@ -531,4 +398,4 @@ class CaptureSession:
         try:
             self._stream.close()
         finally:
-            self._factory.close()
+            self._logs.close()
