@@ -24,20 +24,19 @@ from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb.connection import BadToken, Client, Dsn
 from headwater.sources.mongodb.documents.decoder import Conflict
-from headwater.sources.mongodb.event_batches import EventBatches
-from headwater.sources.mongodb.event_rows import change_places
+from headwater.sources.mongodb.event_rows import token_of
 from headwater.sources.mongodb.followed import FollowedTables
+from headwater.sources.mongodb.held_events import HeldEvents
+from headwater.sources.mongodb.known_events import require_events, with_events
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
-from headwater.sources.mongodb.offset import MongoOffset, token_text, token_time
+from headwater.sources.mongodb.offset import UNKNOWN, MongoOffset, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import open_watch, require_event
+from headwater.sources.mongodb.watch import open_watch, watched_spaces
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
-MAX_ROWS: Final = 65_536
-MAX_BYTES: Final = 32 << 20
 _MOMENT_US: Final = 1_000_000
 
 
@@ -45,14 +44,13 @@ _MOMENT_US: Final = 1_000_000
 class _Last:
     """The last event that was told.
 
-    :ivar event: the token of the last one that is a change of a document. Others, such as ``invalidate``, are those of
-        one stream: in another one a server does not find them.
+    :ivar events: by database: that of its last change of a document, see :mod:`.known_events`.
     """
 
     time: int
     token: str
     wall_us: int | None
-    event: str
+    events: Mapping[str, str]
 
 
 class MongoChangeStream:
@@ -60,6 +58,7 @@ class MongoChangeStream:
 
     :param after: by collection: what comes up to this cluster time is not of interest.
     :param images: the server keeps those of one table at least.
+    :ivar spaces: the databases that are watched.
     :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
     """
 
@@ -80,8 +79,8 @@ class MongoChangeStream:
         self._dsn, self._client, self._server, self._images = dsn, client, server, images
         self._clock, self._wall_clock = clock, wall_clock
         self._followed = FollowedTables(tables, policy, Lookup(dsn, client), after, is_sharded=server.is_sharded)
-        self._spaces = {name.namespace for name in self._followed.names} or {dsn.database or "admin"}
         self._told = start
+        self.spaces = watched_spaces(dsn, self._followed.names, start)
         self._last: _Last | None = None
         self._is_half_told = False
         self._seq = 0
@@ -92,24 +91,27 @@ class MongoChangeStream:
         self._cursor = self._open()
 
     def _open(self) -> RawCursor:
-        self._batches = EventBatches()
-        self._queue: list[pa.RecordBatch] = []
-        self._held_rows = self._held_bytes = 0
+        self._held = HeldEvents()
         self._is_whole = True
         self._passed = ""
         self._is_stale = False
-        self._spaces = {name.namespace for name in self._followed.names} or self._spaces
+        if self._followed.names:
+            self.spaces = watched_spaces(self._dsn, self._followed.names, self._told)
         return open_watch(
             self._dsn,
             self._client,
             self._followed.names,
-            sorted(self._spaces),
+            self.spaces,
             self._told,
             images=self._images,
             options=self._server.commit_options,
         )
 
     # -- tables ----------------------------------------------------------------------------------------------------
+
+    def spaces_with(self, tables: Iterable[SourceTable]) -> list[str]:
+        """The databases that will be watched when *tables* are added."""
+        return sorted({name.namespace for name in self._followed.names}.union(table.namespace for table in tables))
 
     def begin_at(self, table: SourceTable, position: MongoOffset) -> None:
         """What comes before *position* of a table that is about to be added is not of interest."""
@@ -140,7 +142,7 @@ class MongoChangeStream:
         """See :class:`~headwater.sources.events.ChangeStream`."""
         if self._failure is not None:
             raise self._failure
-        if self._is_stale or (not self._cursor.is_open and not self._queue):
+        if self._is_stale or (not self._cursor.is_open and not self._held.rows):
             self._cursor.close()
             self._cursor = self._open()
         events: list[Event] = []
@@ -153,17 +155,13 @@ class MongoChangeStream:
     def _linger(self, seconds: float) -> None:
         """Take more while it comes: many rows at once are cheaper."""
         until = self._clock() + seconds
-        while not self._is_full and (left := until - self._clock()) > 0:
+        while not self._held.is_full and (left := until - self._clock()) > 0:
             try:
                 if not self._receive(left):
                     return
             except SourceError as error:
                 self._failure = error  # what came before it is told first
                 return
-
-    @property
-    def _is_full(self) -> bool:
-        return self._held_rows >= MAX_ROWS or self._held_bytes >= MAX_BYTES
 
     def _receive(self, timeout: float) -> bool:
         """Take the next answer, if it comes in time; whether it had events."""
@@ -191,7 +189,8 @@ class MongoChangeStream:
         :raises SourceWentBack: it has another history than the one that we followed.
         """
         self._cursor.close()
-        require_event(self._dsn, self._client, sorted(self._spaces), self._told.event or self._told.token)
+        known = self._told if self._told.events else replace(self._told, events={UNKNOWN: self._told.token})
+        require_events(self._dsn, self._client, self.spaces, known)
         self._told = replace(self._told, token="")
         self._cursor = self._open()
 
@@ -203,28 +202,19 @@ class MongoChangeStream:
         self._is_idle = True
 
     def _newest_time(self) -> int:
-        if self._queue:
-            return int(self._queue[-1].column("cluster_time")[-1].as_py())
-        return 0 if self._last is None else self._last.time
+        return self._held.newest_time or (0 if self._last is None else self._last.time)
 
     def _take(self, batch: Batch) -> None:
-        made = self._batches.decode(batch.documents)
-        times = made.column("cluster_time").to_numpy(zero_copy_only=False)
-        if len(times) and times[0] <= self._told.time:
-            made = made.slice(int(np.searchsorted(times, self._told.time, side="right")))
         self._passed = ""
         self._is_idle = False
-        if made.num_rows:
-            self._queue.append(made)
-            self._held_rows += made.num_rows
-            self._held_bytes += len(batch.documents)
+        if self._held.take(batch.documents, self._told.time):
             self._is_whole = batch.is_last  # what was watched is gone: nothing follows
 
     # -- telling ---------------------------------------------------------------------------------------------------
 
     def _tell(self, events: list[Event], *, stop_at_boundary: bool) -> bool:
         """Tell what is whole, and its boundary; whether there was anything."""
-        if self._held_rows:
+        if self._held.rows:
             self._tell_rows(events, stop_at_boundary=stop_at_boundary)
         elif self._is_half_told and self._is_whole:
             self._tell_boundary(events, 1)
@@ -234,7 +224,7 @@ class MongoChangeStream:
         return bool(events)
 
     def _tell_rows(self, events: list[Event], *, stop_at_boundary: bool) -> None:
-        batch = self._together()
+        batch = self._held.together()
         times = batch.column("cluster_time").to_numpy(zero_copy_only=False)
         goes_on = self._last is not None and int(times[0]) == self._last.time
         if self._is_half_told and not goes_on:
@@ -246,7 +236,7 @@ class MongoChangeStream:
             end = int(np.searchsorted(times, times[0], side="right"))
         is_boundary = end > 0
         if not is_boundary:
-            if not self._is_full:
+            if not self._held.is_full:
                 return
             end = len(times)
         most = self._followed.most_at_once(batch)
@@ -255,35 +245,25 @@ class MongoChangeStream:
             end, is_boundary = (before, True) if before else (most, False)
         self._seq = self._followed.tell(batch.slice(0, end), self._seq if goes_on else 0, events)
         self._keep_last(batch.slice(0, end))
-        self._queue = [batch.slice(end)] if end < len(times) else []
-        self._held_rows = len(times) - end
-        self._held_bytes = self._held_bytes * self._held_rows // len(times)
+        self._held.drop(end)
         count = int((times[1:end] != times[: end - 1]).sum()) + (not (self._is_half_told and goes_on))
         self._is_half_told = True
         if is_boundary:
             self._tell_boundary(events, count)
 
-    def _together(self) -> pa.RecordBatch:
-        if len(self._queue) > 1:
-            self._queue = pa.Table.from_batches(self._queue).combine_chunks().to_batches()
-        assert len(self._queue) == 1
-        return self._queue[0]
-
     def _keep_last(self, events: pa.RecordBatch) -> None:
         last = events.slice(events.num_rows - 1)
         wall = last.column("wall_time").cast(pa.int64())[0].as_py()
-        changes = change_places(events)
-        event = self._told.event if self._last is None else self._last.event
         self._last = _Last(
             last.column("cluster_time")[0].as_py(),
-            _token(last, 0),
+            token_of(last, 0),
             None if wall is None else wall * 1000,
-            _token(events, int(changes[-1])) if len(changes) else event,
+            with_events((self._last or self._told).events, events),
         )
 
     def _tell_boundary(self, events: list[Event], transactions: int) -> None:
         assert self._last is not None
-        self._told = MongoOffset(self._last.time, self._last.token, event=self._last.event)
+        self._told = MongoOffset(self._last.time, self._last.token, events=self._last.events)
         self._is_half_told = self._told_idle = False
         events.append(Boundary(self._told, self._last.wall_us, transactions))
 
@@ -295,7 +275,7 @@ class MongoChangeStream:
             passed -= 1  # of another shard something may follow at this very time
         moment = int(self._wall_clock() * 1e6)
         if passed is not None and passed > self._told.time:
-            self._told, self._told_idle = MongoOffset(passed, self._passed, event=self._told.event), False
+            self._told, self._told_idle = MongoOffset(passed, self._passed, events=self._told.events), False
         if not self._told_idle or moment - (self._told.moment or 0) >= _MOMENT_US:
             self._told, self._told_idle = replace(self._told, moment=moment), True
             events.append(Boundary(self._told, None, 0))
@@ -310,9 +290,3 @@ class MongoChangeStream:
     def close(self) -> None:
         """End the stream."""
         self._cursor.close()
-
-
-def _token(events: pa.RecordBatch, place: int) -> str:
-    return token_text(
-        {"_data": events.column("token")[place].as_py(), "_typeBits": events.column("type_bits")[place].as_py()}
-    )

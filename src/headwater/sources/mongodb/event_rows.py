@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sources.mongodb.names import CollectionName
-from headwater.sources.mongodb.offset import seen_codes
+from headwater.sources.mongodb.offset import seen_codes, token_text
 
 INSERT, UPDATE, REPLACE, DELETE, OTHER = range(5)
 _KINDS: Final = pa.array(["insert", "update", "replace", "delete"])
@@ -121,6 +121,13 @@ def kinds_of(batch: pa.RecordBatch) -> NDArray[np.int8]:
 def change_places(batch: pa.RecordBatch) -> NDArray[np.int64]:
     """Which events are changes of documents."""
     return np.flatnonzero(kinds_of(batch) != OTHER)
+
+
+def token_of(batch: pa.RecordBatch, place: int) -> str:
+    """The resume token of one event, as a text."""
+    return token_text(
+        {"_data": batch.column("token")[place].as_py(), "_typeBits": batch.column("type_bits")[place].as_py()}
+    )
 
 
 def is_there(batch: pa.RecordBatch, name: str) -> NDArray[np.bool_]:

@@ -16,6 +16,8 @@ The JSON form::
 
     {"MongoDb": {"ordinal": 4, "seconds": 1794848883, "token": "826AFB3873000000042B0429296E1404"}}
 
+and ``events`` beside them: by database, the token of its last event. Earlier releases kept ``event``, the last of all.
+
 Shards commit their parts of one transaction one after the other, each at a time of its own log, and readers see all of
 them from one moment on, the first of these times or before it. A row's position has both where the server tells it.
 """
@@ -24,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -44,6 +46,8 @@ _END: Final = (1 << 32) - 1
 _NEXT_STEP: Final = "Give the text that to_json() wrote."
 _ORDINAL_BITS: Final = 20
 _MOST_SECONDS: Final = (1 << 12) - 2
+UNKNOWN: Final = ""
+"""Instead of a database, in :attr:`MongoOffset.events`: of which one the event is, was not kept."""
 _TOKEN_TIME: Final = 0x82
 """What the first byte of a token is; the cluster time follows, big endian."""
 
@@ -57,8 +61,8 @@ class MongoOffset(CdcOffset):
         known.
     :ivar seq: the number in the transaction; ``None`` where the place is between transactions.
     :ivar moment: when the server was seen to be here, in microseconds since 1970; not part of the order.
-    :ivar event: the token of the last event that was told before this place or at it; empty where none was. A server
-        that does not have it is not the one that was followed.
+    :ivar events: by database: the token of its last event that was told before this place or at it. A server that does
+        not have it is not the one that was followed (:mod:`.known_events`).
     """
 
     kind: ClassVar[str] = "MongoDb"
@@ -67,7 +71,7 @@ class MongoOffset(CdcOffset):
     token: str = ""
     seq: int | None = None
     moment: int | None = None
-    event: str = ""
+    events: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_token(cls, token: str) -> MongoOffset:
@@ -87,6 +91,11 @@ class MongoOffset(CdcOffset):
     def is_boundary(self) -> bool:
         """Whether no transaction is half way here."""
         return self.seq is None
+
+    @property
+    def newest(self) -> str:
+        """The database of the newest of :attr:`events`; :data:`UNKNOWN` where there is none, too."""
+        return max(self.events, key=lambda space: token_time(self.events[space]) or 0, default=UNKNOWN)
 
     def rank(self) -> tuple[int, ...]:
         return self.time, _END + 1 if self.seq is None else self.seq
@@ -113,24 +122,24 @@ class MongoOffset(CdcOffset):
             fields["seq"] = self.seq
         if self.moment is not None:
             fields["moment"] = self.moment
-        if self.event:
-            fields["event"] = self.event
+        if self.events:
+            fields["events"] = dict(self.events)
         return fields
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any]) -> MongoOffset:
         seconds, ordinal = fields.get("seconds"), fields.get("ordinal")
         token, seq, moment = fields.get("token", ""), fields.get("seq"), fields.get("moment")
-        event = fields.get("event", "")
+        events = fields.get("events", {UNKNOWN: fields["event"]} if "event" in fields else {})
         are_numbers = all(
             type(number) is int and 0 <= number <= _END for number in (seconds, ordinal, 0 if seq is None else seq)
         )
-        are_tokens = type(token) is str and type(event) is str
+        are_tokens = type(events) is dict and all(type(one) is str for one in (token, *events, *events.values()))
         if not are_numbers or not are_tokens or type(moment) not in (int, type(None)):
             raise InvalidOffset("A field of a MongoDB position is missing or of another kind.", next_step=_NEXT_STEP)
         assert type(seconds) is int
         assert type(ordinal) is int
-        return cls(seconds << 32 | ordinal, token, seq, moment, event)
+        return cls(seconds << 32 | ordinal, token, seq, moment, events)
 
 
 def token_text(token: Mapping[str, Any]) -> str:

@@ -26,10 +26,11 @@ from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.changes import MongoChangeStream
 from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn, connect, server_errors
 from headwater.sources.mongodb.documents.decoder import told
+from headwater.sources.mongodb.known_events import require_events
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, MongoOffset, token_time
 from headwater.sources.mongodb.server import Server, cluster_time, operation_time
-from headwater.sources.mongodb.watch import now, require_event
+from headwater.sources.mongodb.watch import now
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -110,7 +111,7 @@ class MongoSource:
 
     def _spaces(self, tables: Sequence[SourceTable]) -> list[str]:
         """The databases of *tables*."""
-        return sorted({table.namespace for table in tables}) or [self._dsn.database or "admin"]
+        return sorted({table.namespace for table in tables})
 
     def _now(self, tables: Sequence[SourceTable]) -> MongoOffset:
         token = now(self._dsn, self._client, self._spaces(tables))
@@ -146,11 +147,17 @@ class MongoSource:
         return self._begun(tables, None)
 
     def include(self, tables: Sequence[SourceTable]) -> CdcOffset:
-        """See :class:`~headwater.sources.source.Source`: all collections are logged, always."""
+        """See :class:`~headwater.sources.source.Source`: all collections are logged, always.
+
+        :raises AccessDenied: they are in another database than those before, and the user may not watch all of them.
+        """
         with server_errors(self._dsn):
             position = MongoOffset(operation_time(self._client))
             self._require_same_collections(tables)
         if self._stream is not None:
+            spaces = self._stream.spaces_with(tables)
+            if spaces != self._stream.spaces:
+                now(self._dsn, self._client, spaces)
             for table in tables:
                 self._stream.begin_at(table, position)
         return position
@@ -189,8 +196,7 @@ class MongoSource:
                     next_step=RESNAPSHOT,
                 )
             images = self._has_images(tables)
-        if start.event:
-            require_event(self._dsn, self._client, self._spaces(tables), start.event)
+        require_events(self._dsn, self._client, self._spaces(tables), start)
         after = {
             CollectionName(table.namespace, table.name): place.time
             for table in tables

@@ -3,31 +3,33 @@
 A stream is opened on the database of the collections, which needs no right but to read it; where they are in several,
 on the whole deployment. The server is asked for images of the documents, before and after each change, where it keeps
 those of one collection at least: to look for what is not there costs it as much as the event itself.
-
-A server that was restored from an older state does not have the events that came after it (:func:`has_event`).
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from headwater.sources.errors import AccessDenied, LogPurged, SourceBusy, SourceWentBack
-from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn
-from headwater.sources.mongodb.documents.decoder import RawArray
-from headwater.sources.mongodb.documents.events import EventDecoder
+from headwater.sources.mongodb.connection import Client, Dsn
 from headwater.sources.mongodb.names import CollectionName
-from headwater.sources.mongodb.offset import MongoOffset, is_same_event, token_document, token_time
+from headwater.sources.mongodb.offset import MongoOffset, token_document
 from headwater.sources.mongodb.raw_cursor import Patience, RawCursor
 from headwater.sources.mongodb.server import as_timestamp
 
 BATCH_EVENTS: Final = 20_000
 PATIENCE: Final = Patience(quick=10, idle=400)
 """An end of what there is, is an end of a transaction: after events it is asked for at once."""
-_LOOK_SECONDS: Final = 30.0
-_LOOK_EVENTS: Final = 1000
+_INTERNAL: Final = frozenset(("admin", "config", "local"))
 _IMAGES: Final = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
+
+
+def watched_spaces(dsn: Dsn, names: Iterable[CollectionName], start: MongoOffset) -> list[str]:
+    """The databases to watch for the collections *names*.
+
+    Where there are none, those of the last event before *start*, or of the address: the place in the log goes on.
+    """
+    of_address = dsn.database if dsn.database not in _INTERNAL else ""
+    return sorted({name.namespace for name in names}) or [space for space in (start.newest or of_address,) if space]
 
 
 def open_watch(
@@ -49,56 +51,12 @@ def open_watch(
     return _opened(dsn, client, names, spaces, _after(start) | (_IMAGES if images else {}) | dict(options))
 
 
-def require_event(dsn: Dsn, client: Client, spaces: Sequence[str], token: str) -> None:
-    """:raises SourceWentBack: the server has another history than the one that *token* is of."""
-    if not has_event(dsn, client, spaces, token):
-        raise SourceWentBack(
-            f"{dsn} does not have the last event that was captured: it was restored from an older state.",
-            next_step=RESNAPSHOT,
-        )
+def open_all(dsn: Dsn, client: Client, spaces: Sequence[str], at: int, batch_size: int) -> RawCursor:
+    """All events of the databases *spaces* from the cluster time *at* on, at it too.
 
-
-def has_event(dsn: Dsn, client: Client, spaces: Sequence[str], token: str) -> bool:
-    """Whether the server has the event of *token* in its log, whatever collection it is of.
-
-    All databases are looked at; only *spaces* where the user may not: then nothing else was watched before. Where its
-    log does not reach back to the event nobody can tell, and it counts as had.
-
-    :raises SourceBusy: the server has not come to it yet.
+    :raises LogPurged: the server no longer has them. :raises AccessDenied: the user may not watch.
     """
-    at = token_time(token)
-    if at is None:
-        return True
-    for watched in ([], spaces):
-        try:
-            return _is_there(dsn, client, watched, at, token)
-        except LogPurged:
-            return True
-        except AccessDenied:
-            if watched is spaces:
-                raise
-    return False
-
-
-def _is_there(dsn: Dsn, client: Client, spaces: Sequence[str], at: int, token: str) -> bool:
-    decoder, end = EventDecoder(), time.monotonic() + _LOOK_SECONDS
-    start = {"startAtOperationTime": as_timestamp(at)}
-    with _opened(dsn, client, None, spaces, start, _LOOK_EVENTS) as cursor:
-        while (batch := cursor.next(max(0.0, end - time.monotonic()))) is not None:
-            if batch.is_empty:
-                if (token_time(batch.token) or 0) > at:
-                    return False
-                continue
-            end = time.monotonic() + _LOOK_SECONDS  # a large transaction has many events of one time
-            made = decoder.decode(RawArray(batch.documents)).select(["cluster_time", "token", "fragment"])
-            for when, found, fragment in zip(*(column.to_pylist() for column in made.columns), strict=True):
-                if when > at:
-                    return False
-                if when == at and (fragment is not None or is_same_event(found, token)):
-                    return True
-            if batch.is_last:  # what was watched is gone
-                return False
-    raise SourceBusy(f"{dsn} has not come to the last event that was captured.", next_step="Try again.")
+    return _opened(dsn, client, None, spaces, {"startAtOperationTime": as_timestamp(at)}, batch_size)
 
 
 def now(dsn: Dsn, client: Client, spaces: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ from headwater.sources.errors import ForeignOffset, InvalidOffset
 from headwater.sources.mongodb.mark import MongoMark
 from headwater.sources.mongodb.offset import (
     POSITION_DTYPE,
+    UNKNOWN,
     MongoOffset,
     is_same_event,
     positions_of,
@@ -42,13 +43,13 @@ def test_the_json_form_is_read_back() -> None:
         MongoOffset(TIME),
         MongoOffset(TIME, TOKEN, 3),
         MongoOffset(1, moment=5),
-        MongoOffset(TIME, TOKEN, event=TOKEN),
+        MongoOffset(TIME, TOKEN, events={"shop": TOKEN, "stock": "82"}),
     ):
         read = CdcOffset.from_json(offset.to_json())
         assert isinstance(read, MongoOffset)
         assert read.to_fields() == offset.to_fields()
         assert (read.time, read.token, read.seq) == (offset.time, offset.token, offset.seq)
-        assert (read.moment, read.event) == (offset.moment, offset.event)
+        assert (read.moment, read.events) == (offset.moment, offset.events)
     assert json.loads(MongoOffset(TIME, TOKEN).to_json()) == {
         "MongoDb": {"seconds": 0x6AFB3873, "ordinal": 4, "token": TOKEN}
     }
@@ -66,6 +67,8 @@ def test_the_json_form_is_read_back() -> None:
         {"seconds": 1, "ordinal": 0, "seq": -1},
         {"seconds": 1, "ordinal": 0, "moment": "x"},
         {"seconds": 1, "ordinal": 0, "event": 5},
+        {"seconds": 1, "ordinal": 0, "events": "82"},
+        {"seconds": 1, "ordinal": 0, "events": {"shop": 5}},
     ],
 )
 def test_fields_that_are_no_place_are_refused(fields: dict[str, Any]) -> None:
@@ -120,7 +123,10 @@ def test_a_snapshot_contains_what_committed_at_its_time_or_before() -> None:
 def test_marks_and_places_of_the_first_release_are_read() -> None:
     place = CdcOffset.from_json('{"MongoDb":{"moment":17,"ordinal":4,"seconds":1794848883,"token":"826AFB"}}')
     assert isinstance(place, MongoOffset)
-    assert (place.time, place.token, place.event) == (TIME, "826AFB", "")
+    assert (place.time, place.token, place.events) == (TIME, "826AFB", {})
+    place = CdcOffset.from_json('{"MongoDb":{"event":"826AFA","ordinal":4,"seconds":1794848883,"token":"826AFB"}}')
+    assert isinstance(place, MongoOffset)
+    assert (place.events, place.newest) == ({UNKNOWN: "826AFA"}, UNKNOWN)
     assert mark_from_json('{"MongoDb":{"at":{"ordinal":4,"seconds":1794848883}}}') == MongoMark(MongoOffset(TIME))
 
 
@@ -157,3 +163,9 @@ def test_the_token_of_a_part_is_one_of_its_event() -> None:
     assert is_same_event(f"{part}:40", whole)
     assert not is_same_event(whole, other)
     assert not is_same_event(part, other)
+
+
+def test_the_newest_event_is_that_of_the_latest_time() -> None:
+    events = {"shop": f"82{TIME:016X}04", "stock": f"82{TIME + 1:016X}04", "audit": f"82{TIME - 1:016X}04"}
+    assert MongoOffset(TIME + 1, events=events).newest == "stock"
+    assert MongoOffset(TIME).newest == UNKNOWN
