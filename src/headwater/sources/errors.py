@@ -169,13 +169,24 @@ class SpecialValue(SourceError, InputError):
     :ivar option: the option that decides about it.
     """
 
-    def __init__(self, table: str, column: str, source_type: str, values: str) -> None:
+    def __init__(self, table: str, column: str, source_type: str, values: str, *, next_step: str | None = None) -> None:
         self.table, self.column, self.source_type, self.values = table, column, source_type, values
         self.option = f"--special-values {table}.{column}"
+        step = f"Capture with {self.option}=text (the column becomes exact text) or =null (they become null)."
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}) holds {values}, which its Arrow type does not have.",
-            next_step=f"Capture with {self.option}=text (the column becomes exact text) or =null (they become null).",
+            next_step=next_step or step,
         )
+
+
+class BrokenText(SpecialValue):
+    """A text that the source takes and that is no Unicode: half a surrogate pair, which is half a character."""
+
+    def __init__(self, table: str, column: str, source_type: str, *, is_key: bool) -> None:
+        mended = f"the rows whose texts were cut inside a character, then run: headwater resnapshot {table}"
+        null = f"Capture with --special-values {table}.{column}=null (such texts become null), or mend"
+        step = f"{'Mend' if is_key else null} {mended}"
+        super().__init__(table, column, source_type, "half a surrogate pair", next_step=step)
 
 
 class InvalidOffset(SourceError, InputError):

@@ -17,6 +17,17 @@ _DIGITS: Final = {"datetime2": 7, "time": 7, "datetimeoffset": 7}
 _EXACT: Final = Context(prec=60)
 
 
+_WIDE: Final = ("nchar", "nvarchar")
+_HALF: Final = "\ud83d"
+HALF: Final = "\ufdd0"
+"""Stands for half a surrogate pair, which SQLite does not take; clients are sent the half."""
+
+
+def as_sent(text: str) -> bytes:
+    """UTF-16 as servers send it, whatever is in it."""
+    return text.replace(HALF, _HALF).encode("utf-16le", "surrogatepass")
+
+
 def parse_type(text: str) -> tuple[str, int, int]:
     """Name, size (-1: max) and scale."""
     found = _TYPE.match(text)
@@ -118,6 +129,8 @@ def converted(kind: str, value: Any, style: int | None = None) -> Any:
         return None
     name, _, _ = parse_type(kind)
     if name in ("char", "varchar", "nchar", "nvarchar"):
+        if isinstance(value, bytes) and style is None and name in _WIDE:
+            return value.decode("utf-16le", "surrogatepass").replace(_HALF, HALF)
         if isinstance(value, bytes):
             return f"0x{value.hex().upper()}" if style == 1 else value.hex().upper()
         return repr(value) if isinstance(value, float) else str(value)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from tests.servers.sqlserver_double.values import as_sent
+
 BATCH: Final = 1
 LOGIN: Final = 16
 PRELOGIN: Final = 18
@@ -179,7 +181,7 @@ def _counted(data: bytes | None) -> bytes:
 
 
 def _coded(value: str | None) -> bytes | None:
-    return None if value is None else value.encode("utf-16le", "surrogatepass")
+    return None if value is None else as_sent(value)
 
 
 _WRITERS: Final[dict[str, Callable[[Any], bytes]]] = {

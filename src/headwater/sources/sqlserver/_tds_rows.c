@@ -4,7 +4,8 @@
 
        (rows, consumed, stopped, [(valid, values, offsets), ...])
 
-   *columns* has two bytes for each column: its kind (see enum kind) and the width of a value that is of one width.
+   *columns* has two bytes for each column: its kind (see enum kind) and the width of a value that is of one width; of a
+   text, 1 where one that is no Unicode becomes null. Others end it: ValueError, with the number of the column.
    Numbers become 8 bytes each, texts UTF-8 behind offsets of 4 bytes. Reading ends after *most* rows, where a row is not
    all there (stopped = 0), and at any other token (stopped = that token); ORDER and INFO are passed over.
    The contract in Python is headwater.sources.sqlserver.answer. */
@@ -134,6 +135,15 @@ static uint64_t u64(const uint8_t *at) { uint64_t v; memcpy(&v, at, 8); return v
 static uint32_t u32(const uint8_t *at) { uint32_t v; memcpy(&v, at, 4); return v; }
 static uint16_t u16(const uint8_t *at) { uint16_t v; memcpy(&v, at, 2); return v; }
 
+/* A text that is no Unicode is null where that is wanted: nothing was put. */
+static int forgiven(const column *c, int failed, int *is_null)
+{
+    if (failed != NO_TEXT || !c->width)
+        return failed;
+    *is_null = 1;
+    return 0;
+}
+
 /* A value in chunks; *is_null is set where there is none. How many bytes it took, or less than 0. */
 static Py_ssize_t put_chunks(column *c, uint8_t kind, const uint8_t *at, Py_ssize_t left, int *is_null)
 {
@@ -173,6 +183,7 @@ static Py_ssize_t put_chunks(column *c, uint8_t kind, const uint8_t *at, Py_ssiz
         failed = put(c, kind, whole, total);
         PyMem_RawFree(whole);
     }
+    failed = forgiven(c, failed, is_null);
     return failed ? failed : taken + 4;
 }
 
@@ -208,15 +219,16 @@ static Py_ssize_t put_value(column *c, const uint8_t *at, Py_ssize_t left, int *
         }
         if (left < 2 + length)
             return MORE;
-        failed = put(c, c->kind, at + 2, length);
+        failed = forgiven(c, put(c, c->kind, at + 2, length), is_null);
         return failed ? failed : 2 + length;
     default:
         return put_chunks(c, c->kind - (LONG_BYTES - BYTES), at, left, is_null);
     }
 }
 
-/* One row behind its token: how many bytes it took, or less than 0. */
-static Py_ssize_t put_row(column *columns, Py_ssize_t count, Py_ssize_t row, const uint8_t *at, Py_ssize_t left, int nbc)
+/* One row behind its token: how many bytes it took, or less than 0; *reached is the column that it came to. */
+static Py_ssize_t put_row(column *columns, Py_ssize_t count, Py_ssize_t row, const uint8_t *at, Py_ssize_t left, int nbc,
+                          Py_ssize_t *reached)
 {
     const uint8_t *nulls = at;
     Py_ssize_t taken = nbc ? (count + 7) / 8 : 0;
@@ -224,6 +236,7 @@ static Py_ssize_t put_row(column *columns, Py_ssize_t count, Py_ssize_t row, con
         return MORE;
     for (Py_ssize_t place = 0; place < count; place++) {
         column *c = columns + place;
+        *reached = place;
         int is_null = nbc && (nulls[place / 8] >> (place % 8) & 1);
         if (is_null) {
             if (!has_offsets(c->kind)) {
@@ -277,7 +290,7 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
     Py_ssize_t most;
     if (!PyArg_ParseTuple(arguments, "y*y*n", &data, &spec, &most))
         return NULL;
-    Py_ssize_t count = spec.len / 2, rows = 0, at = 0, took = 0;
+    Py_ssize_t count = spec.len / 2, rows = 0, at = 0, took = 0, reached = 0;
     int stopped = 0, full = 0;
     PyObject *result = NULL;
     column *columns = PyMem_RawCalloc(count ? count : 1, sizeof(column));
@@ -308,7 +321,7 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
         }
         for (Py_ssize_t place = 0; place < count; place++)
             columns[place].kept = columns[place].size;
-        took = put_row(columns, count, rows, bytes + at + 1, data.len - at - 1, token == T_NBCROW);
+        took = put_row(columns, count, rows, bytes + at + 1, data.len - at - 1, token == T_NBCROW, &reached);
         if (took < 0) { /* as if the row had not begun */
             for (Py_ssize_t place = 0; place < count; place++)
                 columns[place].size = columns[place].kept;
@@ -321,8 +334,12 @@ static PyObject *decode(PyObject *self, PyObject *arguments)
     Py_END_ALLOW_THREADS
     if (took == NO_MEMORY)
         goto memory;
-    if (took == NO_TEXT)
-        PyErr_SetString(PyExc_ValueError, "a text is no Unicode");
+    if (took == NO_TEXT) {
+        PyObject *told = Py_BuildValue("sn", "a text is no Unicode", reached);
+        if (told)
+            PyErr_SetObject(PyExc_ValueError, told);
+        Py_XDECREF(told);
+    }
     else if (took == NO_ROW || (took == TOO_LONG && !full))
         PyErr_SetString(PyExc_ValueError, "a row is not of its columns");
     else {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final, Self
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -27,7 +27,7 @@ from headwater.sources.errors import (
     SourceProtocolError,
     SourceUnreachable,
 )
-from headwater.sources.sqlserver.answer import columns_of_answer
+from headwater.sources.sqlserver.answer import HalfPair, columns_of_answer, tell_half_pairs
 from headwater.sources.sqlserver.ticks import Ticks
 
 SETTINGS: Final = (
@@ -179,18 +179,19 @@ class Session:
                 pass
 
     def ask(self, statement: str) -> list[dict[str, Any]]:
-        """The rows of one statement by the names of their columns."""
+        """The rows of one statement by the names of their columns. :raises HalfPair: see :mod:`.answer`."""
         with self._asked(statement) as cursor:
             if cursor.description is None:
                 return []
+            tell_half_pairs(cursor)
             names = [column[0] for column in cursor.description]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
-    def columns(self, statement: str, rows: int) -> Iterator[list[pa.Array]]:
+    def columns(self, statement: str, rows: int, forgiven: Collection[int] = ()) -> Iterator[list[pa.Array]]:
         """The columns of the rows of one statement, at most so many at a time; see :mod:`.answer`."""
         try:
             with self._asked(statement) as cursor:
-                yield from columns_of_answer(cursor, rows)
+                yield from columns_of_answer(cursor, rows, forgiven)
         except BaseException:  # also who takes no more of them: rows are on their way
             self.close()
             raise
@@ -203,7 +204,7 @@ class Session:
             with server_errors(self.dsn), self._connection.cursor() as cursor:
                 cursor.execute(statement)
                 yield cursor
-        except SourceUnreachable:
+        except (SourceUnreachable, HalfPair):
             self.close()
             raise
 
@@ -222,8 +223,8 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
         yield
     except tds_base.Error as error:
         raise translated(error, dsn) from None
-    except UnicodeDecodeError:  # whose text shows the value
-        raise SourceProtocolError("A text of the server is no Unicode: it has half a surrogate pair.") from None
+    except UnicodeDecodeError:  # whose text shows what came
+        raise SourceProtocolError(f"A text of {dsn} is no Unicode.") from None
     except OSError as error:
         if isinstance(error.__cause__, tds_base.Error):  # the library tried again until its time was up
             raise translated(error.__cause__, dsn) from None

@@ -37,7 +37,7 @@ from headwater.sources.sqlserver.offset import SqlServerOffset
 from headwater.sources.sqlserver.server import Server, log_end
 from headwater.sources.sqlserver.sessions import borrow, give_back
 from headwater.sources.sqlserver.types import selected
-from headwater.sources.sqlserver.values import column_of
+from headwater.sources.sqlserver.values import broken_texts_named, column_of, forgiven_texts
 from headwater.sources.table import SourceColumn, SourceTable
 
 BLOCK_ROWS: Final = 8_192
@@ -154,15 +154,17 @@ class SqlServerParts:
         )
         texts = [SourceColumn(f"k{place}", pa.string(), "nvarchar(4000)", 0) for place in range(len(self._key))]
         schema = pa.schema([*(column.field for column in self._columns), *(column.field for column in texts)])
-        for block in self._session.columns(statement, self._block_rows):
-            made = (
-                column_of(self._table, column, values, self._dsn.ticks)
-                for column, values in zip([*asked, *texts], block, strict=True)
-            )
-            arrays = [
-                pa.nulls(len(block[0]), column.type) if column.dropped else next(made) for column in self._columns
-            ]
-            yield pa.RecordBatch.from_arrays([*arrays, *made], schema=schema)
+        key = [self._table.column(column.name) for column in self._key]
+        with broken_texts_named(self._table, [*asked, *key]):
+            for block in self._session.columns(statement, self._block_rows, forgiven_texts(self._table, asked)):
+                made = (
+                    column_of(self._table, column, values, self._dsn.ticks)
+                    for column, values in zip([*asked, *texts], block, strict=True)
+                )
+                arrays = [
+                    pa.nulls(len(block[0]), column.type) if column.dropped else next(made) for column in self._columns
+                ]
+                yield pa.RecordBatch.from_arrays([*arrays, *made], schema=schema)
 
     @property
     def _name(self) -> TableName:

@@ -23,7 +23,7 @@ from headwater.sources.sqlserver.offset import POSITION_TYPE, positions_of
 from headwater.sources.sqlserver.server import Commit
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, selected
-from headwater.sources.sqlserver.values import column_of
+from headwater.sources.sqlserver.values import broken_texts_named, column_of, forgiven_texts
 from headwater.sources.table import SourceColumn
 from headwater.sources.unavailable import Mask, unavailable_texts
 from headwater.stream import Op
@@ -65,18 +65,24 @@ class Interval:
 
 
 def read_stretch(session: Session, stretch: Stretch, interval: Interval, ticks: Ticks) -> Iterator[Changes]:
-    """The rows of a stretch, a block at a time, no update in two blocks."""
+    """The rows of a stretch, a block at a time, no update in two blocks.
+
+    :raises SpecialValue: see :mod:`.values`.
+    """
+    table = stretch.projection.table
+    asked = [*(None for _ in _LOG), *stretch.columns]
     held: list[pa.Array] | None = None
-    for block in session.columns(statement_of(stretch), BLOCK_ROWS):
-        if held is not None:
-            block = [_joined(one, other) for one, other in zip(held, block, strict=True)]
-            held = None
-        last = len(block[2]) - 1
-        if block[2][last].as_py() == _OLD:
-            held = [column.slice(last) for column in block]
-            block = [column.slice(0, last) for column in block]
-        if len(block[2]):
-            yield changes_of(stretch, block, interval, ticks)
+    with broken_texts_named(table, asked):
+        for block in session.columns(statement_of(stretch), BLOCK_ROWS, forgiven_texts(table, asked)):
+            if held is not None:
+                block = [_joined(one, other) for one, other in zip(held, block, strict=True)]
+                held = None
+            last = len(block[2]) - 1
+            if block[2][last].as_py() == _OLD:
+                held = [column.slice(last) for column in block]
+                block = [column.slice(0, last) for column in block]
+            if len(block[2]):
+                yield changes_of(stretch, block, interval, ticks)
     if held is not None:
         yield changes_of(stretch, held, interval, ticks)
 

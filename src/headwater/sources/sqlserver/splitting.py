@@ -21,6 +21,7 @@ from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan
 from headwater.sources.sqlserver.catalog import CatalogTable, size_of
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.key_columns import KeyColumn, key_list, key_texts, read_key
+from headwater.sources.sqlserver.values import broken_texts_named
 from headwater.sources.table import SourceTable
 
 NUMBERED_ROWS: Final = 20_000_000
@@ -46,11 +47,14 @@ def plan_splits(
     if rows > NUMBERED_ROWS:
         why = "1 range: pages of its key, each found when it is handed out."
         return SplitPlan(SplitKind.KEY, (Split(0, KeyRange(), UNKNOWN_ROWS),), rows, size, why)
-    found = session.ask(
+    found = _keys(
+        session,
+        table,
         f"SELECT {key_texts(key)} FROM (SELECT {key_list(key)}, ROW_NUMBER() OVER (ORDER BY {key_list(key)}) AS [n]"
-        f" FROM {catalog.name.sql}) AS [numbered] WHERE [n] % {split_rows} = 0 ORDER BY [n]"
+        f" FROM {catalog.name.sql}) AS [numbered] WHERE [n] % {split_rows} = 0 ORDER BY [n]",
+        key,
     )
-    cuts: list[Cut | None] = [None, *(Cut(_texts(row, key), after=True) for row in found), None]
+    cuts: list[Cut | None] = [None, *(Cut(texts, after=True) for texts in found), None]
     last = max(0, rows - split_rows * len(found))
     splits = tuple(
         Split(number, KeyRange(start, end), split_rows if end is not None else last)
@@ -63,12 +67,18 @@ def plan_splits(
 def page_end(session: Session, table: SourceTable, catalog: CatalogTable, part: KeyRange, rows: int) -> Cut | None:
     """The cut after the first *rows* rows of *part*; ``None`` when it has no more than that."""
     key = read_key(catalog, table)
-    found = session.ask(
+    found = _keys(
+        session,
+        table,
         f"SELECT {key_texts(key)} FROM {catalog.name.sql}{where(part, key)} ORDER BY {key_list(key)}"
-        f" OFFSET {rows - 1} ROWS FETCH NEXT 2 ROWS ONLY"
+        f" OFFSET {rows - 1} ROWS FETCH NEXT 2 ROWS ONLY",
+        key,
     )
-    return Cut(_texts(found[0], key), after=True) if len(found) == 2 else None
+    return Cut(found[0], after=True) if len(found) == 2 else None
 
 
-def _texts(row: dict[str, object], key: Sequence[KeyColumn]) -> tuple[str, ...]:
-    return tuple(str(row[f"k{place}"]) for place in range(len(key)))
+def _keys(session: Session, table: SourceTable, statement: str, key: Sequence[KeyColumn]) -> list[tuple[str, ...]]:
+    """The texts of the keys that *statement* gives. :raises BrokenText: one is no Unicode."""
+    with broken_texts_named(table, [table.column(column.name) for column in key]):
+        found = session.ask(statement)
+    return [tuple(str(row[f"k{place}"]) for place in range(len(key))) for row in found]

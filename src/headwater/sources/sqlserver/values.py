@@ -6,11 +6,15 @@ bytes; here they become what the column is, or are refused.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.sources.errors import InvalidKey, SpecialValue, UndecodableValue
+from headwater.sources.errors import BrokenText, InvalidKey, SpecialValue, UndecodableValue
+from headwater.sources.sqlserver.answer import HalfPair
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import TIMES, SqlType
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
@@ -38,6 +42,31 @@ def column_of(table: SourceTable, column: SourceColumn, values: pa.Array, ticks:
     if made.null_count and column.name in table.key_columns:
         raise InvalidKey(table.full_name, column.name, column.source_type, "a key is null.")
     return made
+
+
+def forgiven_texts(table: SourceTable, asked: Sequence[SourceColumn | None]) -> frozenset[int]:
+    """The places of the columns of an answer whose texts are null where they are no Unicode, by policy."""
+    return frozenset(
+        place
+        for place, column in enumerate(asked)
+        if column is not None and column.special_values is SpecialValues.NULL and column.name not in table.key_columns
+    )
+
+
+@contextmanager
+def broken_texts_named(table: SourceTable, asked: Sequence[SourceColumn | None]) -> Iterator[None]:
+    """Who reads columns of *table* is told which one has texts that are no Unicode.
+
+    :param asked: the columns of the answer. :raises BrokenText: instead of :class:`HalfPair`.
+    """
+    try:
+        yield
+    except HalfPair as error:
+        column = asked[error.place] if error.place < len(asked) else None
+        if column is None:
+            raise
+        is_key = column.name in table.key_columns
+        raise BrokenText(table.full_name, column.name, column.source_type, is_key=is_key) from None
 
 
 def _times(table: SourceTable, column: SourceColumn, kind: SqlType, numbers: pa.Int64Array, ticks: Ticks) -> pa.Array:

@@ -62,9 +62,21 @@ def test_numbers_of_every_width_and_texts_in_chunks_are_read() -> None:
 
 @pytest.mark.parametrize("text", [b"\x3d\xd8", b"\x00\xdc", b"\x3d\xd8a\x00", b"a"])
 def test_texts_that_are_no_unicode_are_refused(text: bytes) -> None:
-    row = b"\xd1" + struct.pack("<H", len(text)) + text
-    with pytest.raises(ValueError, match="no Unicode"):
-        answer._DECODE(row, bytes((6, 0)), 5)
+    row = b"\xd1" + struct.pack("<H", 0) + struct.pack("<H", len(text)) + text
+    with pytest.raises(ValueError, match="no Unicode") as refused:
+        answer._DECODE(row, bytes((6, 1, 6, 0)), 5)
+    assert refused.value.args[1] == 1  # the number of the column
+
+
+@pytest.mark.parametrize("text", [b"\x3d\xd8", b"a\x00\x00\xdc", b"a"])
+def test_texts_that_are_no_unicode_are_null_where_that_is_wanted(text: bytes) -> None:
+    whole = "é".encode("utf-16le")
+    chunks = struct.pack("<q", -2) + struct.pack("<I", len(text)) + text + bytes(4)
+    first = b"\xd1" + struct.pack("<H", len(text)) + text + chunks
+    last = b"\xd1" + struct.pack("<H", 2) + whole + struct.pack("<q", -2) + struct.pack("<I", 2) + whole + bytes(4)
+    rows, taken, _, columns = answer._DECODE(first + last, bytes((6, 1, 9, 1)), 5)
+    assert (rows, taken) == (2, len(first + last))
+    assert [answer._array(6, 2, *buffers).to_pylist() for buffers in columns] == [[None, "é"], [None, "é"]]
 
 
 def test_orders_are_passed_over_and_nothing_is_no_row() -> None:
