@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pyarrow as pa
 import pytest
-from tests.store.sinks.test_delta_object_store import options
+from tests.servers.s3 import aws_options, s3_server
 from tests.store.test_delta_upstream import FEED, changes, snapshot
 
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream, epoch_of
 from headwater.backfill.snapshot.consume_upstream.errors import ChangeLogGone, UpstreamDropped, VersionExpired
 
-__all__ = ["options"]
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, str]]:
+    with s3_server() as url:
+        yield aws_options(url)
 
 
 def test_a_table_in_a_bucket_is_read_and_misses_what_vacuum_took(options: dict[str, str]) -> None:

@@ -11,11 +11,11 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers.s3 import s3_server
 from tests.spark.driven_writer import LOG, DrivenWriter
 
 from headwater.log_store import LogView
@@ -32,34 +32,13 @@ from headwater.state.errors import (
 )
 from headwater.stream.epoch import Epoch
 
-SERVER = """
-import sys
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print(server.get_host_and_port()[1], flush=True)
-sys.stdin.read()
-server.stop()
-"""
 LARGE = os.urandom(200_000)
 
 
 @pytest.fixture(scope="module")
 def endpoint() -> Iterator[str]:
-    server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", SERVER],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert server.stdout is not None
-    port = next(int(line) for line in server.stdout if line.strip().isdigit())
-    url = f"http://127.0.0.1:{port}"
-    urllib.request.urlopen(urllib.request.Request(f"{url}/lake", method="PUT")).close()
-    yield url
-    server.kill()
-    server.communicate()
+    with s3_server() as url:
+        yield url
 
 
 @pytest.fixture

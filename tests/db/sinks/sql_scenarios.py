@@ -20,8 +20,11 @@ from tests.store.sinks.file_sinks import (
     UPDATE,
     Feed,
     IntegerOrder,
+    deliver_any_batches,
     history_part,
     log_rows,
+    many_changes,
+    many_rows,
     order,
     own_rows,
     table_of,
@@ -59,24 +62,6 @@ def versions_of(sink: SqlSink, table: SourceTable = ORDERS) -> list[tuple[Any, .
 
 def _seconds(moment: Any) -> float | None:
     return None if moment is None else moment.timestamp()
-
-
-def many(keys: Any, status: str = "new") -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {
-            "id": keys,
-            "status": pa.repeat(pa.scalar(status), keys.size),
-            "total": pa.repeat(pa.scalar(Decimal("2.50"), pa.decimal128(10, 2)), keys.size),
-        },
-        schema=ORDERS.schema,
-    )
-
-
-def log_of(keys: Any, op: int, epoch: int = 1) -> pa.RecordBatch:
-    pattern = log_rows(ORDERS, [(op, order(0))], epoch)
-    filled = {name: pa.repeat(pattern.column(name)[0], keys.size) for name in pattern.schema.names}
-    filled["id"] = pa.array(keys)
-    return pa.RecordBatch.from_pydict(filled, schema=pattern.schema)
 
 
 class SqlScenarios:
@@ -245,45 +230,22 @@ class SqlScenarios:
 
     @pytest.mark.parametrize("seed", range(2))
     def test_any_batches_give_what_a_dictionary_gives(self, seed: int, make: MakeSink) -> None:
-        chance = random.Random(seed)
         sink = make()
-        feed = Feed(sink)
-        expected = {key: order(key) for key in chance.sample(range(60), 30)}
-        feed.history(1, list(expected.values()))
-        for epoch in range(1, 25):
-            changes: list[tuple[Any, ...]] = []
-            for _ in range(chance.randrange(1, 12)):
-                key = chance.randrange(60)
-                if chance.random() < 0.3:
-                    changes.append((DELETE, order(key)))
-                    expected.pop(key, None)
-                elif key in expected and chance.random() < 0.4:
-                    changes.append((UPDATE, order(key, None, f"{epoch}.00"), "status"))
-                    expected[key] = order(key, expected[key]["status"], f"{epoch}.00")
-                else:
-                    changes.append((INSERT, order(key, f"s{epoch}")))
-                    expected[key] = order(key, f"s{epoch}")
-            if chance.random() < 0.1:
-                expected = {key: order(key, "left") for key in (1, 2)}
-                changes = [*changes, *((INSERT, row) for row in expected.values())]
-                feed.changes(epoch, *changes, truncated=(epoch, len(changes) - 2))
-            else:
-                feed.changes(epoch, *changes)
-            if chance.random() < 0.3:
-                feed.changes(epoch, (DELETE, order(1)), (INSERT, order(99)))
-        assert rows_of(sink) == [expected[key] for key in sorted(expected)]
+        expected = deliver_any_batches(Feed(sink), random.Random(seed))
+        assert rows_of(sink) == expected
 
     def test_a_hundred_thousand_rows_in_one_batch(self, make: MakeSink, relations: Callable[[], list[str]]) -> None:
         sink = make()
         feed = Feed(sink)
         keys = np.arange(100_000)
         token = feed.token(0, 1)
-        staged = sink.stage_history(ORDERS, token, history_part(), iter([many(keys)]))
+        staged = sink.stage_history(ORDERS, token, history_part(), iter([many_rows(keys)]))
         assert len(relations()) == 1
         assert sink.commit(ORDERS, token, [staged])
         assert not relations()
         token = feed.token(1, 1)
-        staged = sink.stage_changes(ORDERS, token, iter([log_of(keys[::2], DELETE), log_of(keys[1::2], UPDATE)]), None)
+        batches = [many_changes(keys[::2], DELETE), many_changes(keys[1::2], UPDATE)]
+        staged = sink.stage_changes(ORDERS, token, iter(batches), None)
         assert staged.rows == 100_000
         assert sink.commit(ORDERS, token, [staged])
         found = pa.Table.from_batches(list(sink.shown(ORDERS, ["id", "total"])))
@@ -444,13 +406,13 @@ class SqlScenarios:
         sink = make()
         Feed(sink).changes(1, (INSERT, order(1)))
         execute("ALTER TABLE public.orders ADD CONSTRAINT positive CHECK (total > 0)")
-        rows = pa.Table.from_batches([many(np.arange(5_000))]).to_pylist()
+        rows = pa.Table.from_batches([many_rows(np.arange(5_000))]).to_pylist()
         rows[17]["total"] = rows[4_321]["total"] = Decimal("-1.00")
         found = sink.refused(ORDERS, pa.Table.from_pylist(rows, ORDERS.schema))
         assert [place for place, _ in found] == [17, 4_321]
         assert all("positive" in reason for _, reason in found)
         assert rows_of(sink) == [order(1)]
-        assert sink.refused(ORDERS, pa.Table.from_batches([many(np.arange(10))])) == []
+        assert sink.refused(ORDERS, pa.Table.from_batches([many_rows(np.arange(10))])) == []
 
     def test_what_earlier_generations_staged_is_removed_and_never_committed(
         self, make: MakeSink, relations: Callable[[], list[str]]
@@ -458,7 +420,7 @@ class SqlScenarios:
         sink = make()
         feed = Feed(sink)
         old = replace(feed.token(1), generation=3)
-        batch = log_of(np.arange(50_000), INSERT)
+        batch = many_changes(np.arange(50_000), INSERT)
         staged = sink.stage_changes(ORDERS, old, iter([batch]), None)
         small = sink.stage_changes(ORDERS, old, iter([batch.slice(0, 2)]), None)
         new = sink.stage_changes(ORDERS, replace(old, generation=4), iter([batch]), None)
@@ -477,7 +439,7 @@ class SqlScenarios:
     def test_staged_rows_that_are_gone(self, make: MakeSink) -> None:
         sink = make()
         token = Feed(sink).token(1)
-        staged = sink.stage_changes(ORDERS, token, iter([log_of(np.arange(50_000), INSERT)]), None)
+        staged = sink.stage_changes(ORDERS, token, iter([many_changes(np.arange(50_000), INSERT)]), None)
         sink.abort(ORDERS, "q", 1)
         with pytest.raises(StagedLost):
             sink.commit(ORDERS, replace(token, generation=1), [staged])

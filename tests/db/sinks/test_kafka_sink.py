@@ -25,6 +25,7 @@ from tests.store.sinks.file_sinks import (
     UPDATE,
     Feed,
     IntegerOrder,
+    deliver_any_batches,
     order,
     table_of,
 )
@@ -295,29 +296,10 @@ def test_keys_of_every_type_are_read_back() -> None:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_any_batches_give_what_a_dictionary_gives(seed: int, kafka: KafkaServer, make: Make) -> None:
-    chance = random.Random(seed)
     sink = make(mode="mirror", partitions=2)
-    feed = Feed(sink)
-    expected = {key: order(key) for key in chance.sample(range(60), 30)}
-    feed.history(1, list(expected.values()))
-    for epoch in range(1, 9):
-        changes: list[tuple[Any, ...]] = []
-        for _ in range(chance.randrange(1, 12)):
-            key = chance.randrange(60)
-            if chance.random() < 0.3:
-                changes.append((DELETE, order(key)))
-                expected.pop(key, None)
-            elif key in expected and chance.random() < 0.2:
-                changes.append((UPDATE, order(key, None, f"{epoch}.00"), "status"))
-                expected[key] = order(key, expected[key]["status"], f"{epoch}.00")
-            else:
-                changes.append((INSERT, order(key, f"s{epoch}")))
-                expected[key] = order(key, f"s{epoch}")
-        feed.changes(epoch, *changes)
-        if chance.random() < 0.3:
-            feed.changes(epoch, (DELETE, order(1)), (INSERT, order(99)))
-            forget()
-    assert mirror(kafka, sink) == [expected[key] for key in sorted(expected)]
+    chance = random.Random(seed)
+    expected = deliver_any_batches(Feed(sink), chance, epochs=8, unavailable=0.2, truncates=False, after_again=forget)
+    assert mirror(kafka, sink) == expected
 
 
 def test_changes_of_a_key_stay_in_order_in_one_partition(

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.servers.mariadb import MariaDbServer
-from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, Feed, order, table_of
+from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, Feed, many_changes, order, table_of
 
 from headwater.sinks import open_sink
 from headwater.sinks.errors import SinkInputError, SinkRowError, SinkSchemaError, SinkUnreachable, SinkUnwritable
 from headwater.sinks.mysql import SESSIONS, MySqlSink
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
-from .sql_scenarios import MakeSink, SqlScenarios, check_types, log_of, rows_of
+from .sql_scenarios import MakeSink, SqlScenarios, check_types, rows_of
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_numbers_that_the_server_has_not_are_refused(rows: int, make: MakeSink) 
     values = np.ones(rows)
     values[-1] = np.nan
     token = Feed(sink, table).token(1)
-    batch = log_of(np.arange(rows), INSERT)
+    batch = many_changes(np.arange(rows), INSERT)
     pattern = Feed(sink, table)
     if rows == 1:
         with pytest.raises(SinkRowError) as caught:

@@ -24,6 +24,7 @@ from tests.store.sinks.file_sinks import (
     IntegerOrder,
     history_part,
     log_rows,
+    many_changes,
     order,
     own_rows,
     table_of,
@@ -225,23 +226,15 @@ def test_a_transaction_of_many_rows(place: Place, size: int) -> None:
     sink, mode = run.sink, place.case.mode
     keys = np.arange(size)
     token = run.feed.token(1)
-    assert sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter([many(keys, INSERT)]), None)])
+    assert sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter([many_changes(keys, INSERT)]), None)])
     token = run.feed.token(2)
-    batches = iter([many(keys[::2], DELETE, 2), many(keys[1::2], UPDATE, 2)])
+    batches = iter([many_changes(keys[::2], DELETE, 2), many_changes(keys[1::2], UPDATE, 2)])
     assert sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, batches, None)])
     found = place.rows(sink, ORDERS, ["id"])
     copies = {Mode.MIRROR: [(1, 2)], Mode.CHANGES: [(0, 1), (0, 1)], Mode.HISTORY: [(0, 1), (1, 2)]}[mode]
     wanted = np.sort(np.concatenate([keys[start::step] for start, step in copies]))
     assert np.array_equal(np.sort([row["id"] for row in found]), wanted)
     assert sink.committed(ORDERS, "q", "b1") == Committed(2)
-
-
-def many(keys: Any, op: int, epoch: int = 1) -> pa.RecordBatch:
-    pattern = log_rows(ORDERS, [(op, order(0))], epoch)
-    filled = {name: pa.repeat(pattern.column(name)[0], keys.size) for name in pattern.schema.names}
-    filled["id"] = pa.array(keys)
-    filled["_seq"] = pa.array(np.arange(keys.size), pa.uint32())
-    return pa.RecordBatch.from_pydict(filled, schema=pattern.schema)
 
 
 # -- every type --------------------------------------------------------------------------------------------------------
@@ -536,9 +529,9 @@ def test_what_was_staged_and_not_committed_is_seen_by_nobody(place: Place) -> No
     run.changes(1, (INSERT, order(1)))
     sink = run.sink
     old, new = (replace(run.feed.token(2, 1), generation=number) for number in (1, 2))
-    rows = pa.Table.from_batches([many(np.arange(5_000), INSERT)]).select(ORDERS.schema.names).combine_chunks()
+    rows = pa.Table.from_batches([many_changes(np.arange(5_000), INSERT)]).select(ORDERS.schema.names).combine_chunks()
     for _ in range(2):
-        sink.stage_changes(ORDERS, old, iter([many(np.arange(5_000), INSERT, 2)]), None)
+        sink.stage_changes(ORDERS, old, iter([many_changes(np.arange(5_000), INSERT, 2)]), None)
         sink.stage_history(ORDERS, old, history_part(), iter(rows.cast(ORDERS.schema).to_batches()))
     run.check()
     sink.abort(ORDERS, "q", 2)

@@ -5,7 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from headwater import failpoints
 from headwater.state import StateStore, open_writer
+
+from .lakes import LAKES, At, Lake
 
 Reopen = Callable[[], StateStore]
 
@@ -27,3 +30,25 @@ def reopen(tmp_path: Path) -> Iterator[Reopen]:
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def log_format(request: pytest.FixtureRequest) -> int:
     return int(request.param)
+
+
+@pytest.fixture(params=LAKES, ids=[one.name for one in LAKES])
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
+    kind: type[Lake] = request.param
+    return kind(str(tmp_path / "lake"))
+
+
+@pytest.fixture
+def at(monkeypatch: pytest.MonkeyPatch) -> At:
+    """Do something when a failpoint is passed, once."""
+
+    def arrange(name: str, action: Callable[[], object]) -> None:
+        left = [action]
+
+        def hit(passed: str) -> None:
+            if passed == name and left:
+                left.pop()()
+
+        monkeypatch.setattr(failpoints, "hit", hit)
+
+    return arrange

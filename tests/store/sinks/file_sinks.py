@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,10 @@ def table_of(columns: dict[str, pa.DataType], key: Sequence[str] = ("id",), name
         SourceColumn(column, kind, str(kind), place + 1) for place, (column, kind) in enumerate(columns.items())
     )
     return SourceTable("public", name, made, tuple(key))
+
+
+def with_columns(table: SourceTable, *columns: SourceColumn) -> SourceTable:
+    return replace(table, columns=columns)
 
 
 ORDERS = table_of({"id": pa.int64(), "status": pa.string(), "total": pa.decimal128(10, 2)})
@@ -53,6 +59,25 @@ def log_rows(table: SourceTable, changes: Sequence[tuple[Any, ...]], epoch: int 
 
 def own_rows(table: SourceTable, rows: Sequence[dict[str, Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pylist(list(rows), schema=table.schema)
+
+
+def many_rows(keys: NDArray[np.int64]) -> pa.RecordBatch:
+    """An order for each of *keys*."""
+    columns = {
+        "id": keys,
+        "status": pa.repeat(pa.scalar("new"), keys.size),
+        "total": pa.repeat(pa.scalar(Decimal("2.50"), pa.decimal128(10, 2)), keys.size),
+    }
+    return pa.RecordBatch.from_pydict(columns, schema=ORDERS.schema)
+
+
+def many_changes(keys: NDArray[np.int64], op: int, epoch: int = 1) -> pa.RecordBatch:
+    """A change of each of the orders *keys*, to what :func:`order` makes."""
+    pattern = log_rows(ORDERS, [(op, order(0))], epoch)
+    filled = {name: pa.repeat(pattern.column(name)[0], keys.size) for name in pattern.schema.names}
+    filled["id"] = pa.array(keys)
+    filled["_seq"] = pa.array(np.arange(keys.size), pa.uint32())
+    return pa.RecordBatch.from_pydict(filled, schema=pattern.schema)
 
 
 def history_part(ranges: Sequence[tuple[Any, Any]] = ((None, None),), **more: Any) -> HistoryPart:
@@ -112,6 +137,45 @@ class Feed:
 
 
 def order(id: int, status: str | None = "new", total: str | None = "1.00") -> dict[str, Any]:  # noqa: A002
-    from decimal import Decimal
-
     return {"id": id, "status": status, "total": None if total is None else Decimal(total)}
+
+
+def deliver_any_batches(
+    feed: Feed,
+    chance: random.Random,
+    *,
+    epochs: int = 24,
+    unavailable: float = 0.4,
+    truncates: bool = True,
+    after_again: Callable[[], object] = lambda: None,
+) -> list[dict[str, Any]]:
+    """Orders as history, and then as changes of *epochs*; some batches come again, with other rows that do not count.
+
+    :param unavailable: how many of the changes of a row that is there do not tell its status.
+    :return: the rows that a mirror has after that, by key.
+    """
+    expected = {key: order(key) for key in chance.sample(range(60), 30)}
+    feed.history(1, list(expected.values()))
+    for epoch in range(1, epochs + 1):
+        changes: list[tuple[Any, ...]] = []
+        for _ in range(chance.randrange(1, 12)):
+            key = chance.randrange(60)
+            if chance.random() < 0.3:
+                changes.append((DELETE, order(key)))
+                expected.pop(key, None)
+            elif key in expected and chance.random() < unavailable:
+                changes.append((UPDATE, order(key, None, f"{epoch}.00"), "status"))
+                expected[key] = order(key, expected[key]["status"], f"{epoch}.00")
+            else:
+                changes.append((INSERT, order(key, f"s{epoch}")))
+                expected[key] = order(key, f"s{epoch}")
+        if truncates and chance.random() < 0.1:
+            expected = {key: order(key, "left") for key in (1, 2)}
+            changes = [*changes, *((INSERT, row) for row in expected.values())]
+            feed.changes(epoch, *changes, truncated=(epoch, len(changes) - 2))
+        else:
+            feed.changes(epoch, *changes)
+        if chance.random() < 0.3:
+            feed.changes(epoch, (DELETE, order(1)), (INSERT, order(99)))
+            after_again()
+    return [expected[key] for key in sorted(expected)]

@@ -1,4 +1,4 @@
-"""Commits of an Iceberg sink against others: zombies, other writers, chores; and what they leave in the warehouse."""
+"""Commits of an Iceberg sink against other writers and chores, and what they leave in the warehouse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import datetime as dt
 import multiprocessing
 import pickle
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,9 @@ from headwater.sinks.errors import SinkBusy, SinkDriverMissing, SinkInputError, 
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode, Token
 
-from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order, own_rows, table_of
+from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order, own_rows
 from .iceberg_tables import open_table, scan, snapshot_id, statuses
+from .lakes import At
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 
@@ -28,22 +28,6 @@ _PROCESSES = multiprocessing.get_context("forkserver")
 @pytest.fixture
 def sink(tmp_path: Path) -> IcebergSink:
     return IcebergSink(str(tmp_path / "lake"))
-
-
-@pytest.fixture
-def at(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[], Any]], None]:
-    """Do something when a failpoint is passed, once."""
-
-    def arrange(name: str, action: Callable[[], Any]) -> None:
-        left = [action]
-
-        def hit(passed: str) -> None:
-            if passed == name and left:
-                left.pop()()
-
-        monkeypatch.setattr(failpoints, "hit", hit)
-
-    return arrange
 
 
 def files_in(sink: IcebergSink, name: str) -> list[Path]:
@@ -55,47 +39,7 @@ def append_by_others(sink: IcebergSink) -> None:
         table.append(pa.Table.from_batches([own_rows(ORDERS, [order(100, "by others")])]))
 
 
-def test_a_zombie_that_commits_the_same_batch_later_changes_nothing(sink: IcebergSink, at: Any) -> None:
-    feed = Feed(sink)
-    feed.changes(1, (INSERT, order(1)))
-    token = feed.token(2)
-    of_zombie = feed.stage_changes(token, [(INSERT, order(2)), (UPDATE, order(1, "once"))])
-    ours = feed.stage_changes(token, [(INSERT, order(2)), (UPDATE, order(1, "once"))])
-    at("sink.iceberg.before_commit", lambda: sink.commit(ORDERS, token, [ours]))
-    assert not sink.commit(ORDERS, token, [of_zombie])
-    assert statuses(sink) == {1: "once", 2: "new"}
-    with open_table(sink) as table:
-        assert len(table.metadata.snapshots) == 2
-
-
-def test_a_zombie_with_an_older_batch_is_refused_after_newer_ones(sink: IcebergSink, at: Any) -> None:
-    feed = Feed(sink)
-    feed.changes(1, (INSERT, order(1)))
-    token = feed.token(2)
-    of_zombie = feed.stage_changes(token, [(UPDATE, order(1, "two"))])
-
-    def go_on() -> None:
-        sink.commit(ORDERS, token, [feed.stage_changes(token, [(UPDATE, order(1, "two"))])])
-        feed.changes(3, (DELETE, order(1)))
-
-    at("sink.iceberg.before_commit", go_on)
-    assert not sink.commit(ORDERS, token, [of_zombie])
-    assert statuses(sink) == {}
-    assert sink.committed(ORDERS, "q", "b1") == Committed(3)
-
-
-@pytest.mark.parametrize("mode", ["mirror", "changes", "history"])
-def test_a_zombie_that_appends_history_is_refused(mode: str, tmp_path: Path, at: Any) -> None:
-    sink = IcebergSink(str(tmp_path), mode=Mode(mode))
-    feed = Feed(sink)
-    token = feed.token(0, 1)
-    staged = [feed.stage_history(token, [order(1), order(2)]) for _ in range(2)]
-    at("sink.iceberg.before_commit", lambda: sink.commit(ORDERS, token, [staged[0]]))
-    assert not sink.commit(ORDERS, token, [staged[1]])
-    assert statuses(sink) == {1: "new", 2: "new"}
-
-
-def test_a_commit_of_another_writer_in_between_is_taken_into_account(sink: IcebergSink, at: Any) -> None:
+def test_a_commit_of_another_writer_in_between_is_taken_into_account(sink: IcebergSink, at: At) -> None:
     feed = Feed(sink)
     feed.history(1, [order(key) for key in range(5)])
     at("sink.iceberg.before_commit", lambda: append_by_others(sink))
@@ -193,16 +137,6 @@ def test_a_token_whose_property_was_taken_away_is_found_in_the_snapshots(sink: I
     assert sink.committed(ORDERS, "q", "b1") == Committed(5)
 
 
-def test_a_table_that_was_dropped_is_made_anew(sink: IcebergSink) -> None:
-    feed = Feed(sink)
-    feed.changes(1, (INSERT, order(1)))
-    with open_table(sink) as table:
-        table.catalog.drop_table(("public", "orders"))
-    assert sink.committed(ORDERS, "q", "b1") == Committed()
-    feed.changes(1, (INSERT, order(2)))
-    assert statuses(sink) == {2: "new"}
-
-
 def test_metadata_and_files_of_many_commits_stay_few(sink: IcebergSink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "SMALL_FILES", 4)
     monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 5)
@@ -279,40 +213,6 @@ def test_files_of_a_table_that_was_never_made_are_removed(sink: IcebergSink) -> 
     assert len(files_in(sink, "data")) == 1
     sink.abort(ORDERS, "q", 1)
     assert not files_in(sink, "data")
-
-
-def test_staging_that_fails_leaves_nothing(sink: IcebergSink) -> None:
-    def broken() -> Any:
-        yield pa.RecordBatch.from_pylist([order(1)], schema=ORDERS.schema)
-        raise ValueError("the source is gone")
-
-    from .file_sinks import history_part
-
-    with pytest.raises(ValueError, match="gone"):
-        sink.stage_history(ORDERS, Feed(sink).token(0, 1), history_part(), broken())
-    assert not list(Path(sink.warehouse).rglob("*.parquet"))
-
-
-def test_a_table_without_rows_is_there_all_the_same(sink: IcebergSink) -> None:
-    Feed(sink).history(1, [])
-    assert scan(sink).schema.names == ["id", "status", "total"]
-    assert sink.committed(ORDERS, "q", "b1").plan == 1
-
-
-def test_files_without_a_changed_key_are_left_alone(tmp_path: Path) -> None:
-    table = table_of({"id": pa.int64(), "v": pa.string()})
-    sink = IcebergSink(str(tmp_path), file_bytes=1)
-    feed = Feed(sink, table)
-    token = feed.token(0, 1)
-    parts = [feed.stage_history(token, [{"id": first + n, "v": "a"} for n in range(10)]) for first in (0, 100, 200)]
-    sink.commit(table, token, parts)
-    with open_table(sink) as found:
-        before = set(found.inspect.files().column("file_path").to_pylist())
-    feed.changes(1, (UPDATE, {"id": 105, "v": "b"}), (INSERT, {"id": 50, "v": "c"}), (DELETE, {"id": 300}))
-    with open_table(sink) as found:
-        after = set(found.inspect.files().column("file_path").to_pylist())
-    assert len(before & after) == 2
-    assert len(after - before) == 2
 
 
 def test_two_tables_of_one_name_in_one_namespace_are_refused(tmp_path: Path) -> None:

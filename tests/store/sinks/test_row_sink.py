@@ -27,7 +27,19 @@ from headwater.sinks.sink import Committed, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.stream.vnode import hash_keys
 
-from .file_sinks import DELETE, INSERT, OLD, ORDERS, UPDATE, Feed, IntegerOrder, order, own_rows, table_of
+from .file_sinks import (
+    DELETE,
+    INSERT,
+    OLD,
+    ORDERS,
+    UPDATE,
+    Feed,
+    IntegerOrder,
+    deliver_any_batches,
+    order,
+    own_rows,
+    table_of,
+)
 
 ROOT = Path(__file__).parents[3]
 KIND = "my_sinks:SqliteSink"
@@ -230,28 +242,9 @@ def test_large_batches_go_through_files_that_are_removed(sink: RowSink, tmp_path
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_batches_give_what_a_dictionary_gives(seed: int, sink: RowSink) -> None:
-    chance = random.Random(seed)
-    feed = Feed(sink)
-    expected = {key: order(key) for key in chance.sample(range(60), 30)}
-    feed.history(1, list(expected.values()))
-    for epoch in range(1, 25):
-        changes: list[tuple[Any, ...]] = []
-        for _ in range(chance.randrange(1, 12)):
-            key = chance.randrange(60)
-            if chance.random() < 0.3:
-                changes.append((DELETE, order(key)))
-                expected.pop(key, None)
-            elif key in expected and chance.random() < 0.4:
-                changes.append((UPDATE, order(key, None, f"{epoch}.00"), "status"))
-                expected[key] = order(key, expected[key]["status"], f"{epoch}.00")
-            else:
-                changes.append((INSERT, order(key, f"s{epoch}")))
-                expected[key] = order(key, f"s{epoch}")
-        feed.changes(epoch, *changes)
-        if chance.random() < 0.3:
-            feed.changes(epoch, (DELETE, order(1)), (INSERT, order(99)))
-    assert rows_of(sink) == [expected[key] for key in sorted(expected)]
+def test_any_batches_give_what_a_dictionary_gives(seed: int, feed: Feed, sink: RowSink) -> None:
+    expected = deliver_any_batches(feed, random.Random(seed), truncates=False)
+    assert rows_of(sink) == expected
 
 
 _CHILD = """

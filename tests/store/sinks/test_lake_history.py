@@ -1,44 +1,42 @@
-"""A Delta table of versions: what each row was, from when, up to when."""
+"""The history in a lake, a table of versions: what each row was, from when, up to when."""
 
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 
-from headwater.sinks import delta_log, fold, rewrite
-from headwater.sinks.delta import DeltaSink
-from headwater.sinks.errors import OtherAttempt, SinkSchemaError
+from headwater.sinks import delta_log, fold, iceberg_waste, rewrite
+from headwater.sinks.errors import OtherAttempt, SinkSchemaError, SinkUnwritable
 from headwater.sinks.sink import Committed, Mode, Token
 from headwater.sinks.versions import IS_CURRENT
 from headwater.stream.vnode import hash_keys
 
 from .file_sinks import DELETE, INSERT, OLD, ORDERS, UPDATE, Feed, IntegerOrder, log_rows, order, own_rows, table_of
+from .lakes import Lake, SinkOfLake
 
 SECOND = 1_000_000
+OTHER_MODE = {
+    "delta": (SinkSchemaError, "partitioned by nothing"),
+    "iceberg": (SinkUnwritable, "made with mode 'mirror'"),
+}
 
 
 @pytest.fixture
-def sink(tmp_path: Path) -> DeltaSink:
-    return DeltaSink(str(tmp_path / "lake"), mode=Mode.HISTORY)
+def sink(lake: Lake) -> SinkOfLake:
+    return lake.sink(Mode.HISTORY)
 
 
 @pytest.fixture
-def feed(sink: DeltaSink) -> Feed:
+def feed(sink: SinkOfLake) -> Feed:
     return Feed(sink)
 
 
-def table_at(sink: DeltaSink) -> DeltaTable:
-    return DeltaTable(f"{sink.path}/public.orders")
-
-
-def versions(sink: DeltaSink) -> list[tuple[Any, ...]]:
+def versions(lake: Lake) -> list[tuple[Any, ...]]:
     """Per version key, status, seconds of begin and end; an end is there if it is not current."""
-    rows = table_at(sink).to_pyarrow_table()
+    rows = lake.read()
     for name in ("_valid_from", "_valid_to"):
         place = rows.schema.get_field_index(name)
         rows = rows.set_column(place, name, rows.column(name).cast(pa.int64()))
@@ -51,11 +49,11 @@ def versions(sink: DeltaSink) -> list[tuple[Any, ...]]:
     return sorted(told, key=lambda one: (one[0], one[2], one[3] is None, one[3] or 0))
 
 
-def test_inserts_updates_and_deletes(feed: Feed, sink: DeltaSink) -> None:
+def test_inserts_updates_and_deletes(feed: Feed, lake: Lake, sink: SinkOfLake) -> None:
     assert feed.changes(1, (INSERT, order(1)), (INSERT, order(2)), (INSERT, order(3)))
     assert feed.changes(2, (OLD, order(1)), (UPDATE, order(1, "paid")), (DELETE, order(2)), (INSERT, order(4)))
     assert feed.changes(3, (UPDATE, order(1, "sent")))
-    assert versions(sink) == [
+    assert versions(lake) == [
         (1, "new", 1, 2),
         (1, "paid", 2, 3),
         (1, "sent", 3, None),
@@ -66,7 +64,7 @@ def test_inserts_updates_and_deletes(feed: Feed, sink: DeltaSink) -> None:
     assert sink.committed(ORDERS, "q", "b1") == Committed(3)
 
 
-def test_a_batch_of_several_commits_has_each_version(feed: Feed, sink: DeltaSink) -> None:
+def test_a_batch_of_several_commits_has_each_version(feed: Feed, lake: Lake, sink: SinkOfLake) -> None:
     feed.history(1, [order(1), order(2)])
     token = Token("q", "b1", 0, 4, 1)
     batches = [
@@ -75,7 +73,7 @@ def test_a_batch_of_several_commits_has_each_version(feed: Feed, sink: DeltaSink
         log_rows(ORDERS, [(DELETE, order(1))], 4),
     ]
     sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter(batches), None)])
-    assert versions(sink) == [
+    assert versions(lake) == [
         (1, "new", 1, 2),
         (1, "a", 2, 3),
         (1, "b", 3, 4),
@@ -86,7 +84,7 @@ def test_a_batch_of_several_commits_has_each_version(feed: Feed, sink: DeltaSink
 
 @pytest.mark.parametrize("piece", [1, fold.FOLD_BYTES])
 def test_pieces_of_several_tasks_are_applied_in_order(
-    feed: Feed, sink: DeltaSink, monkeypatch: pytest.MonkeyPatch, piece: int
+    lake: Lake, sink: SinkOfLake, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
     monkeypatch.setattr(fold, "FOLD_BYTES", piece)
     token = Token("q", "b1", 0, 3, 0)
@@ -97,32 +95,34 @@ def test_pieces_of_several_tasks_are_applied_in_order(
         for key in (1, 2)
     ]
     sink.commit(ORDERS, token, staged)
-    assert versions(sink) == [(key, f"at {at}", at, at + 1 if at < 3 else None) for key in (1, 2) for at in (1, 2, 3)]
+    assert versions(lake) == [(key, f"at {at}", at, at + 1 if at < 3 else None) for key in (1, 2) for at in (1, 2, 3)]
 
 
-def test_a_batch_that_comes_again_changes_nothing(feed: Feed, sink: DeltaSink) -> None:
+def test_a_batch_that_comes_again_changes_nothing(feed: Feed, lake: Lake) -> None:
     feed.changes(5, (INSERT, order(1)))
-    version = table_at(sink).version()
+    before = lake.newest()
     assert not feed.changes(5, (UPDATE, order(1, "other")))
     assert not feed.changes(4, (INSERT, order(2)))
-    assert versions(sink) == [(1, "new", 5, None)]
-    assert table_at(sink).version() == version
+    assert versions(lake) == [(1, "new", 5, None)]
+    assert lake.newest() == before
 
 
-def test_a_batch_that_begins_earlier_than_what_is_there_adds_the_rest_only(feed: Feed, sink: DeltaSink) -> None:
+def test_a_batch_that_begins_earlier_than_what_is_there_adds_the_rest_only(
+    feed: Feed, lake: Lake, sink: SinkOfLake
+) -> None:
     feed.changes(5, (INSERT, order(1)))
     token = Token("q", "b1", 0, 8, 0)
     batches = [log_rows(ORDERS, [(INSERT, order(1))], 5), log_rows(ORDERS, [(UPDATE, order(1, "later"))], 8)]
     early = sink.stage_changes(ORDERS, Token("q", "b1", 5, 8, 0), iter(batches), None)
     assert sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter(batches), None)])
-    assert versions(sink) == [(1, "new", 5, 8), (1, "later", 8, None)]
+    assert versions(lake) == [(1, "new", 5, 8), (1, "later", 8, None)]
     feed.changes(9, (DELETE, order(1)))
     late = Token("q", "b1", 5, 10, 0)
     with pytest.raises(OtherAttempt):
         sink.commit(ORDERS, late, [early])
 
 
-def test_unavailable_values_come_from_the_version_that_is_closed(feed: Feed, sink: DeltaSink) -> None:
+def test_unavailable_values_come_from_the_version_that_is_closed(feed: Feed, lake: Lake) -> None:
     feed.changes(1, (INSERT, order(1, "long text")), (INSERT, order(2, "other")))
     feed.changes(
         2,
@@ -132,7 +132,7 @@ def test_unavailable_values_come_from_the_version_that_is_closed(feed: Feed, sin
         (INSERT, order(2, None), "status"),
         (UPDATE, order(3, None), "status"),
     )
-    assert versions(sink) == [
+    assert versions(lake) == [
         (1, "long text", 1, 2),
         (1, "long text", 2, 2),
         (1, "long text", 2, None),
@@ -142,26 +142,26 @@ def test_unavailable_values_come_from_the_version_that_is_closed(feed: Feed, sin
     ]
 
 
-def test_a_clock_that_steps_back_makes_no_two_versions_of_one_time(feed: Feed, sink: DeltaSink) -> None:
+def test_a_clock_that_steps_back_makes_no_two_versions_of_one_time(feed: Feed, lake: Lake, sink: SinkOfLake) -> None:
     batch = log_rows(ORDERS, [(INSERT, order(1))], 9)
     token = Token("q", "b1", 0, 1, 0)
     later = batch.set_column(batch.schema.get_field_index("_epoch"), "_epoch", pa.array([1], pa.uint64()))
     sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter([later]), None)])
     feed.changes(2, (UPDATE, order(1, "b")), (UPDATE, order(1, "c")))
-    assert sorted(versions(sink), key=str) == [(1, "b", 9, 9), (1, "c", 9, None), (1, "new", 9, 9)]
+    assert sorted(versions(lake), key=str) == [(1, "b", 9, 9), (1, "c", 9, None), (1, "new", 9, 9)]
 
 
-def test_truncate_closes_what_is_current(feed: Feed, sink: DeltaSink) -> None:
+def test_truncate_closes_what_is_current(feed: Feed, lake: Lake) -> None:
     feed.changes(1, (INSERT, order(1)), (INSERT, order(2)))
     feed.changes(3, (INSERT, order(8)), (INSERT, order(2, "again")), truncated=(3, 1))
-    assert versions(sink) == [(1, "new", 1, 3), (2, "new", 1, 3), (2, "again", 3, None)]
+    assert versions(lake) == [(1, "new", 1, 3), (2, "new", 1, 3), (2, "again", 3, None)]
     feed.changes(4, truncated=(4, 0))
     origin = 1_617_235_200  # of epochs: those of tests are its first moment
-    assert versions(sink) == [(1, "new", 1, 3), (2, "new", 1, 3), (2, "again", 3, origin)]
+    assert versions(lake) == [(1, "new", 1, 3), (2, "new", 1, 3), (2, "again", 3, origin)]
     assert not feed.changes(4, truncated=(4, 0))
 
 
-def test_history_and_changes_in_one_batch(feed: Feed, sink: DeltaSink) -> None:
+def test_history_and_changes_in_one_batch(feed: Feed, lake: Lake, sink: SinkOfLake) -> None:
     token = feed.token(3, 1, 2)
     staged = [
         feed.stage_changes(token, [(INSERT, order(10))]),
@@ -170,34 +170,34 @@ def test_history_and_changes_in_one_batch(feed: Feed, sink: DeltaSink) -> None:
     ]
     assert sink.commit(ORDERS, token, staged)
     expected = [(1, "new", 1, None), (2, "new", 1, None), (5, "new", 1, None), (10, "new", 3, None)]
-    assert versions(sink) == expected
+    assert versions(lake) == expected
     assert not sink.commit(ORDERS, token, staged)
-    assert versions(sink) == expected
+    assert versions(lake) == expected
     assert sink.committed(ORDERS, "q", "b1") == Committed(3, 1, 2)
 
 
-def test_history_of_rows_that_are_there_begins_a_version_only_where_it_differs(feed: Feed, sink: DeltaSink) -> None:
+def test_history_of_rows_that_are_there_begins_a_version_only_where_it_differs(feed: Feed, lake: Lake) -> None:
     feed.changes(1, (INSERT, order(1)), (INSERT, order(2)))
     changed = hash_keys(own_rows(ORDERS, [order(1), order(2)]), ("id",))
     feed.history(2, [order(1), order(2, "read"), order(3)], changed=changed)
-    assert versions(sink) == [(1, "new", 1, None), (2, "new", 1, 1), (2, "read", 1, None), (3, "new", 1, None)]
+    assert versions(lake) == [(1, "new", 1, None), (2, "new", 1, 1), (2, "read", 1, None), (3, "new", 1, None)]
 
 
-def test_another_backfill_of_rows_that_are_there_doubles_none(sink: DeltaSink) -> None:
+def test_another_backfill_of_rows_that_are_there_doubles_none(lake: Lake, sink: SinkOfLake) -> None:
     Feed(sink).history(1, [order(1), order(2)])
     again = Feed(sink, backfill="b2")
     again.history(1, [order(1)])
     again.history(2, [order(2, "b2"), order(3)])
-    assert versions(sink) == [(1, "new", 1, None), (2, "new", 1, 1), (2, "b2", 1, None), (3, "new", 1, None)]
+    assert versions(lake) == [(1, "new", 1, None), (2, "new", 1, 1), (2, "b2", 1, None), (3, "new", 1, None)]
 
 
-def test_a_resnapshot_closes_what_is_gone_or_differs_and_leaves_the_rest(feed: Feed, sink: DeltaSink) -> None:
+def test_a_resnapshot_closes_what_is_gone_or_differs_and_leaves_the_rest(feed: Feed, lake: Lake) -> None:
     feed.history(1, [order(key) for key in range(8)])
     feed.changes(2, (UPDATE, order(6, "changed")))
-    before = set(table_at(sink).file_uris())
+    before = lake.files()
     rows = [order(3), order(5, "again"), order(100, "in no range")]
     feed.history(2, rows[:2], ranges=[(3, 6)], replaces=True, order=IntegerOrder())
-    assert versions(sink) == [
+    assert versions(lake) == [
         (0, "new", 1, None),
         (1, "new", 1, None),
         (2, "new", 1, None),
@@ -209,17 +209,16 @@ def test_a_resnapshot_closes_what_is_gone_or_differs_and_leaves_the_rest(feed: F
         (6, "changed", 2, None),
         (7, "new", 1, None),
     ]
-    before = set(table_at(sink).file_uris())
+    before = lake.files()
     current = [order(key) for key in (0, 1, 2, 3, 7)] + [order(5, "again"), order(6, "changed")]
     feed.history(3, current, replaces=True)
-    assert set(table_at(sink).file_uris()) == before
+    assert lake.files() == before
     feed.history(4, [], replaces=True)
-    assert not [one for one in versions(sink) if one[3] is None]
+    assert not [one for one in versions(lake) if one[3] is None]
 
 
-def test_values_of_any_type_that_are_the_same_begin_no_version(tmp_path: Path) -> None:
+def test_values_of_any_type_that_are_the_same_begin_no_version(lake: Lake, sink: SinkOfLake) -> None:
     table = table_of({"id": pa.int64(), "x": pa.float64(), "tags": pa.list_(pa.list_(pa.string())), "raw": pa.binary()})
-    sink = DeltaSink(str(tmp_path), mode=Mode.HISTORY)
     feed = Feed(sink, table)
     rows: list[dict[str, Any]] = [
         {"id": 1, "x": float("nan"), "tags": [["a", None], [], None], "raw": b""},
@@ -229,67 +228,68 @@ def test_values_of_any_type_that_are_the_same_begin_no_version(tmp_path: Path) -
     feed.history(1, rows)
     rows[1] |= {"tags": []}
     feed.history(2, rows, replaces=True)
-    found = table_at(sink).to_pyarrow_table().to_pylist()
+    found = lake.read().to_pylist()
     assert sorted((row["id"], row[IS_CURRENT]) for row in found) == [(1, True), (2, False), (2, True), (3, True)]
 
 
-def test_a_new_column_of_rows_that_are_there(feed: Feed, sink: DeltaSink) -> None:
+def test_a_new_column_of_rows_that_are_there(feed: Feed, lake: Lake) -> None:
     feed.history(1, [order(1, "a"), order(2, "b"), order(4, "d", "9.00")])
     feed.history(2, [order(1, "x", "9.00"), order(3, "x", "9.00"), order(4, "x", "9.00")], columns=("total",))
-    found = table_at(sink).to_pyarrow_table().to_pylist()
+    found = lake.read().to_pylist()
     told = sorted((row["id"], row["status"], str(row["total"]), row[IS_CURRENT]) for row in found)
     assert told == [(1, "a", "1.00", False), (1, "a", "9.00", True), (2, "b", "1.00", True), (4, "d", "9.00", True)]
 
 
-def test_readers_tell_current_versions_by_partition_and_closing_reads_no_others(feed: Feed, sink: DeltaSink) -> None:
+def test_readers_tell_current_versions_by_partition_and_closing_reads_no_others(feed: Feed, lake: Lake) -> None:
     feed.history(1, [order(key) for key in range(10)])
     feed.changes(1, (UPDATE, order(1, "a")))
     feed.changes(2, (UPDATE, order(1, "b")))
-    closed = set(table_at(sink).file_uris(file_pruning_predicate="_is_current = false"))
+    closed = lake.files(is_current=False)
     assert len(closed) == 2
     feed.changes(3, (UPDATE, order(1, "c")))
-    assert closed < set(table_at(sink).file_uris(file_pruning_predicate="_is_current = false"))
-    current = table_at(sink).to_pyarrow_table(filters=[("_is_current", "=", True)])
+    assert closed < lake.files(is_current=False)
+    current = lake.read(is_current=True)
     assert sorted(row["id"] for row in current.to_pylist()) == list(range(10))
 
 
-def test_the_rows_that_are_shown_have_all_columns(feed: Feed, sink: DeltaSink) -> None:
+def test_the_rows_that_are_shown_have_all_columns(feed: Feed, sink: SinkOfLake) -> None:
     feed.changes(1, (INSERT, order(1)))
     feed.changes(2, (UPDATE, order(1, "paid")))
     shown = pa.Table.from_batches(list(sink.shown(ORDERS, ["status", IS_CURRENT]))).to_pylist()
     assert sorted((row["status"], row[IS_CURRENT]) for row in shown) == [("new", False), ("paid", True)]
 
 
-def test_columns_come_grow_and_are_renamed(feed: Feed, sink: DeltaSink) -> None:
+def test_columns_come_grow_and_are_renamed(feed: Feed, lake: Lake) -> None:
     feed.table = table_of({"id": pa.int32(), "status": pa.string()})
     feed.changes(1, (INSERT, {"id": 1, "status": "a"}))
     feed.table = table_of({"id": pa.int64(), "state": pa.string(), "n": pa.int32()})
     feed.changes(2, (UPDATE, {"id": 1, "state": "b", "n": 5}), (INSERT, {"id": 2**40}))
-    found = table_at(sink).to_pyarrow_table().to_pylist()
+    found = lake.read().to_pylist()
     told = sorted((row["id"], row["_valid_to"] is None, row["state"] or "", row["n"] or 0) for row in found)
     assert told == [(1, False, "a", 0), (1, True, "b", 5), (2**40, True, "", 0)]
 
 
-def test_a_column_that_the_mode_adds_cannot_be_one_of_the_table(sink: DeltaSink) -> None:
+def test_a_column_that_the_mode_adds_cannot_be_one_of_the_table(sink: SinkOfLake) -> None:
     feed = Feed(sink, table_of({"id": pa.int64(), "_Valid_to": pa.string()}))
     with pytest.raises(SinkSchemaError, match="one that this mode adds"):
         feed.history(1, [{"id": 1}])
 
 
-def test_a_table_of_another_mode_is_refused(sink: DeltaSink) -> None:
-    Feed(DeltaSink(sink.path)).changes(1, (INSERT, order(1)))
-    with pytest.raises(SinkSchemaError, match="partitioned by nothing"):
+def test_a_table_of_another_mode_is_refused(lake: Lake, sink: SinkOfLake) -> None:
+    Feed(lake.sink()).changes(1, (INSERT, order(1)))
+    error, text = OTHER_MODE[lake.name]
+    with pytest.raises(error, match=text):
         Feed(sink).changes(2, (INSERT, order(2)))
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_any_batches_give_what_a_list_of_versions_gives(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_batches_give_what_a_list_of_versions_gives(seed: int, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "SMALL_FILES", 3)
     monkeypatch.setattr(delta_log, "CHECKPOINT_COMMITS", 7)
+    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 3)
+    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 3)
     chance = random.Random(seed)
-    sink = DeltaSink(str(tmp_path / "lake"), mode=Mode.HISTORY, file_bytes=chance.choice([1, 2000, 1 << 20]))
+    sink = lake.sink(Mode.HISTORY, file_bytes=chance.choice([1, 2000, 1 << 20]))
     feed = Feed(sink)
     expected: dict[int, list[list[Any]]] = {}
 
@@ -323,6 +323,6 @@ def test_any_batches_give_what_a_list_of_versions_gives(
         if chance.random() < 0.3:
             feed.changes(epoch, (DELETE, order(1)), (INSERT, order(99)))
     wanted = [(key, *one) for key, found in expected.items() for one in found]
-    assert sorted(versions(sink), key=str) == sorted(wanted, key=str)
+    assert sorted(versions(lake), key=str) == sorted(wanted, key=str)
     if sink.file_bytes == 1 << 20:
-        assert len(table_at(sink).file_uris()) < 12
+        assert len(lake.files()) < 12

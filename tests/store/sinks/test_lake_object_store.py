@@ -1,0 +1,104 @@
+"""A lake in an object store, over HTTP against moto's S3 server: a mock, because no S3 server is here.
+
+It shows our paths, staging and that of two commits one is refused; not S3's latencies and partial failures.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.servers.s3 import s3_server
+
+from headwater.sinks import iceberg_waste
+from headwater.sinks.sink import Committed, Mode
+
+from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order
+from .lakes import LAKES, At, IcebergLake, Lake, SinkOfLake
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with s3_server() as started:
+        yield started
+
+
+@pytest.fixture(params=LAKES, ids=[one.name for one in LAKES])
+def lake(request: pytest.FixtureRequest, url: str, tmp_path: Path) -> Lake:
+    kind: type[Lake] = request.param
+    return kind.in_bucket(url, tmp_path.name, tmp_path)
+
+
+@pytest.fixture
+def iceberg(url: str, tmp_path: Path) -> IcebergLake:
+    return IcebergLake.in_bucket(url, tmp_path.name, tmp_path)
+
+
+def as_in_a_task(sink: SinkOfLake) -> SinkOfLake:
+    sent: SinkOfLake = pickle.loads(pickle.dumps(sink))
+    return sent
+
+
+def staged_files(sink: SinkOfLake) -> list[str]:
+    return [info.path for info in sink._root.list() if info.path.endswith(".arrow")]
+
+
+def test_a_mirror_in_a_bucket(lake: Lake) -> None:
+    sink = as_in_a_task(lake.sink())
+    assert "secret" not in repr(sink)
+    sink.check()
+    feed = Feed(sink)
+    assert feed.history(1, [order(key) for key in range(4)])
+    assert feed.changes(1, (UPDATE, order(1, "paid")), (DELETE, order(2)), (INSERT, order(9)))
+    assert lake.statuses() == {0: "new", 1: "paid", 3: "new", 9: "new"}
+    token = feed.token(2)
+    many = feed.stage_changes(token, [(INSERT, order(key, "x" * 200)) for key in range(100, 3000)])
+    assert staged_files(sink)
+    assert sink.commit(ORDERS, token, [many])
+    assert not staged_files(sink)
+    assert not feed.changes(2, (INSERT, order(5000)))
+    assert len(lake.statuses()) == 2904
+    assert sink.committed(ORDERS, "q", "b1") == Committed(2, 1, 0)
+    assert sum(batch.num_rows for batch in sink.shown(ORDERS, ["id"])) == 2904
+
+
+@pytest.mark.parametrize("mode", [Mode.CHANGES, Mode.HISTORY], ids=["changes", "history"])
+def test_other_modes_in_a_bucket(lake: Lake, mode: Mode) -> None:
+    feed = Feed(as_in_a_task(lake.sink(mode)))
+    feed.history(1, [order(1)])
+    feed.changes(1, (UPDATE, order(1, "paid")))
+    assert [row["status"] for row in lake.read().sort_by("_commit_version").to_pylist()] == ["new", "paid"]
+
+
+def test_of_two_commits_of_one_batch_one_is_refused(lake: Lake, at: At) -> None:
+    sink = lake.sink()
+    feed = Feed(sink)
+    feed.changes(1, (INSERT, order(1)))
+    token = feed.token(2)
+    first, second = (feed.stage_changes(token, [(INSERT, order(2))]) for _ in range(2))
+    taken: list[bool] = []
+    at(lake.before_commit, lambda: taken.append(sink.commit(ORDERS, token, [first])))
+    assert not sink.commit(ORDERS, token, [second])
+    assert taken == [True]
+    assert lake.statuses() == {1: "new", 2: "new"}
+
+
+def test_what_snapshots_and_attempts_leave_in_a_bucket_is_removed(
+    iceberg: IcebergLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 1)
+    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 1)
+    sink = iceberg.sink()
+    feed = Feed(sink)
+    feed.history(1, [order(key) for key in range(4)])
+    for epoch in range(1, 6):
+        assert feed.changes(epoch, (UPDATE, order(0, f"at {epoch}")))
+    assert iceberg.statuses() == {0: "at 5", 1: "new", 2: "new", 3: "new"}
+    assert sink.committed(ORDERS, "q", "b1") == Committed(5, 1, 0)
+    feed.stage_history(feed.token(0, 2), [order(7000)])
+    before = len(sink._root.list("public/orders/data"))
+    sink.abort(ORDERS, "q", 1)
+    assert len(sink._root.list("public/orders/data")) == before - 1
+    assert sum(batch.num_rows for batch in sink.shown(ORDERS, ["id"])) == 4
