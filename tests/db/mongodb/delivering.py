@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.db.backfill.delivering import Delivering
 from tests.db.mongodb.running import MongoCapture
+from tests.db.writing import writing
 from tests.servers.mongodb import MongoServer
 
 TABLE = "shop.orders"
@@ -45,32 +45,17 @@ def create(server: MongoServer, rows: int = 3000) -> None:
 @contextmanager
 def writer(server: MongoServer, pause: float = 0.002) -> Iterator[None]:
     """Somebody who writes all the time, in transactions and without: new documents, updates, replacements, deletes."""
-    stop = threading.Event()
-    failed: list[BaseException] = []
+    orders = server.client.shop.orders
 
-    def write() -> None:
-        orders = server.client.shop.orders
-        try:
-            number = 0
-            while not stop.is_set():
-                number += 1
-                at = number * 37 % 9000
-                with server.client.start_session() as session, session.start_transaction():
-                    live = {"$set": {"state": "live", "total": number}}
-                    orders.update_one({"_id": at * 3 + 1}, live, upsert=True, session=session)
-                    paid = {"$set": {"state": "paid", "total": number}}
-                    orders.update_many({"_id": {"$gte": at, "$lte": at + 20}}, paid, session=session)
-                    orders.delete_one({"_id": at + 3}, session=session)
-                orders.replace_one({"_id": at + 30}, {"total": number, "note": None}, upsert=True)
-                stop.wait(pause)
-        except BaseException as error:
-            failed.append(error)
+    def write(number: int) -> None:
+        at = number * 37 % 9000
+        with server.client.start_session() as session, session.start_transaction():
+            live = {"$set": {"state": "live", "total": number}}
+            orders.update_one({"_id": at * 3 + 1}, live, upsert=True, session=session)
+            paid = {"$set": {"state": "paid", "total": number}}
+            orders.update_many({"_id": {"$gte": at, "$lte": at + 20}}, paid, session=session)
+            orders.delete_one({"_id": at + 3}, session=session)
+        orders.replace_one({"_id": at + 30}, {"total": number, "note": None}, upsert=True)
 
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    try:
+    with writing(write, pause):
         yield
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not failed, failed

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
-from pymongo.errors import PyMongoError
 from tests.db.mongodb.delivering import TABLE, MongoDelivering
+from tests.db.mongodb.regions import COLUMNS, CUT, create, writer
 from tests.db.mongodb.running import MongoCapture, running
 from tests.servers.mongodb_cluster import SHARDS, MongoCluster
 
@@ -22,17 +19,6 @@ from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import POSITION_COLUMN
 from headwater.stream import Op
-
-CUT = 500
-COLUMNS = {TABLE: "struct<_id: long, region: int, total: long>"}
-
-
-def create(cluster: MongoCluster, rows: int = 100) -> None:
-    """Documents whose region is below :data:`CUT` are on the first shard, the others on the second."""
-    cluster.spread(TABLE, "region", CUT)
-    documents = [{"_id": number, "region": number % 2 * CUT, "total": 0} for number in range(rows)]
-    if documents:
-        cluster.client.shop.orders.insert_many(documents)
 
 
 def positions(capture: MongoCapture, name: str = TABLE) -> pa.FixedSizeBinaryArray:
@@ -141,36 +127,3 @@ def test_history_and_changes_meet_while_transactions_over_shards_commit(cluster:
         query.assert_equal()
         assert max(query.sink.history[TABLE].values()) == 1
         query.close()
-
-
-@contextmanager
-def writer(cluster: MongoCluster) -> Iterator[None]:
-    """Somebody who writes to both shards at once, and moves documents between them."""
-    stop = threading.Event()
-    failed: list[BaseException] = []
-
-    def write() -> None:
-        orders = cluster.client.shop.orders
-        number = 0
-        while not stop.wait(0.01):
-            number += 1
-            at = number * 37 % 600
-            try:
-                with cluster.client.start_session() as session, session.start_transaction():
-                    orders.update_many({"_id": {"$gte": at, "$lt": at + 6}}, {"$inc": {"total": 1}}, session=session)
-                    orders.insert_one({"_id": 10_000 + number, "region": number % 2 * CUT, "total": 0}, session=session)
-                    orders.delete_one({"_id": at + 9}, session=session)
-                orders.update_one({"_id": at}, {"$set": {"region": number % 2 * CUT}})
-            except PyMongoError as error:
-                if not error.has_error_label("TransientTransactionError"):
-                    failed.append(error)
-                    return
-
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not failed, failed

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tests.db.writing import writing
 from tests.servers.mariadb import MariaDbServer
 
 TABLE = "shop.orders"
@@ -21,36 +21,21 @@ def create(server: MariaDbServer, rows: int = 3000) -> None:
 @contextmanager
 def writer(server: MariaDbServer, pause: float = 0.002) -> Iterator[None]:
     """Somebody who writes all the time: new rows, updates, deletes, other keys."""
-    stop = threading.Event()
-    failed: list[BaseException] = []
+    with server.connect() as session, session.cursor() as cursor:
 
-    def write() -> None:
-        try:
-            number = 0
-            with server.connect() as session, session.cursor() as cursor:
-                while not stop.is_set():
-                    number += 1
-                    at = number * 37 % 9000
-                    cursor.execute("BEGIN")
-                    cursor.execute(
-                        f"INSERT INTO shop.orders VALUES ({at * 3 + 1}, 'live', {number}, 'a')"
-                        f" ON DUPLICATE KEY UPDATE total = {number}"
-                    )
-                    cursor.execute(
-                        f"UPDATE shop.orders SET state = 'paid', total = {number} WHERE id BETWEEN {at} AND {at + 20}"
-                    )
-                    cursor.execute(f"DELETE FROM shop.orders WHERE id = {at + 3}")
-                    cursor.execute("COMMIT")
-                    cursor.execute(f"UPDATE IGNORE shop.orders SET id = id + 100000 WHERE id = {at + 30}")
-                    stop.wait(pause)
-        except BaseException as error:
-            failed.append(error)
+        def write(number: int) -> None:
+            at = number * 37 % 9000
+            cursor.execute("BEGIN")
+            cursor.execute(
+                f"INSERT INTO shop.orders VALUES ({at * 3 + 1}, 'live', {number}, 'a')"
+                f" ON DUPLICATE KEY UPDATE total = {number}"
+            )
+            cursor.execute(
+                f"UPDATE shop.orders SET state = 'paid', total = {number} WHERE id BETWEEN {at} AND {at + 20}"
+            )
+            cursor.execute(f"DELETE FROM shop.orders WHERE id = {at + 3}")
+            cursor.execute("COMMIT")
+            cursor.execute(f"UPDATE IGNORE shop.orders SET id = id + 100000 WHERE id = {at + 30}")
 
-    thread = threading.Thread(target=write, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join(30)
-    assert not failed, failed
+        with writing(write, pause):
+            yield
