@@ -34,10 +34,14 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """All rows of a table were removed at once."""
+    """All rows of a table were removed at once.
+
+    :ivar commit_time_us: of the transaction, microseconds since 1970; ``None`` where the source does not say.
+    """
 
     table: SourceTable
     position: CdcOffset
+    commit_time_us: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -366,7 +366,8 @@ class CitusChangeStream:
         for group, boundary in zip(taken, boundaries, strict=True):
             if boundary is not None:
                 assert isinstance(boundary.position, PostgresOffset)
-                server = None if boundary.identity is None else ServerIdentity.from_json(boundary.identity)
+                identity = self._open[group].stream.identity  # a boundary that the merge made has none
+                server = None if identity is None else ServerIdentity.from_json(identity)
                 self._told = self._told.with_node(group, boundary.position, self._numbers.last, server)
         whole = [boundary for boundary in boundaries if boundary is not None]
         if len(whole) == len(boundaries):

@@ -119,12 +119,12 @@ def pieces_of(events: Sequence[Event], latest: int = 0) -> list[Piece]:
             commits = commits_of([event for event in rows if isinstance(event, Changes)], latest)
             latest = _last(commits)
             made.append(Piece(rows, commits))
-        else:
-            made += [Piece([event], _commit_of(event, latest)) for event in run]
+            continue
+        for event in run:
+            commits = _commit_of(event, latest)
+            latest = max(latest, _last(commits))
+            made.append(Piece([event], commits))
     made = made or [Piece([], commits_of([]))]
-    for one, following in itertools.pairwise(reversed(made)):
-        if len(one.commits.lsns) and np.array_equal(following.commits.lsns, one.commits.lsns[:1]):
-            following.commits = one.commits.divided(1)[0]  # of one transaction, whose time its rows know
     made[-1].boundary = boundary
     return made
 
@@ -134,7 +134,8 @@ def _commit_of(event: Event, latest: int) -> Commits:
     if not isinstance(event, Truncated):
         return commits_of([])
     assert isinstance(event.position, PostgresOffset)
-    return Commits(np.array([event.position.commit_lsn], np.uint64), np.array([latest], np.int64))
+    time = max(event.commit_time_us or 0, latest)
+    return Commits(np.array([event.position.commit_lsn], np.uint64), np.array([time], np.int64))
 
 
 def _last(commits: Commits) -> int:

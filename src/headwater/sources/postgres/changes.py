@@ -112,6 +112,7 @@ class PostgresChangeStream:
         self._known = {table.source_id: table for table in tables}
         self._followed: dict[int, _Followed] = {}
         self._ignored: dict[int, pgoutput.Relation] = {}
+        self._adding: list[SourceTable] = []
         self._before: list[Event] = []
         self._truncations: deque[tuple[int, int]] = deque(maxlen=_TRUNCATIONS_KEPT)
         self._decoder = make_decoder()
@@ -126,7 +127,13 @@ class PostgresChangeStream:
         self._failure: SourceError | None = None
 
     def add_table(self, table: SourceTable) -> None:
-        """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary."""
+        """See :class:`~headwater.sources.events.ChangeStream`.
+
+        Of a transaction that is half way rows were left out: the table is told from the next one on.
+        """
+        if self._is_half_way:
+            self._adding.append(table)
+            return
         self._known[table.source_id] = table
         described = self._ignored.get(table.source_id or 0)
         if described is not None:
@@ -134,10 +141,16 @@ class PostgresChangeStream:
 
     def remove_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`."""
+        self._adding = [one for one in self._adding if one.source_id != table.source_id]
         self._known.pop(table.source_id, None)
         followed = self._followed.get(table.source_id or 0)
         if followed is not None:
             self._ignore(followed.message)
+
+    @property
+    def identity(self) -> Mapping[str, Any] | None:
+        """As it was given: of the server, for places of its log."""
+        return self._identity
 
     @property
     def position(self) -> Lsn:
@@ -150,6 +163,11 @@ class PostgresChangeStream:
 
     def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
         """See :class:`~headwater.sources.events.ChangeStream`."""
+        if self._adding and not self._is_half_way:
+            adding, self._adding = self._adding, []
+            for table in adding:
+                self.add_table(table)
+        stop_at_boundary |= bool(self._adding)
         if self._before:
             events, self._before = [*self._before, Boundary(self._told, None, 0, self._identity)], []
             return events
@@ -273,13 +291,13 @@ class PostgresChangeStream:
         self._tell_rows(events)
         if self._decoder.transaction is None:
             raise pgoutput.protocol_error("a truncation came outside a transaction.")
-        commit_lsn, _, xid = self._decoder.transaction
+        commit_lsn, commit_time, xid = self._decoder.transaction
         position = PostgresOffset.of_row(commit_lsn, self._decoder.next_seq, xid)
         self._decoder.next_seq += 1
         for oid in message.oids:
             self._truncations.append((oid, xid))
             if oid in self._followed and self._is_new(commit_lsn):
-                events.append(Truncated(self._followed[oid].projection.table, position))
+                events.append(Truncated(self._followed[oid].projection.table, position, commit_time))
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -344,9 +362,13 @@ class PostgresChangeStream:
 
     # -- boundaries ------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_half_way(self) -> bool:
+        return self._decoder.in_transaction or self._replay is not None
+
     def _tell_boundary(self, events: list[Event]) -> None:
         """What ended last, unless a transaction is half way."""
-        if self._decoder.in_transaction or self._replay is not None:
+        if self._is_half_way:
             return
         if self._streamed is not None:
             ended = self._streamed.commit_lsn, self._streamed.end_lsn, self._streamed.commit_time
