@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ import pyarrow as pa
 from headwater.log_store.columns import EPOCH
 from headwater.sinks.errors import OtherAttempt
 from headwater.sinks.sink import Committed, Staged, Token
+from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,13 @@ def rows_after(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:
     """The rows of a log that are of later epochs."""
     later = batch.column(EPOCH).to_numpy() > np.uint64(epoch)
     return batch if later.all() else batch.filter(pa.array(later))
+
+
+def truncated_us(changes: Sequence[Staged], first_us: Iterable[int | None]) -> int:
+    """When the table was truncated: at its epoch, and not after what came after it. The log does not tell more.
+
+    :param first_us: the time of the first row of each of *changes*, if it has any.
+    """
+    epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
+    at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
+    return min([at_us, *(first for first in first_us if first is not None)])

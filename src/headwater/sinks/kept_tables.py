@@ -25,7 +25,8 @@ from headwater.sinks.batch import Batch
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.keys import KeySet
 from headwater.sinks.lake import refuse_late
-from headwater.sinks.lake_staged import in_ranges, replaced_ranges
+from headwater.sinks.lake_staged import in_ranges
+from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.storage import Storage
 from headwater.sinks.table_schema import holds

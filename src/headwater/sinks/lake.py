@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.sinks.batch import Batch, rows_after
+from headwater.sinks.batch import Batch, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkFenced, SinkSchemaError
@@ -30,11 +30,10 @@ from headwater.sinks.lake_staged import (
     in_ranges,
     is_gone,
     parts_of,
-    replaced_ranges,
     staged_of,
-    truncated_us,
     upserts,
 )
+from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, stage_rows
@@ -204,7 +203,8 @@ class LakeSink(ABC):
         self, rewrite: VersionRewrite, table: SourceTable, staging: Staging, batch: Batch, *, overlaps: bool
     ) -> list[DataFile]:
         if batch.is_truncated:
-            rewrite.close(lambda keys: np.ones(keys.num_rows, np.bool_), truncated_us(batch.changes))
+            at_us = truncated_us(batch.changes, (one.detail["since_us"] for one in batch.changes))
+            rewrite.close(lambda keys: np.ones(keys.num_rows, np.bool_), at_us)
         for layer in zip_longest(*(one.detail["parts"] for one in batch.changes)):  # a key's are in one task, in order
             for rows in staging.gather([part for part in layer if part is not None]):
                 rewrite.put(rows)

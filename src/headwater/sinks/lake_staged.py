@@ -9,16 +9,14 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.sinks.data_files import DataFile
-from headwater.sinks.errors import SinkInputError
 from headwater.sinks.fold import DELETED
 from headwater.sinks.keys import KeySet
-from headwater.sinks.sink import HistoryPart, Staged, Token
+from headwater.sinks.replaced import rows_in_ranges
+from headwater.sinks.sink import Staged, Token
 from headwater.sinks.staging import Part
-from headwater.sinks.types import cast
 from headwater.sources.snapshots import KeyOrder
-from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.splits import KeyRange
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
-from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.vnode import hash_keys
 
 
@@ -90,41 +88,11 @@ def upserts(rows: pa.Table, unavailable: str | None) -> pa.Table:
     return rows.append_column(DELETED, gone).append_column(UNAVAILABLE_COLUMN, texts)
 
 
-def replaced_ranges(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
-    is_all = any(one.start is None and one.end is None for one in part.ranges)
-    if not is_all and (part.kind is not SplitKind.KEY or part.order is None):
-        raise SinkInputError(
-            f"Parts of {table.full_name} that are not ranges of its key cannot be replaced.",
-            next_step="Take a new snapshot of the whole table.",
-        )
-    return part.ranges
-
-
 def in_ranges(staged: Staged, keys: pa.Table) -> Any:
     """Which rows lie in the ranges of *staged*, given their key columns as the table of files has them."""
-    table, order, ranges = staged.table, staged.detail["order"], staged.detail["ranges"]
-    inside = np.zeros(keys.num_rows, np.bool_)
-    names = list(table.key_columns)
-    columns = zip(names, keys.columns, strict=True)
-    typed = pa.table([cast(values, table.column(name).type) for name, values in columns], names)
-    batches = typed.combine_chunks().to_batches()
-    for part in ranges:
-        cuts = [cut for cut in (part.start, part.end) if cut is not None]
-        if not cuts:
-            return np.ones(keys.num_rows, np.bool_)
-        assert order is not None
-        places = np.concatenate([order.places(batch, cuts) for batch in batches] or [np.zeros(0, np.int64)])
-        inside |= places == (0 if part.start is None else 1)
-    return inside
+    return rows_in_ranges(staged.table, staged.detail["order"], staged.detail["ranges"], keys.columns)
 
 
 def is_gone(staged: Staged, told: KeySet, keys: pa.Table) -> Any:
     """Which rows lie in the ranges of *staged* and are not among those that were read there."""
     return in_ranges(staged, keys) & (told.find(keys) < 0)
-
-
-def truncated_us(changes: Sequence[Staged]) -> int:
-    """When the table was truncated: at its epoch, and not after what came after it."""
-    epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
-    at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
-    return min([at_us, *(int(one.detail["since_us"]) for one in changes if one.detail["since_us"] is not None)])

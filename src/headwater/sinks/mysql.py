@@ -7,21 +7,17 @@ where the server allows it. Tables are made and changed before the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final
 
-from headwater.sinks.errors import SinkDriverMissing, SinkInputError
+from headwater.sinks.errors import SinkInputError
 from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Mode
+from headwater.sinks.sql_driver import SqlDriver, needs_library
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, check_table_name, is_whole, table_name
+from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, is_whole, table_name
 from headwater.sources.table import SourceTable
-
-if TYPE_CHECKING:
-    from headwater.sinks.mysql_target import MySqlTarget
 
 OWN_DATABASE: Final = "headwater"
 
@@ -41,6 +37,8 @@ class MySqlSink(SqlSink):
     :raises SinkInputError: a *table* that does not name the table.
     """
 
+    sessions: ClassVar[Sessions[Any]] = SESSIONS
+
     dsn: str = field(repr=False)
     mode: Mode = Mode.MIRROR
     database: str | None = None
@@ -49,38 +47,24 @@ class MySqlSink(SqlSink):
     on_rename: OnRename = "copy"
     on_drop: OnDrop = "keep"
 
-    def __post_init__(self) -> None:
-        check_table_name(self.table)
+    @property
+    def _own(self) -> str:
+        return self.own_database
 
     @property
-    def name(self) -> str:
-        return f"mysql:{_library().address(self.dsn)}"
+    def _driver(self) -> SqlDriver:
+        with needs_library("pymysql", "MySQL", "mysql"):
+            from pymysql.err import MySQLError
 
-    @contextmanager
-    def _target(self, table: SourceTable | None = None) -> Iterator[MySqlTarget]:
-        session = _library()
-        import pymysql
-
-        from headwater.sinks.mysql_target import MySqlTarget
-
-        address = session.address(self.dsn)
-        place = (self.dsn, self.own_database, self.on_rename, self.on_drop)
-
-        def connect() -> MySqlTarget:
-            return MySqlTarget(session.connect(address), address, self.own_database, self.on_rename, self.on_drop)
-
-        try:
-            with SESSIONS.borrowed(place, connect) as target:
-                yield target
-        except pymysql.err.MySQLError as error:
-            name = "" if table is None else table.full_name
-            raise session.told(error, address, name, self.own_database) from None
+            from headwater.sinks import mysql_session as session
+            from headwater.sinks.mysql_target import MySqlTarget
+        return SqlDriver("mysql", MySQLError, session.address, session.connect, MySqlTarget, session.told)
 
     def _table(self, table: SourceTable) -> SqlTable:
-        library = _library()
+        driver = self._driver
         from headwater.sinks.mysql_text import key_length, sql_type
 
-        database = self.database or library.address(self.dsn).database or table.namespace
+        database = self.database or driver.address(self.dsn).database or table.namespace
         if not database:
             raise SinkInputError(
                 f"{table.full_name} has no schema whose name its database could have.",
@@ -89,15 +73,3 @@ class MySqlSink(SqlSink):
         has_index = self.mode is not Mode.CHANGES and not is_whole(table)
         type_of = partial(sql_type, key=table.key_columns, length=key_length(table)) if has_index else sql_type
         return SqlTable.of(table, (database, table_name(self.table, table)), self.mode, type_of, self.on_drop)
-
-
-def _library() -> Any:
-    try:
-        from headwater.sinks import mysql_session
-    except ModuleNotFoundError as error:
-        if error.name != "pymysql":
-            raise
-        raise SinkDriverMissing(
-            "The library for MySQL is not installed.", next_step="Run: pip install 'headwater[mysql]'"
-        ) from None
-    return mysql_session

@@ -7,20 +7,15 @@ the same database. Tasks COPY rows into unlogged tables of that schema; a few ro
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, ClassVar, Final
 
-from headwater.sinks.errors import SinkDriverMissing
 from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Mode
+from headwater.sinks.sql_driver import SqlDriver, needs_library
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, check_table_name, table_name
+from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, table_name
 from headwater.sources.table import SourceTable
-
-if TYPE_CHECKING:
-    from headwater.sinks.postgres_target import PostgresTarget
 
 OWN_SCHEMA: Final = "headwater"
 
@@ -40,6 +35,8 @@ class PostgresSink(SqlSink):
     :raises SinkInputError: a *table* that does not name the table.
     """
 
+    sessions: ClassVar[Sessions[Any]] = SESSIONS
+
     dsn: str = field(repr=False)
     mode: Mode = Mode.MIRROR
     schema: str | None = None
@@ -48,46 +45,21 @@ class PostgresSink(SqlSink):
     on_rename: OnRename = "copy"
     on_drop: OnDrop = "keep"
 
-    def __post_init__(self) -> None:
-        check_table_name(self.table)
+    @property
+    def _own(self) -> str:
+        return self.own_schema
 
     @property
-    def name(self) -> str:
-        return f"postgres:{_library().address(self.dsn)}"
+    def _driver(self) -> SqlDriver:
+        with needs_library("psycopg", "Postgres", "postgres"):
+            from psycopg import Error
 
-    @contextmanager
-    def _target(self, table: SourceTable | None = None) -> Iterator[PostgresTarget]:
-        session = _library()
-        import psycopg
-
-        from headwater.sinks.postgres_target import PostgresTarget
-
-        dsn = session.address(self.dsn)
-        place = (self.dsn, self.own_schema, self.on_rename, self.on_drop)
-
-        def connect() -> PostgresTarget:
-            return PostgresTarget(session.connect(dsn), dsn, self.own_schema, self.on_rename, self.on_drop)
-
-        try:
-            with SESSIONS.borrowed(place, connect) as target:
-                yield target
-        except psycopg.Error as error:
-            raise session.told(error, dsn, "" if table is None else table.full_name, self.own_schema) from None
+            from headwater.sinks import postgres_session as session
+            from headwater.sinks.postgres_target import PostgresTarget
+        return SqlDriver("postgres", Error, session.address, session.connect, PostgresTarget, session.told)
 
     def _table(self, table: SourceTable) -> SqlTable:
         from headwater.sinks.postgres_text import sql_type
 
         place = (self.schema or table.namespace or "public", table_name(self.table, table))
         return SqlTable.of(table, place, self.mode, sql_type, self.on_drop)
-
-
-def _library() -> Any:
-    try:
-        from headwater.sinks import postgres_session
-    except ModuleNotFoundError as error:
-        if error.name != "psycopg":
-            raise
-        raise SinkDriverMissing(
-            "The library for Postgres is not installed.", next_step="Run: pip install 'headwater[postgres]'"
-        ) from None
-    return postgres_session

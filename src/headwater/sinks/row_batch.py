@@ -17,21 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log_store.columns import EPOCH
 from headwater.sinks.batch import Batch
-from headwater.sinks.errors import SinkInputError
 from headwater.sinks.fold import DELETED
-from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged
+from headwater.sinks.replaced import is_all, rows_in_ranges
+from headwater.sinks.sink import Committed, Mode, Staged
 from headwater.sinks.staging import Part
-from headwater.sinks.types import cast
-from headwater.sources.snapshots import KeyOrder
-from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.splits import KeyRange
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 
 
@@ -118,13 +114,14 @@ class RowBatch:
 
     def _history_steps(self, one: Staged) -> Iterator[Step]:
         ranges: tuple[KeyRange, ...] | None = one.detail["ranges"]
-        if ranges is not None and _is_all(ranges):
+        if ranges is not None and is_all(ranges):
             yield Clear()
         elif ranges is not None:
             for keys in self._keys_there():
-                inside = keys.filter(pa.array(_inside(self.table, one.detail["order"], ranges, keys)))
-                if inside.num_rows:
-                    yield Delete(inside)
+                columns = [keys.column(name) for name in self.table.key_columns]
+                gone = keys.filter(pa.array(rows_in_ranges(self.table, one.detail["order"], ranges, columns)))
+                if gone.num_rows:
+                    yield Delete(gone)
         for rows in self.gather(one.detail["parts"]):
             for names, known in by_known_columns(self.table, rows):
                 made = known.select(names)
@@ -152,35 +149,9 @@ def by_known_columns(table: SourceTable, rows: pa.Table) -> Iterator[tuple[list[
         yield [name for name in names if name not in unknown], rows.filter(pc.fill_null(same, False))
 
 
-def replaced_ranges(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
-    """The ranges that *part* replaces. :raises SinkInputError: nobody can tell which rows lie in them."""
-    if not _is_all(part.ranges) and (part.kind is not SplitKind.KEY or part.order is None):
-        raise SinkInputError(
-            f"Parts of {table.full_name} that are not ranges of its key cannot be replaced.",
-            next_step="Take a new snapshot of the whole table.",
-        )
-    return part.ranges
-
-
 def _folded_steps(table: SourceTable, rows: pa.Table) -> Iterator[Step]:
     gone = rows.filter(rows.column(DELETED))
     if gone.num_rows:
         yield Delete(gone.select(list(table.key_columns)))
     for names, known in by_known_columns(table, rows.filter(pc.invert(rows.column(DELETED)))):
         yield Upsert(known.select(names))
-
-
-def _is_all(ranges: Sequence[KeyRange]) -> bool:
-    return any(one.start is None and one.end is None for one in ranges)
-
-
-def _inside(table: SourceTable, order: KeyOrder, ranges: Sequence[KeyRange], keys: pa.Table) -> Any:
-    """Which of *keys* lie in *ranges*."""
-    typed = [cast(keys.column(name), table.column(name).type) for name in table.key_columns]
-    batches = pa.table(typed, list(table.key_columns)).combine_chunks().to_batches()
-    inside = np.zeros(keys.num_rows, np.bool_)
-    for part in ranges:
-        cuts = [cut for cut in (part.start, part.end) if cut is not None]
-        places = np.concatenate([order.places(batch, cuts) for batch in batches] or [np.zeros(0, np.int64)])
-        inside |= places == (0 if part.start is None else 1)
-    return inside

@@ -30,7 +30,8 @@ from headwater.sinks.batch import Batch
 from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkBusy, SinkError, SinkInputError, SinkSchemaError, StagedLost
 from headwater.sinks.fold import DELETED, fold, folded_schema
-from headwater.sinks.row_batch import RowBatch, replaced_ranges
+from headwater.sinks.replaced import replaced_ranges
+from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import PART_BYTES, Part, Staging
 from headwater.sinks.storage import Storage, directory_of

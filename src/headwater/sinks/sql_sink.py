@@ -10,31 +10,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from typing import Any, ClassVar, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater import failpoints
-from headwater.sinks.batch import Batch, rows_after
+from headwater.sinks.batch import Batch, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
-from headwater.sinks.errors import SinkFenced, SinkInputError
-from headwater.sinks.fold import DELETED, fold, folded_schema
+from headwater.sinks.errors import SinkFenced
+from headwater.sinks.fold import fold, folded_schema
+from headwater.sinks.replaced import replaced_ranges
+from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.sql_table import SqlPart, SqlTable, is_done, is_left, packed, relation_name, unpacked
+from headwater.sinks.sql_driver import SqlDriver
+from headwater.sinks.sql_staged import Apart, Seen, keys_in, sources, staged_of
+from headwater.sinks.sql_table import (
+    OnDrop,
+    OnRename,
+    SqlPart,
+    SqlTable,
+    check_table_name,
+    is_done,
+    is_left,
+    packed,
+    relation_name,
+)
 from headwater.sinks.sql_target import Target
-from headwater.sinks.types import cast, conform
+from headwater.sinks.types import conform
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces
-from headwater.sources.snapshots import KeyOrder
-from headwater.sources.splits import KeyRange, SplitKind
-from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
-from headwater.sources.unavailable import unavailable_names
-from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
-from headwater.stream.vnode import hash_keys
+from headwater.sources.table import SourceTable
 
 INLINE_BYTES: Final = 256 << 10
 
@@ -50,20 +58,50 @@ class SqlSink(ABC):
     """A sink in a database. Subclasses are dataclasses with the options."""
 
     capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY), refuses_rows=True)
+    sessions: ClassVar[Sessions[Any]]
 
+    dsn: str
     mode: Mode
+    table: str
+    on_rename: OnRename
+    on_drop: OnDrop
+
+    def __post_init__(self) -> None:
+        check_table_name(self.table)
+
+    @property
+    def name(self) -> str:
+        driver = self._driver
+        return f"{driver.name}:{driver.address(self.dsn)}"
 
     @property
     @abstractmethod
-    def name(self) -> str: ...
+    def _driver(self) -> SqlDriver:
+        """:raises SinkDriverMissing: its library is not installed."""
 
+    @property
     @abstractmethod
-    def _target(self, table: SourceTable | None = None) -> AbstractContextManager[Target]:
-        """A session. Errors of the server leave the block as errors of our tree, which name *table*."""
+    def _own(self) -> str:
+        """Where our own tables are."""
 
     @abstractmethod
     def _table(self, table: SourceTable) -> SqlTable:
         """:raises SinkSchemaError: it cannot be there."""
+
+    @contextmanager
+    def _target(self, table: SourceTable | None = None) -> Iterator[Target]:
+        """A session. Errors of the server leave the block as errors of our tree, which name *table*."""
+        driver, own = self._driver, self._own
+        address = driver.address(self.dsn)
+
+        def connect() -> Target:
+            return driver.target(driver.connect(address), address, own, self.on_rename, self.on_drop)
+
+        try:
+            with self.sessions.borrowed((self.dsn, own, self.on_rename, self.on_drop), connect) as target:
+                yield target
+        except driver.error as error:
+            raise driver.told(error, address, "" if table is None else table.full_name, own) from None
 
     def check(self) -> None:
         """:raises SinkError: it cannot be reached, or we may not write there."""
@@ -82,27 +120,27 @@ class SqlSink(ABC):
         made = self._table(table)
         if self.mode is Mode.MIRROR:
             folded = conform(fold(table, batches, truncated), folded_schema(made.own))
-            return _staged(table, token, False, [self._put(made, token, iter([folded]))], truncated=truncated)
+            return staged_of(table, token, False, [self._put(made, token, iter([folded]))], truncated=truncated)
         after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
         later = (rows_after(batch, after) for batch in batches)
         if self.mode is Mode.CHANGES:
             rows = (change_rows(batch, made.own) for batch in later)
-            return _staged(table, token, False, [self._put(made, token, rows)], after=after)
+            return staged_of(table, token, False, [self._put(made, token, rows)], after=after)
         parts: list[SqlPart | None] = []
         since: list[int] = []
         for piece in version_pieces(table, made.own, later, truncated):
             parts.append(self._put(made, token, iter([piece])))
             since.append(pc.min(piece.column(VALID_FROM)).cast(pa.int64()).as_py())
-        return _staged(table, token, False, parts, truncated=truncated, after=after, at_us=min(since, default=None))
+        return staged_of(table, token, False, parts, truncated=truncated, after=after, at_us=min(since, default=None))
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
     ) -> Staged:
         """Rows as the mode has them; those that may be there apart, if the key does not tell."""
         made = self._table(table)
-        ranges = _replaced(table, part) if part.replaces and self.mode is not Mode.CHANGES else None
+        ranges = replaced_ranges(table, part) if part.replaces and self.mode is not Mode.CHANGES else None
         columns: tuple[str, ...] | None = None
-        apart = _Apart(made, part.changed)
+        apart = Apart(made, part.changed)
         if self.mode is Mode.CHANGES:
             rows = (history_rows(batch, made.own, part) for batch in batches)
         elif part.columns is not None and self.mode is Mode.HISTORY:
@@ -121,7 +159,7 @@ class SqlSink(ABC):
         if apart.taken:
             known = self._put(made, token, iter([conform(pa.Table.from_batches(apart.taken), made.own)]))
             parts.append(known and replace(known, is_known=True))
-        return _staged(
+        return staged_of(
             table, token, True, parts, ranges=ranges, order=part.order, columns=columns, at_us=part.commit_time_us
         )
 
@@ -210,15 +248,15 @@ class SqlSink(ABC):
 
     def _apply(self, target: Target, made: SqlTable, batch: Batch, *, is_upsert: bool) -> None:
         if self.mode is Mode.CHANGES:
-            for source in _sources(target, made, batch.all):
+            for source in sources(target, made, batch.all):
                 target.append(made, source)
             return
         if batch.is_truncated:
             if self.mode is Mode.MIRROR:
                 target.clear(made)
             else:
-                target.end_versions(made, _truncated_us(batch.changes))
-        for source in _sources(target, made, batch.changes):
+                target.end_versions(made, truncated_us(batch.changes, (one.detail["at_us"] for one in batch.changes)))
+        for source in sources(target, made, batch.changes):
             if self.mode is Mode.MIRROR:
                 target.merge(made, source)
             else:
@@ -231,7 +269,7 @@ class SqlSink(ABC):
         sources = [target.source(made, part) for part in detail["parts"]]
         if detail["ranges"] is not None:
             kept = () if made.is_whole and self.mode is Mode.MIRROR else sources
-            for keys in _keys_in(target, made, detail["order"], detail["ranges"]):
+            for keys in keys_in(target, made, detail["order"], detail["ranges"]):
                 target.remove(made, keys, kept, detail["at_us"])
         is_empty = not target.has_rows(made)
         for part, source in zip(detail["parts"], sources, strict=True):
@@ -248,7 +286,7 @@ class SqlSink(ABC):
 
     def _put(self, made: SqlTable, token: Token, tables: Iterator[pa.Table]) -> SqlPart | None:
         """Stage rows: a few inside, many in a relation; ``None`` if there are none."""
-        seen = _Seen(made)
+        seen = Seen(made)
         tables = seen.all(one for one in tables if one.num_rows)
         held: list[pa.Table] = []
         size = 0
@@ -267,141 +305,3 @@ class SqlSink(ABC):
             return None
         joined = pa.concat_tables(held)
         return seen.part(joined.num_rows, size, joined.schema, inside=packed(joined))
-
-
-class _Seen:
-    """What the rows that pass here need of the merge."""
-
-    def __init__(self, made: SqlTable) -> None:
-        self._made = made
-        self._deletes = self._adds = self._null_keys = False
-        self._unavailable: set[str] = set()
-
-    def all(self, tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-        for rows in tables:
-            if DELETED in rows.schema.names:
-                gone = pc.sum(rows.column(DELETED)).as_py() or 0
-                self._deletes |= gone > 0
-                self._adds |= gone < rows.num_rows
-                self._unavailable.update(unavailable_names(rows.column(UNAVAILABLE_COLUMN), self._made.own.names))
-            else:
-                self._adds = True
-            self._null_keys |= any(rows.column(name).null_count for name in self._made.key)
-            yield rows
-
-    def part(self, rows: int, size: int, schema: pa.Schema, **place: Any) -> SqlPart:
-        return SqlPart(
-            rows,
-            size,
-            schema,
-            **place,
-            deletes=self._deletes,
-            adds=self._adds,
-            unavailable=tuple(sorted(self._unavailable)),
-            null_keys=self._null_keys,
-        )
-
-
-class _Apart:
-    """Rows that may be in the table already, kept apart from the others where no key tells them."""
-
-    def __init__(self, made: SqlTable, changed: Any) -> None:
-        self._keys = made.key
-        wanted = changed is not None and made.is_whole and made.mode is Mode.MIRROR
-        self._changed = np.sort(np.asarray(changed, np.uint64)) if wanted else np.zeros(0, np.uint64)
-        self.taken: list[pa.RecordBatch] = []
-
-    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-        for batch in batches:
-            if self._changed.size:
-                is_known = np.isin(hash_keys(batch, self._keys), self._changed)
-                self.taken.append(batch.filter(pa.array(is_known)))
-                batch = batch.filter(pa.array(~is_known))
-            yield pa.Table.from_batches([batch])
-
-
-def _staged(
-    table: SourceTable,
-    token: Token,
-    is_snapshot: bool,
-    parts: Sequence[SqlPart | None],
-    *,
-    truncated: tuple[int, int] | None = None,
-    after: int | None = None,
-    ranges: tuple[KeyRange, ...] | None = None,
-    order: KeyOrder | None = None,
-    columns: tuple[str, ...] | None = None,
-    at_us: int | None = None,
-) -> Staged:
-    kept = [part for part in parts if part is not None]
-    detail = {
-        "parts": kept,
-        "truncated": truncated,
-        "after": token.epoch if after is None else after,
-        "ranges": ranges,
-        "order": order,
-        "columns": columns,
-        "at_us": at_us,
-    }
-    rows, size = sum(part.rows for part in kept), sum(part.size for part in kept)
-    return Staged(table, token, is_snapshot, rows, size, truncated is not None, detail)
-
-
-def _sources(target: Target, made: SqlTable, staged: Sequence[Staged]) -> Iterator[Any]:
-    """What was staged, in order; what came inside from several tasks is one, for it is of different keys."""
-    inside: list[SqlPart] = []
-    for one in staged:
-        parts: list[SqlPart] = one.detail["parts"]
-        if len(parts) == 1 and parts[0].inside is not None and (not inside or parts[0].schema == inside[0].schema):
-            inside += parts
-            continue
-        for part in parts:
-            yield target.source(made, part)
-    if inside:
-        joined = replace(
-            inside[0],
-            deletes=any(part.deletes for part in inside),
-            adds=any(part.adds for part in inside),
-            unavailable=tuple(sorted({name for part in inside for name in part.unavailable})),
-            null_keys=any(part.null_keys for part in inside),
-        )
-        yield target.rows_source(made, pa.concat_tables([unpacked(part) for part in inside]), joined)
-
-
-def _keys_in(target: Target, made: SqlTable, order: KeyOrder | None, ranges: tuple[KeyRange, ...]) -> Iterator[Any]:
-    """The keys that the table has in *ranges*, as sources; ``None`` where that is all of them."""
-    if any(one.start is None and one.end is None for one in ranges):
-        yield None
-        return
-    assert order is not None
-    found: list[pa.Table] = []
-    for rows in target.read(made, made.key, current=made.mode is Mode.HISTORY):
-        names = list(made.key)
-        typed = pa.table([cast(rows.column(name), made.source.column(name).type) for name in names], names)
-        inside = np.zeros(rows.num_rows, np.bool_)
-        for one in ranges:
-            cuts = [cut for cut in (one.start, one.end) if cut is not None]
-            places = np.concatenate([order.places(batch, cuts) for batch in typed.combine_chunks().to_batches()])
-            inside |= places == (0 if one.start is None else 1)
-        found.append(rows.filter(pa.array(inside)))
-    keys = [rows for rows in found if rows.num_rows]
-    if keys:
-        joined = pa.concat_tables(keys)
-        yield target.rows_source(made, joined, SqlPart(joined.num_rows, joined.nbytes, joined.schema))
-
-
-def _replaced(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
-    is_all = any(one.start is None and one.end is None for one in part.ranges)
-    if not is_all and (part.kind is not SplitKind.KEY or part.order is None):
-        raise SinkInputError(
-            f"Parts of {table.full_name} that are not ranges of its key cannot be replaced.",
-            next_step="Take a new snapshot of the whole table.",
-        )
-    return part.ranges
-
-
-def _truncated_us(changes: Sequence[Staged]) -> int:
-    """When the table was truncated: at its epoch, and not after what came after it. The log does not tell more."""
-    epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
-    at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
-    return min([at_us, *(int(one.detail["at_us"]) for one in changes if one.detail["at_us"] is not None)])
