@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from tests.servers.sqlserver_double.tsql import closing, name_of, split_at_commas
 from tests.servers.sqlserver_double.values import (
@@ -29,6 +30,11 @@ from tests.servers.sqlserver_double.values import (
 )
 
 _FILE = 0x27
+ZONES = {
+    "UTC": ZoneInfo("UTC"),
+    "W. Europe Standard Time": ZoneInfo("Europe/Berlin"),
+    "Lord Howe Standard Time": ZoneInfo("Australia/Lord_Howe"),
+}
 _WIDE = {"nchar": 2, "nvarchar": 2}
 _FIXED = {
     "tinyint": (1, 3, 0),
@@ -128,6 +134,7 @@ class Engine:
         self.broker = "11111111-2222-3333-4444-555555555555"
         self.fork = "66666666-7777-8888-9999-000000000000"
         self.version, self.level = "16.0.4135.4", 160
+        self.zone, self.says_zone = "UTC", True
         self.has_cdc = False
         self.allows_snapshots = True
         self.tables: dict[tuple[str, str], Table] = {}
@@ -201,6 +208,19 @@ class Engine:
             connection.execute("COMMIT")
             if is_captured:
                 self.commits.append(Commit(lsn, dt.datetime.now(dt.UTC)))
+
+    def local_us(self, instant: dt.datetime) -> int:
+        """What the clock on the server's wall shows, in microseconds."""
+        since = instant - dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+        return (since + dt.timedelta(minutes=self.minutes(self.zone, instant))) // dt.timedelta(microseconds=1)
+
+    def minutes(self, zone: str, instant: dt.datetime) -> int:
+        """The offset of a zone at an instant."""
+        if zone not in ZONES:
+            raise Refused(9820, "The time zone parameter provided to AT TIME ZONE clause is invalid.")
+        offset = instant.astimezone(ZONES[zone]).utcoffset()
+        assert offset is not None
+        return round(offset.total_seconds() / 60)
 
     def note_time(self) -> None:
         """What the server does every few minutes when nothing is changed: an entry for how far it has come."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import sqlite3
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tests.servers.sqlserver_double.engine import Engine, Refused
@@ -332,7 +334,47 @@ def _commits(session: DoubleSession, engine: Engine, text: str) -> list[dict[str
         for one in engine.commits
         if int(told[1], 16) < one.lsn <= engine.scanned and (one.has_changes or one.lsn > int(place[1], 16))
     ]
-    return [{"lsn": _lsn(one.lsn), "time_us": int(one.time.timestamp() * 1e6)} for one in found[: int(most[1])]]
+    now = engine.minutes(engine.zone, dt.datetime.now(dt.UTC))
+    return [
+        {"lsn": _lsn(one.lsn), "local_us": engine.local_us(one.time), "now_minutes": now}
+        for one in found[: int(most[1])]
+    ]
+
+
+def _zone(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    if not engine.says_zone:
+        raise Refused(195, "'CURRENT_TIMEZONE_ID' is not a recognized built-in function name.")
+    return [{"zone": engine.zone}]
+
+
+def _zone_now(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    now = dt.datetime.now(dt.UTC)
+    return [{"own": engine.minutes(engine.zone, now), "of_zone": engine.minutes(_zone_in(text), now)}]
+
+
+def _offsets(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    zone = _zone_in(text)
+    return [
+        {"n": int(n), "minutes": engine.minutes(zone, dt.datetime.fromisoformat(instant).replace(tzinfo=dt.UTC))}
+        for n, instant in re.findall(r"\((\d+), '([^']+)'\)", text)
+    ]
+
+
+def _zone_in(text: str) -> str:
+    return str(re.findall(r"AT TIME ZONE N'([^']+)'", text)[-1])
+
+
+def _fell(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
+    begin, end = (
+        round(dt.datetime.fromisoformat(one).replace(tzinfo=dt.UTC).timestamp() * 1e6)
+        for one in re.findall(r"CONVERT\(datetime, '([^']+)', 126\)", text)
+    )
+    found = re.search(r"w\.fell > (\d+)", text)
+    assert found is not None
+    times = [(one.lsn, engine.local_us(one.time)) for one in engine.commits if one.lsn <= engine.scanned]
+    inside = [(lsn, local_us) for lsn, local_us in times if begin <= local_us < end]
+    falls = [lsn for (_, was), (lsn, now) in pairwise(inside) if was - now > int(found[1]) * 1_000_000]
+    return [{"lsn": _lsn(lsn)} for lsn in falls[:1]]
 
 
 def _came(session: DoubleSession, engine: Engine, text: str) -> list[dict[str, Any]]:
@@ -446,7 +488,11 @@ _ANSWERS = (
     ("LEFT JOIN sys.default_constraints", _columns),
     ("sys.dm_db_partition_stats", _sizes),
     ("JOIN cdc.captured_columns AS k", _instances),
+    ("AS fell", _fell),
     ("FROM cdc.lsn_time_mapping AS m", _commits),
+    ("CURRENT_TIMEZONE_ID()", _zone),
+    ("AS of_zone", _zone_now),
+    ("AS v (n, t)", _offsets),
     ("SELECT sys.fn_cdc_get_max_lsn() AS max_lsn", _max),
     ("FROM cdc.ddl_history AS h", _came),
     ("FROM sys.dm_db_log_stats", _log_end),

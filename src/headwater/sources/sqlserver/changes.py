@@ -31,7 +31,8 @@ from headwater.sources.sqlserver.log_watch import LogWatch
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.offset import SqlServerOffset
 from headwater.sources.sqlserver.rows import Interval, read_stretch
-from headwater.sources.sqlserver.server import commits_after
+from headwater.sources.sqlserver.server import commits_after, has_commits_after
+from headwater.sources.sqlserver.server_clock import ServerClock
 from headwater.sources.table import SourceTable
 
 MAX_ROWS: Final = 32_768
@@ -58,6 +59,7 @@ class SqlServerChangeStream:
         self._reading: Iterator[Event] | None = None
         self._after: dict[tuple[str, str], Lsn] = {}
         self._most = MAX_COMMITS
+        self._clock = ServerClock(dsn.time_zone)
         self._watch = LogWatch()
         self._watched = 0.0
         self._looked = 0.0
@@ -119,7 +121,7 @@ class SqlServerChangeStream:
 
     def _begin_interval(self) -> bool:
         """Whether there are commits that were not told. :raises CommitsCameLate: before the position that is sealed."""
-        commits = commits_after(self._session, self._told, self._most)
+        commits = commits_after(self._session, self._told, self._most, self._clock)
         if not commits:
             return False
         if commits[0].lsn <= self._told.commit_lsn:
@@ -202,7 +204,7 @@ class SqlServerChangeStream:
         reached = self._watch.reached(self._session)
         goes_on = reached is not None and reached > self._told.commit_lsn
         if goes_on or now - self._looked >= INSTANCES_SECONDS:
-            if commits_after(self._session, self._told, 1):
+            if has_commits_after(self._session, self._told):
                 return  # of the time before that place, perhaps: they are told first
             self._looked = now
             instances = read_instances(self._session, self._tables.ids)

@@ -40,7 +40,7 @@ SILENCE: Final = 120.0
 """Seconds that the server may take for an answer."""
 
 _SCHEMES: Final = ("sqlserver", "mssql")
-_OPTIONS: Final = frozenset(("cafile", "validate_host", "connect_timeout", "ticks"))
+_OPTIONS: Final = frozenset(("cafile", "validate_host", "connect_timeout", "ticks", "time_zone"))
 _DENIED: Final = frozenset((229, 230, 262, 297, 300, 916, 18452, 18456, 18470, 18486, 18487, 18488, 22904, 22981))
 _NO_LOGIN: Final = frozenset((18452, 18456, 18470, 18486, 18487, 18488))
 _NOT_FOUND: Final = frozenset((207, 208, 1088, 4701, 4902))
@@ -91,6 +91,7 @@ class Dsn:
             if parts.scheme not in _SCHEMES or not _OPTIONS.issuperset(options) or not self.database:
                 raise ValueError
             self.ticks = Ticks(options.get("ticks", "refuse"))
+            self.time_zone = options.get("time_zone")
             self.host = unquote(parts.hostname or "localhost")
             self.port = parts.port or 1433
             self.user = unquote(parts.username or "")
@@ -102,7 +103,8 @@ class Dsn:
             raise InvalidDsn(
                 "The connection string is not one of SQL Server.",
                 next_step="Write sqlserver://user@host:1433/database, with %-escapes; options are cafile (the server's "
-                "certificates: encrypts), validate_host (yes or no), connect_timeout and ticks (refuse, truncate, ns).",
+                "certificates: encrypts), validate_host (yes or no), connect_timeout, ticks (refuse, truncate, ns) and "
+                "time_zone (of the server).",
             ) from None
         self._options = options
 

@@ -15,6 +15,7 @@ from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import quoted
 from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.server_clock import ServerClock
 
 OLDEST: Final = (13, 0, 5026)
 """SQL Server 2016 SP2, the first that tells how far its log is."""
@@ -34,7 +35,7 @@ WHERE r.database_id = DB_ID()
 """
 _COMMITS: Final = """
 SELECT TOP ({most}) m.start_lsn AS lsn, DATEDIFF_BIG(microsecond, CONVERT(datetime2(7), '1970-01-01'),
-       DATEADD(minute, -DATEPART(tzoffset, SYSDATETIMEOFFSET()), CONVERT(datetime2(3), m.tran_end_time))) AS time_us
+       CONVERT(datetime2(3), m.tran_end_time)) AS local_us, DATEPART(tzoffset, SYSDATETIMEOFFSET()) AS now_minutes
 FROM cdc.lsn_time_mapping AS m
 WHERE m.start_lsn > {told} AND (m.start_lsn > {place} OR m.tran_id <> 0x00) AND m.start_lsn <= sys.fn_cdc_get_max_lsn()
 ORDER BY m.start_lsn
@@ -115,13 +116,22 @@ class Commit:
     time_us: int
 
 
-def commits_after(session: Session, position: SqlServerOffset, most: int) -> list[Commit]:
+def commits_after(session: Session, position: SqlServerOffset, most: int, clock: ServerClock) -> list[Commit]:
     """The next commits that change data capture shows, in their order; also any before *position* that it had not.
 
     In quiet times the server makes entries without changes, for how far it has come: those before *position* are none.
     """
     rows = session.ask(_COMMITS.format(told=position.told.hex, place=position.commit_lsn.hex, most=most))
-    return [Commit(Lsn.parse(row["lsn"]), int(row["time_us"])) for row in rows]
+    if not rows:
+        return []
+    shown = [(Lsn.parse(row["lsn"]), int(row["local_us"])) for row in rows]
+    times = clock.instants(session, shown, int(rows[0]["now_minutes"]))
+    return [Commit(lsn, time_us) for (lsn, _), time_us in zip(shown, times, strict=True)]
+
+
+def has_commits_after(session: Session, position: SqlServerOffset) -> bool:
+    """Whether :func:`commits_after` would tell any."""
+    return bool(session.ask(_COMMITS.format(told=position.told.hex, place=position.commit_lsn.hex, most=1)))
 
 
 def shown_end(session: Session) -> Lsn:

@@ -11,6 +11,7 @@ from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.log_watch import holds_of, scan_of
 from headwater.sources.sqlserver.names import quoted
 from headwater.sources.sqlserver.server import GRANT, Server, log_end
+from headwater.sources.sqlserver.server_clock import zone_of
 
 SHORT_RETENTION: Final = 24 * 60
 SLOW_POLLS: Final = 5
@@ -42,6 +43,7 @@ def check_server(session: Session, server: Server) -> Iterator[Finding]:
         yield from _jobs(session)
         yield from _holds(session)
         yield from _long_values(session)
+        yield from _clock(session)
     yield from _log(session, server)
     yield from _isolation(server)
 
@@ -152,6 +154,20 @@ def _log(session: Session, server: Server) -> Iterator[Finding]:
     except SourceMisconfigured as error:
         text = f"The user {session.dsn.user!r} may not ask how far the log is: changes come, history cannot be read."
         yield Finding("log", Level.PROBLEM, text, statement_of(error.next_step))
+
+
+def _clock(session: Session) -> Iterator[Finding]:
+    try:
+        zone = zone_of(session, session.dsn.time_zone)
+    except SourceMisconfigured as error:
+        yield Finding("time zone", Level.PROBLEM, f"{error.message} {error.next_step}")
+        return
+    if zone is not None:
+        yield Finding("time zone", Level.OK, f"The server's clock is that of the time zone {zone!r}.")
+        return
+    text = "The server does not say its time zone: times of commits from before its clock was put on or back are off."
+    text += " Name it in the address: ?time_zone=, as sys.time_zone_info has it."
+    yield Finding("time zone", Level.NOTE, text)
 
 
 def _long_values(session: Session) -> Iterator[Finding]:
