@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import resource
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psycopg
 import pytest
+from tests.db.capture.captured import SLOT, captured, drop_slot, end_walsenders, fill, make_tables, write_much_wal
 from tests.db.capture.running import RunningCapture, running
 from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
@@ -30,39 +30,12 @@ from headwater.sources.errors import (
 from headwater.state import open_writer
 from headwater.state.errors import StoreFull, StoreOwned
 
-SLOT = "headwater"
-
-
-def made(database: Database, *names: str) -> None:
-    for name in names or ("t",):
-        database.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, v text)")
-
-
-def fill(database: Database, first: int, last: int, table: str = "t") -> None:
-    database.execute(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series({first}, {last}) i")
-
 
 @contextlib.contextmanager
 def proxied(database: Database) -> Iterator[tuple[TcpProxy, str]]:
     """A proxy before the server, and the database's address through it."""
     with TcpProxy("127.0.0.1", database.server.port) as proxy:
         yield proxy, database.dsn.replace(f":{database.server.port}/", f":{proxy.port}/")
-
-
-def end_walsenders(database: Database) -> None:
-    database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
-
-
-def drop_slot(database: Database) -> None:
-    """As somebody does who means it: the reader is ended until the slot is free for a moment."""
-    deadline = time.monotonic() + 30
-    while True:
-        end_walsenders(database)
-        try:
-            database.execute(f"SELECT pg_drop_replication_slot('{SLOT}')")
-            return
-        except psycopg.errors.ObjectInUse:
-            assert time.monotonic() < deadline
 
 
 def confirmed(database: Database) -> int:
@@ -77,11 +50,8 @@ def confirmed(database: Database) -> int:
 def test_a_dropped_slot_ends_the_capture_and_is_never_made_anew_in_silence(
     newest_postgres: Database, tmp_path: Path, while_running: bool
 ) -> None:
-    made(newest_postgres)
-    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
-    capture.start()
-    fill(newest_postgres, 1, 10)
-    capture.catch_up()
+    make_tables(newest_postgres)
+    capture = captured(newest_postgres, tmp_path)
     if not while_running:
         capture.stop()
     drop_slot(newest_postgres)
@@ -90,14 +60,6 @@ def test_a_dropped_slot_ends_the_capture_and_is_never_made_anew_in_silence(
     assert "headwater resnapshot" in str(error)
     assert isinstance(capture.fails_to_start(), SlotLost)
     assert newest_postgres.value("SELECT count(*) FROM pg_replication_slots") == 0
-
-
-def write_wal(server: PostgresServer, megabytes: int) -> None:
-    with server.connect() as session:
-        for _ in range(megabytes):
-            session.execute("SELECT pg_logical_emit_message(false, 'much', repeat('x', 1048576))")
-        session.execute("SELECT pg_switch_wal()")
-        session.execute("CHECKPOINT")
 
 
 @pytest.fixture
@@ -117,14 +79,11 @@ def small_wal(request: pytest.FixtureRequest) -> Iterator[Callable[[PostgresServ
 def test_m22_a_slot_that_the_server_gave_up_while_the_capture_was_down(
     postgres: Database, tmp_path: Path, small_wal: Callable[[PostgresServer], None]
 ) -> None:
-    made(postgres)
-    capture = RunningCapture(postgres, tmp_path, ["t"])
-    capture.start()
-    fill(postgres, 1, 10)
-    capture.catch_up()
+    make_tables(postgres)
+    capture = captured(postgres, tmp_path)
     capture.stop()
     small_wal(postgres.server)
-    write_wal(postgres.server, 40)
+    write_much_wal(postgres.server)
     error = capture.fails_to_start()
     assert isinstance(error, SlotInvalidated)
     assert "max_slot_wal_keep_size" in str(error)
@@ -134,15 +93,12 @@ def test_m22_a_slot_that_the_server_gave_up_while_the_capture_was_down(
 def test_m22_a_slot_that_the_server_gave_up_while_the_network_hung(
     newest_postgres: Database, tmp_path: Path, small_wal: Callable[[PostgresServer], None]
 ) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with proxied(newest_postgres) as (proxy, dsn):
-        capture = RunningCapture(newest_postgres, tmp_path, ["t"], dsn)
-        capture.start()
-        fill(newest_postgres, 1, 10)
-        capture.catch_up()
+        capture = captured(newest_postgres, tmp_path, dsn=dsn)
         small_wal(newest_postgres.server)
         proxy.stall()
-        write_wal(newest_postgres.server, 40)
+        write_much_wal(newest_postgres.server)
         lost = "SELECT wal_status FROM pg_replication_slots"
         capture.wait_for(lambda: newest_postgres.value(lost) == "lost")
         proxy.resume()
@@ -153,11 +109,8 @@ def test_m22_a_slot_that_the_server_gave_up_while_the_network_hung(
 def test_a_slot_that_somebody_moved_or_made_anew_is_a_gap_and_is_told(
     newest_postgres: Database, tmp_path: Path, anew: bool
 ) -> None:
-    made(newest_postgres)
-    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
-    capture.start()
-    fill(newest_postgres, 1, 10)
-    capture.catch_up()
+    make_tables(newest_postgres)
+    capture = captured(newest_postgres, tmp_path)
     capture.stop()
     fill(newest_postgres, 11, 20)
     if anew:
@@ -182,13 +135,10 @@ def test_another_server_at_the_same_address_is_refused_and_left_alone(
     with first.database() as old, second.database() as new:
         assert old.name == new.name
         for database in (old, new):
-            made(database)
+            make_tables(database)
             database.execute(f"ALTER ROLE postgres PASSWORD '{first.password}'")
         new.execute("CREATE TABLE only_here (id int PRIMARY KEY)")
-        capture = RunningCapture(old, tmp_path, ["t"])
-        capture.start()
-        fill(old, 1, 10)
-        capture.catch_up()
+        capture = captured(old, tmp_path)
         second.stop()
         first.stop()
         capture.wait_for(lambda: capture.capture.state is CaptureState.WAITING)
@@ -203,7 +153,7 @@ def test_another_server_at_the_same_address_is_refused_and_left_alone(
 def test_a_restart_of_the_server_is_waited_for(start_postgres: StartPostgres, tmp_path: Path) -> None:
     server = start_postgres()
     with server.database() as database:
-        made(database)
+        make_tables(database)
         with running(database, tmp_path, "t") as capture:
             fill(database, 1, 10)
             server.stop()
@@ -219,7 +169,7 @@ def test_a_restart_of_the_server_is_waited_for(start_postgres: StartPostgres, tm
 def test_a_power_cut_of_the_server_loses_and_doubles_nothing(start_postgres: StartPostgres, tmp_path: Path) -> None:
     server = start_postgres(settings={"fsync": "on", "full_page_writes": "on"})
     with server.database() as database:
-        made(database)
+        make_tables(database)
         with running(database, tmp_path, "t") as capture:
             for start in (1, 1001):
                 with database.connect() as session:
@@ -236,16 +186,13 @@ def test_a_power_cut_of_the_server_loses_and_doubles_nothing(start_postgres: Sta
 
 
 def test_a_changed_password_ends_the_capture_at_the_next_connection(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     role = newest_postgres.role("capturer", "REPLICATION")
     newest_postgres.execute(
         f'ALTER TABLE t OWNER TO "{role}"', f'GRANT CREATE ON DATABASE {newest_postgres.name} TO "{role}"'
     )
     dsn = newest_postgres.dsn_of(role)
-    capture = RunningCapture(newest_postgres, tmp_path, ["t"], dsn)
-    capture.start()
-    fill(newest_postgres, 1, 10)
-    capture.catch_up()
+    capture = captured(newest_postgres, tmp_path, dsn=dsn)
     newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD 'another'")
     fill(newest_postgres, 11, 20)
     capture.catch_up()  # open connections live on
@@ -266,7 +213,7 @@ def test_a_changed_password_ends_the_capture_at_the_next_connection(newest_postg
 
 
 def test_a_dropped_publication_ends_the_capture(postgres: Database, tmp_path: Path) -> None:
-    made(postgres)
+    make_tables(postgres)
     capture = RunningCapture(postgres, tmp_path, ["t"])
     capture.start()
     capture.catch_up()
@@ -290,11 +237,8 @@ ALTERED = {
 def test_a_publication_that_was_altered_stops_its_table_and_no_other(
     newest_postgres: Database, tmp_path: Path, how: str, while_running: bool
 ) -> None:
-    made(newest_postgres, "t", "other")
-    capture = RunningCapture(newest_postgres, tmp_path, ["t", "other"])
-    capture.start()
-    fill(newest_postgres, 1, 10)
-    capture.catch_up()
+    make_tables(newest_postgres, "t", "other")
+    capture = captured(newest_postgres, tmp_path, "t", "other")
     if not while_running:
         capture.stop()
     newest_postgres.execute(*ALTERED[how].split("; "))
@@ -311,7 +255,7 @@ def test_a_publication_that_was_altered_stops_its_table_and_no_other(
 
 
 def test_a_publication_that_sends_less_stops_its_tables(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with running(newest_postgres, tmp_path, "t") as capture:
         fill(newest_postgres, 1, 10)
         newest_postgres.execute("ALTER PUBLICATION headwater SET (publish = 'insert')", "DELETE FROM t WHERE id = 1")
@@ -321,7 +265,7 @@ def test_a_publication_that_sends_less_stops_its_tables(newest_postgres: Databas
 def test_a_publication_of_all_tables_made_anew_while_the_capture_was_down_stops_its_tables(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     publication = "CREATE PUBLICATION headwater FOR ALL TABLES WITH (publish_via_partition_root = true)"
     newest_postgres.execute(publication)
     capture = RunningCapture(newest_postgres, tmp_path, ["t"])
@@ -340,7 +284,7 @@ def test_a_publication_of_all_tables_made_anew_while_the_capture_was_down_stops_
 
 @pytest.mark.parametrize("poll", [False, True])
 def test_a_cut_while_idle_is_mended(newest_postgres: Database, tmp_path: Path, poll: bool) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with (
         proxied(newest_postgres) as (proxy, dsn),
         running(newest_postgres, tmp_path, "t", dsn=dsn, poll=poll) as capture,
@@ -357,7 +301,7 @@ def test_a_cut_while_idle_is_mended(newest_postgres: Database, tmp_path: Path, p
 def test_cuts_in_a_transaction_and_under_load_lose_and_double_nothing(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with proxied(newest_postgres) as (proxy, dsn), running(newest_postgres, tmp_path, "t", dsn=dsn) as capture:
         with newest_postgres.connect() as session, session.transaction():
             session.execute("INSERT INTO t SELECT i, 'long' FROM generate_series(100001, 100100) i")
@@ -389,7 +333,7 @@ def write_until(database: Database, ended: threading.Event) -> None:
 
 def test_a_cut_in_the_stream_of_a_large_transaction_repeats_it_whole(newest_postgres: Database, tmp_path: Path) -> None:
     database = newest_postgres
-    made(database)
+    make_tables(database)
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
     with proxied(database) as (proxy, dsn), running(database, tmp_path, "t", dsn=dsn) as capture:
         with database.connect() as session, session.transaction():
@@ -406,7 +350,7 @@ def test_a_cut_in_the_stream_of_a_large_transaction_repeats_it_whole(newest_post
 def test_a_capture_that_stood_still_longer_than_the_server_waits_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     server = newest_postgres.server
     server.reload(wal_sender_timeout="500ms")
     try:
@@ -445,11 +389,8 @@ def file_size_limit(size: int) -> Iterator[None]:
 def test_a_full_disk_of_the_store_ends_the_capture_and_with_room_it_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres)
-    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
-    capture.start()
-    fill(newest_postgres, 1, 10)
-    capture.catch_up()
+    make_tables(newest_postgres)
+    capture = captured(newest_postgres, tmp_path)
     before = confirmed(newest_postgres)
     random = "(SELECT string_agg(md5((n * 7919 + i)::text), '') FROM generate_series(1, 200) n)"
     with file_size_limit(2 << 20):
@@ -468,12 +409,9 @@ def test_a_full_disk_of_the_spill_ends_the_capture_and_with_room_it_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
     database = newest_postgres
-    made(database)
+    make_tables(database)
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
-    capture = RunningCapture(database, tmp_path, ["t"])
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    capture = captured(database, tmp_path)
     with database.connect() as session, session.transaction():
         with file_size_limit(2 << 20):
             session.execute("INSERT INTO t SELECT i, repeat('x', 4000) FROM generate_series(11, 4000) i")
@@ -489,7 +427,7 @@ def test_a_full_disk_of_the_spill_ends_the_capture_and_with_room_it_goes_on(
 
 
 def test_a_second_capture_of_the_store_is_refused_with_the_owner(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with running(newest_postgres, tmp_path, "t") as capture:
         error = RunningCapture(newest_postgres, tmp_path, ["t"]).fails_to_start()
         assert isinstance(error, StoreOwned)
@@ -502,11 +440,8 @@ def test_a_second_capture_of_the_store_is_refused_with_the_owner(newest_postgres
 def test_a_takeover_fences_the_first_capture_and_goes_on_where_it_was(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres)
-    first = RunningCapture(newest_postgres, tmp_path, ["t"])
-    first.start()
-    fill(newest_postgres, 1, 10)
-    first.catch_up()
+    make_tables(newest_postgres)
+    first = captured(newest_postgres, tmp_path)
     second = RunningCapture(newest_postgres, tmp_path, ["t"])
     second.start(takeover=True)
     fill(newest_postgres, 11, 20)
@@ -517,11 +452,8 @@ def test_a_takeover_fences_the_first_capture_and_goes_on_where_it_was(
 
 
 def test_a_fenced_capture_acknowledges_nothing_any_more(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres)
-    capture = RunningCapture(newest_postgres, tmp_path, ["t"])
-    capture.start()
-    fill(newest_postgres, 1, 10)
-    capture.catch_up()
+    make_tables(newest_postgres)
+    capture = captured(newest_postgres, tmp_path)
     with open_writer(capture.store, takeover=True):
         durable = capture.durable()
         fill(newest_postgres, 11, 20)
@@ -540,7 +472,7 @@ def test_a_fenced_capture_acknowledges_nothing_any_more(newest_postgres: Databas
 def test_the_log_is_released_while_nothing_of_ours_is_written(
     newest_postgres: Database, tmp_path: Path, elsewhere: str
 ) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with contextlib.ExitStack() as stack:
         busy = newest_postgres
         if elsewhere == "another database":

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
+from tests.db.capture.captured import SLOT, captured, drop_slot, fill, make_tables, write_much_wal
 from tests.db.capture.running import RunningCapture, running
 from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
@@ -41,17 +40,6 @@ from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.postgres.stream import ReplicationStream
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
-
-SLOT = "headwater"
-
-
-def made(database: Database, *names: str) -> None:
-    for name in names or ("t",):
-        database.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, v text)")
-
-
-def fill(database: Database, first: int, last: int, table: str = "t") -> None:
-    database.execute(f"INSERT INTO {table} (id, v) SELECT i, 'v' || i FROM generate_series({first}, {last}) i")
 
 
 def since(capture: RunningCapture, log: str = "public.t") -> PostgresOffset:
@@ -110,7 +98,7 @@ def test_a_table_that_had_stopped_is_captured_anew_while_the_others_go_on(
 ) -> None:
     database = newest_postgres
     change, insert, key = STOPS[how]
-    made(database, "t", "other")
+    make_tables(database, "t", "other")
     with running(database, tmp_path, "t", "other", poll=poll) as capture:
         fill(database, 1, 10)
         capture.catch_up()
@@ -175,7 +163,7 @@ def test_what_a_renewal_changes_is_told_by_an_event(newest_postgres: Database, t
 def test_an_active_table_gets_another_since_each_time_also_in_an_idle_database(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with running(newest_postgres, tmp_path, "t") as capture:
         fill(newest_postgres, 1, 10)
         capture.catch_up()
@@ -195,7 +183,7 @@ def test_an_active_table_is_renewed_under_load_with_no_change_missing_after_sinc
     newest_postgres: Database, tmp_path: Path
 ) -> None:
     database = newest_postgres
-    made(database)
+    make_tables(database)
     ended = threading.Event()
 
     def write() -> None:
@@ -231,11 +219,8 @@ def test_rows_of_former_shapes_before_the_renewal_do_not_stop_it_again(
 ) -> None:
     """The stream has not come to the change yet when the table is renewed."""
     database = newest_postgres
-    made(database, "t", "other")
-    capture = RunningCapture(database, tmp_path, ["t", "other"])
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    make_tables(database, "t", "other")
+    capture = captured(database, tmp_path, "t", "other")
     capture.stop()
     fill(database, 11, 20)
     change, insert, _ = STOPS["key changed"]
@@ -256,11 +241,8 @@ def test_a_renewal_that_was_asked_for_while_nothing_ran_is_done_at_the_start(
     newest_postgres: Database, tmp_path: Path, policy: SchemaPolicy
 ) -> None:
     database = newest_postgres
-    made(database, "t", "other")
-    capture = RunningCapture(database, tmp_path, ["t", "other"], schema_policy=policy)
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    make_tables(database, "t", "other")
+    capture = captured(database, tmp_path, "t", "other", schema_policy=policy)
     change, insert, _ = STOPS["key changed"]
     database.execute(*change.split("; "), insert.format(11, 20))
     if policy is SchemaPolicy.STOP:
@@ -289,7 +271,7 @@ def test_what_cannot_be_renewed_is_told_to_who_asks_and_the_capture_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
     database = newest_postgres
-    made(database, "t", "never", "keyless", "filtered")
+    make_tables(database, "t", "never", "keyless", "filtered")
     with running(database, tmp_path, "t", "keyless", "filtered") as capture:
         capture.catch_up()
         before = {name: known.since for name, known in capture.tables().items()}
@@ -318,7 +300,7 @@ def test_a_transaction_that_has_written_to_the_table_is_named_to_who_asks(
     newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "WRITERS_SECONDS", 0.2)
-    made(newest_postgres)
+    make_tables(newest_postgres)
     with running(newest_postgres, tmp_path, "t") as capture:
         with newest_postgres.connect() as session, session.transaction():
             session.execute("INSERT INTO t VALUES (1, 'open')")
@@ -333,7 +315,7 @@ def test_a_renewal_that_nobody_waits_for_waits_for_open_transactions_while_the_o
 ) -> None:
     monkeypatch.setattr(source, "WRITERS_SECONDS", 0.2)
     database = newest_postgres
-    made(database, "t", "other")
+    make_tables(database, "t", "other")
     capture = RunningCapture(database, tmp_path, ["t", "other"])
     capture.start()
     capture.catch_up()
@@ -356,7 +338,7 @@ def test_a_renewal_that_nobody_waits_for_waits_for_open_transactions_while_the_o
 
 
 def test_requests_for_one_table_at_once_are_all_answered(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres, "t", "u")
+    make_tables(newest_postgres, "t", "u")
     with running(newest_postgres, tmp_path, "t", "u") as capture:
         failures: list[BaseException] = []
 
@@ -382,30 +364,11 @@ def test_requests_for_one_table_at_once_are_all_answered(newest_postgres: Databa
 # -- the source --------------------------------------------------------------------------------------------------------
 
 
-def end_walsenders(database: Database) -> None:
-    database.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_replication")
-
-
-def drop_slot(database: Database) -> None:
-    deadline = time.monotonic() + 30
-    while True:
-        end_walsenders(database)
-        try:
-            database.execute(f"SELECT pg_drop_replication_slot('{SLOT}')")
-            return
-        except psycopg.errors.ObjectInUse:
-            assert time.monotonic() < deadline
-
-
 def give_up_slot(database: Database) -> None:
     """Make the server give up the slot: it holds more log than it may."""
     database.server.reload(max_slot_wal_keep_size="1MB")
     try:
-        with database.server.connect() as session:
-            for _ in range(40):
-                session.execute("SELECT pg_logical_emit_message(false, 'much', repeat('x', 1048576))")
-            session.execute("SELECT pg_switch_wal()")
-            session.execute("CHECKPOINT")
+        write_much_wal(database.server)
     finally:
         database.server.reload(max_slot_wal_keep_size="-1")
 
@@ -430,11 +393,8 @@ GAPS: dict[str, tuple[Callable[[Database], None], type[SourceError]]] = {
 def test_a_gap_at_the_source_ends_with_a_new_slot_and_since(postgres: Database, tmp_path: Path, how: str) -> None:
     database = postgres
     make_gap, expected = GAPS[how]
-    made(database, "t", "other")
-    capture = RunningCapture(database, tmp_path, ["t", "other"])
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    make_tables(database, "t", "other")
+    capture = captured(database, tmp_path, "t", "other")
     capture.stop()
     fill(database, 11, 20)
     make_gap(database)
@@ -466,7 +426,7 @@ def test_a_running_capture_prepares_its_source_anew_in_its_next_session(
     newest_postgres: Database, tmp_path: Path, poll: bool
 ) -> None:
     database = newest_postgres
-    made(database, "t", "gone", "keyless", "stopped")
+    make_tables(database, "t", "gone", "keyless", "stopped")
     with running(database, tmp_path, "t", "gone", "keyless", "stopped", poll=poll) as capture:
         fill(database, 1, 10)
         database.execute("ALTER PUBLICATION headwater DROP TABLE stopped")
@@ -502,7 +462,7 @@ def test_a_table_that_became_a_part_of_another_stops_and_the_root_goes_on(
 ) -> None:
     database = newest_postgres
     database.execute("CREATE TABLE root (id bigint PRIMARY KEY, v text) PARTITION BY RANGE (id)")
-    made(database, "leaf")
+    make_tables(database, "leaf")
     with running(database, tmp_path, "root", "leaf") as capture:
         capture.catch_up()
         database.execute("ALTER TABLE root ATTACH PARTITION leaf FOR VALUES FROM (0) TO (1000)")
@@ -522,12 +482,9 @@ def test_another_server_is_taken_only_when_somebody_asks_and_a_slot_of_others_th
 ) -> None:
     old, new = two_servers
     for database in two_servers:
-        made(database)
+        make_tables(database)
     old.execute("CREATE TABLE only_there (id int PRIMARY KEY)")
-    capture = RunningCapture(old, tmp_path, ["t", "only_there"])
-    capture.start()
-    fill(old, 1, 10)
-    capture.catch_up()
+    capture = captured(old, tmp_path, "t", "only_there")
     capture.stop()
     moved = RunningCapture(new, tmp_path, [])
     assert isinstance(moved.fails_to_start(), ServerReplaced)
@@ -563,11 +520,8 @@ def test_another_server_is_taken_only_when_somebody_asks_and_a_slot_of_others_th
 def test_a_server_that_was_restored_from_a_backup_goes_on(start_postgres: StartPostgres, tmp_path: Path) -> None:
     server = start_postgres()
     with server.database() as database:
-        made(database)
-        capture = RunningCapture(database, tmp_path, ["t"])
-        capture.start()
-        fill(database, 1, 10)
-        capture.catch_up()
+        make_tables(database)
+        capture = captured(database, tmp_path)
         server.stop()
         backup = server.base / "backup"
         subprocess.run(["cp", "-a", str(server.data), str(backup)], check=True)
@@ -599,11 +553,8 @@ def test_a_slot_that_another_process_reads_is_refused_with_its_pid_and_stays(
 ) -> None:
     monkeypatch.setattr(slots, "RELEASE_SECONDS", 0.3)
     database = newest_postgres
-    made(database)
-    capture = RunningCapture(database, tmp_path, ["t"])
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    make_tables(database)
+    capture = captured(database, tmp_path)
     capture.stop()
     before = since(capture)
     assert not renew(capture.store, None)
@@ -628,11 +579,8 @@ def test_a_new_slot_waits_for_open_transactions_and_is_made_when_they_have_ended
 ) -> None:
     monkeypatch.setattr(slots, "CREATE_TIMEOUT_SECONDS", 1)
     database = newest_postgres
-    made(database, "t", "u")
-    capture = RunningCapture(database, tmp_path, ["t"])
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    make_tables(database, "t", "u")
+    capture = captured(database, tmp_path)
     before = since(capture)
     with database.connect() as session, session.transaction():
         session.execute("INSERT INTO u VALUES (1, 'open')")
@@ -650,11 +598,8 @@ def test_a_new_slot_waits_for_open_transactions_and_is_made_when_they_have_ended
 def test_another_slot_name_is_another_slot(newest_postgres: Database, tmp_path: Path) -> None:
     """Somebody else reads the slot of ours: the way out is one of our own, and theirs is not touched."""
     database = newest_postgres
-    made(database)
-    capture = RunningCapture(database, tmp_path, ["t"])
-    capture.start()
-    fill(database, 1, 10)
-    capture.catch_up()
+    make_tables(database)
+    capture = captured(database, tmp_path)
     capture.stop()
     database.execute("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
     theirs = RunningCapture(database, tmp_path, [], slot="theirs")
@@ -675,7 +620,7 @@ def test_a_new_store_leaves_the_slot_of_another_alone_however_often_it_is_starte
     newest_postgres: Database, tmp_path: Path
 ) -> None:
     """Whoever starts it again after the refusal must not get what the refusal kept from it."""
-    made(newest_postgres)
+    make_tables(newest_postgres)
     (tmp_path / "first").mkdir()
     (tmp_path / "second").mkdir()
     first = RunningCapture(newest_postgres, tmp_path / "first", ["t"])
@@ -691,7 +636,7 @@ def test_a_new_store_leaves_the_slot_of_another_alone_however_often_it_is_starte
 
 
 def test_a_new_store_begins_as_ever_when_it_is_asked_to_renew(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres)
+    make_tables(newest_postgres)
     capture = RunningCapture(newest_postgres, tmp_path, ["t"])
     newest_postgres.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
     leave(capture.store, RENEW_SOURCE, {})

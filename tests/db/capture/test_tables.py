@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.db.capture.captured import fill, make_tables
 from tests.db.capture.running import RunningCapture, running
 from tests.servers.postgres import Database, PostgresServer
 
@@ -19,16 +20,6 @@ from headwater.sources.errors import SchemaStopped
 from headwater.sources.postgres import source
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.state.errors import StoreNotFound
-
-
-def made(database: Database, *names: str) -> None:
-    for name in names:
-        database.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, v text)")
-
-
-def fill(database: Database, first: int, last: int, table: str = "t") -> None:
-    database.execute(f"INSERT INTO {table} SELECT i, 'v' || i FROM generate_series({first}, {last}) i")
-
 
 # -- names and keys ----------------------------------------------------------------------------------------------------
 
@@ -139,7 +130,7 @@ def test_a_replica_identity_index_is_the_key(newest_postgres: Database, tmp_path
 
 
 def test_a_key_that_is_dropped_stops_the_table_alone(newest_postgres: Database, tmp_path: Path) -> None:
-    made(newest_postgres, "t", "other")
+    make_tables(newest_postgres, "t", "other")
     with running(newest_postgres, tmp_path, "t", "other") as capture:
         fill(newest_postgres, 1, 10)
         newest_postgres.execute("ALTER TABLE t DROP CONSTRAINT t_pkey")
@@ -158,7 +149,7 @@ def test_a_key_that_is_dropped_stops_the_table_alone(newest_postgres: Database, 
 @pytest.fixture
 def under_load(newest_postgres: Database) -> Iterator[None]:
     """A table ``busy`` that is written all the while."""
-    made(newest_postgres, "busy")
+    make_tables(newest_postgres, "busy")
     ended = threading.Event()
 
     def write() -> None:
@@ -183,7 +174,7 @@ def headwater(*arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.usefixtures("under_load")
 def test_tables_are_added_under_load_by_request_and_by_command(newest_postgres: Database, tmp_path: Path) -> None:
     database = newest_postgres
-    made(database, "a", "b", '"C d"')
+    make_tables(database, "a", "b", '"C d"')
     capture = RunningCapture(database, tmp_path, ["busy"])
     capture.start()
     ask(capture.store, ADD_TABLES, {"tables": ["a"]})
@@ -211,7 +202,7 @@ def test_tables_are_added_under_load_by_request_and_by_command(newest_postgres: 
 def test_a_table_that_cannot_be_captured_is_told_to_who_asks_and_the_capture_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres, "t", "good")
+    make_tables(newest_postgres, "t", "good")
     newest_postgres.execute("CREATE TABLE keyless (a int)", "CREATE VIEW seen AS SELECT 1 AS a")
     with running(newest_postgres, tmp_path, "t") as capture:
         for name, expected in (
@@ -238,7 +229,7 @@ def test_a_table_that_the_server_has_described_before_it_was_added_is_captured(
     newest_postgres: Database, tmp_path: Path, altered: bool
 ) -> None:
     """A publication of all tables sends every table: the server describes each once, before anybody wants it."""
-    made(newest_postgres, "t", "later")
+    make_tables(newest_postgres, "t", "later")
     newest_postgres.execute("CREATE PUBLICATION headwater FOR ALL TABLES WITH (publish_via_partition_root = true)")
     with running(newest_postgres, tmp_path, "t") as capture:
         fill(newest_postgres, 1, 10)
@@ -261,7 +252,7 @@ def test_m15_a_transaction_that_had_written_to_an_added_table_is_waited_for(
 ) -> None:
     monkeypatch.setattr(source, "WRITERS_SECONDS", 0.2)
     database = newest_postgres
-    made(database, "t", "later")
+    make_tables(database, "t", "later")
     with running(database, tmp_path, "t") as capture:
         with database.connect() as session, session.transaction():
             session.execute("INSERT INTO later VALUES (1, 'before')")
@@ -283,7 +274,7 @@ def test_m15_a_transaction_that_had_written_to_an_added_table_is_waited_for(
 
 def test_two_who_ask_at_once_are_both_answered(newest_postgres: Database, tmp_path: Path) -> None:
     names = [f"t{number}" for number in range(4)]
-    made(newest_postgres, "t", *names)
+    make_tables(newest_postgres, "t", *names)
     with running(newest_postgres, tmp_path, "t") as capture:
         failures: list[BaseException] = []
 
@@ -308,7 +299,7 @@ def test_two_who_ask_at_once_are_both_answered(newest_postgres: Database, tmp_pa
 def test_a_stopped_table_is_refused_by_name_and_left_alone_without_it(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    made(newest_postgres, "t", "other")
+    make_tables(newest_postgres, "t", "other")
     capture = RunningCapture(newest_postgres, tmp_path, ["t", "other"])
     capture.start()
     fill(newest_postgres, 1, 10)

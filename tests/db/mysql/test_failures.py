@@ -36,6 +36,26 @@ def prepared(server: MariaDbServer) -> MariaDbServer:
     return server
 
 
+def captured(server: MariaDbServer, folder: Path, last: int = 10) -> MySqlCapture:
+    """A capture of the orders that runs and has those up to *last*."""
+    capture = MySqlCapture(server, folder, [LOG])
+    capture.start()
+    fill(server, 1, last)
+    capture.catch_up()
+    return capture
+
+
+def assert_goes_on(replica: MariaDbServer, folder: Path, first: int, last: int) -> None:
+    """A capture of *replica* over the store goes on with orders from *first* on, and has each up to *last* once."""
+    moved = MySqlCapture(replica, folder, [])
+    moved.start()
+    fill(replica, first, last)
+    moved.assert_equal(LOG)
+    moved.stop()
+    assert len(moved.rows(LOG)) == last
+    moved.assert_once(LOG)
+
+
 def replicate(replica: MariaDbServer, primary: MariaDbServer) -> None:
     """*replica* has no writes of its own yet."""
     credentials = f"MASTER_HOST='127.0.0.1', MASTER_PORT={primary.port}, MASTER_USER='headwater', "
@@ -92,13 +112,7 @@ def test_m23_a_replica_takes_over_by_transaction_numbers_without_gap_or_repeat(
     wait_for_replica(replica, primary)
     primary.stop()
     replica.execute("STOP SLAVE")
-    moved = MySqlCapture(replica, tmp_path, [])
-    moved.start()
-    fill(replica, 201, 250)
-    moved.assert_equal(LOG)
-    moved.stop()
-    assert len(moved.rows(LOG)) == 250
-    moved.assert_once(LOG)
+    assert_goes_on(replica, tmp_path, 201, 250)
 
 
 @pytest.mark.skipif(os.environ.get("HEADWATER_SOAK") != "1", reason="two more servers; MariaDB shows the same")
@@ -107,22 +121,13 @@ def test_m23_a_replica_of_mysql_takes_over_too(start_mysql: StartServer, tmp_pat
     replica = start_mysql("mysql", {"server-id": "2", "log-bin": "other-name"})
     replicate_mysql(replica, primary)
     prepared(primary)
-    capture = MySqlCapture(primary, tmp_path, [LOG])
-    capture.start()
-    fill(primary, 1, 100)
-    capture.catch_up()
+    capture = captured(primary, tmp_path, 100)
     capture.stop()
     fill(primary, 101, 150)
     wait_for_mysql_replica(replica, primary)
     primary.stop()
     replica.execute("STOP REPLICA")
-    moved = MySqlCapture(replica, tmp_path, [])
-    moved.start()
-    fill(replica, 151, 200)
-    moved.assert_equal(LOG)
-    moved.stop()
-    assert len(moved.rows(LOG)) == 200
-    moved.assert_once(LOG)
+    assert_goes_on(replica, tmp_path, 151, 200)
 
 
 def test_another_server_is_refused_whatever_its_files_and_its_number(
@@ -130,10 +135,7 @@ def test_another_server_is_refused_whatever_its_files_and_its_number(
 ) -> None:
     mariadb.execute(ORDERS)
     other = prepared(start_mysql("mariadb"))
-    capture = MySqlCapture(other, tmp_path, [LOG])
-    capture.start()
-    fill(other, 1, 10)
-    capture.catch_up()
+    capture = captured(other, tmp_path)
     capture.stop()
     assert isinstance(MySqlCapture(mariadb, tmp_path, []).fails_to_start(), ServerReplaced)
 
@@ -159,10 +161,7 @@ def purge(server: MariaDbServer) -> None:
 
 def test_m22_a_purged_log_ends_the_capture_and_a_resnapshot_goes_on(server: MariaDbServer, tmp_path: Path) -> None:
     server.execute(ORDERS)
-    capture = MySqlCapture(server, tmp_path, [LOG])
-    capture.start()
-    fill(server, 1, 10)
-    capture.catch_up()
+    capture = captured(server, tmp_path)
     capture.stop()
     fill(server, 11, 20)
     server.execute("FLUSH LOGS")
@@ -186,10 +185,7 @@ def test_transactions_that_count_as_executed_and_are_in_no_log_end_the_capture(
     server = mysql_servers("mysql")
     with server.fresh():
         prepared(server)
-        capture = MySqlCapture(server, tmp_path, [LOG])
-        capture.start()
-        fill(server, 1, 10)
-        capture.catch_up()
+        capture = captured(server, tmp_path)
         server.execute(f"SET GLOBAL gtid_purged = '+{uuid.uuid4()}:1-5'")
         fill(server, 11, 12)
         failure = capture.wait_for_end()
@@ -206,10 +202,7 @@ def test_transactions_that_count_as_executed_and_are_in_no_log_end_the_capture(
 
 def test_a_log_that_was_reset_ends_the_capture(server: MariaDbServer, tmp_path: Path) -> None:
     server.execute(ORDERS)
-    capture = MySqlCapture(server, tmp_path, [LOG])
-    capture.start()
-    fill(server, 1, 10)
-    capture.catch_up()
+    capture = captured(server, tmp_path)
     capture.stop()
     server.execute("RESET MASTER" if server.kind == "MariaDB" else "RESET BINARY LOGS AND GTIDS")
     fill(server, 11, 20)
@@ -356,10 +349,7 @@ def test_rows_without_the_names_of_their_columns_stop_the_table(mariadb: MariaDb
 
 def test_a_statement_in_place_of_rows_ends_the_capture(server: MariaDbServer, tmp_path: Path) -> None:
     server.execute(ORDERS)
-    capture = MySqlCapture(server, tmp_path, [LOG])
-    capture.start()
-    fill(server, 1, 3)
-    capture.catch_up()
+    capture = captured(server, tmp_path, 3)
     server.execute("SET SESSION binlog_format = STATEMENT", "UPDATE shop.orders SET note = 'x' WHERE id = 1")
     failure = capture.wait_for_end()
     assert isinstance(failure, SourceMisconfigured)

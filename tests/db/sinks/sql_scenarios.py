@@ -33,7 +33,6 @@ from tests.store.sinks.file_sinks import (
 from headwater.sinks.errors import OtherAttempt, SinkFenced, SinkRowError, SinkSchemaError, StagedLost
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.vnode import hash_keys
 
@@ -463,30 +462,3 @@ class SqlScenarios:
                 run.join()
             assert sorted(won) == [False, True]
         assert len(rows_of(sink)) == 8
-
-
-def check_types(sink: SqlSink, table: SourceTable, rows: list[dict[str, Any]]) -> None:
-    """Every value comes back as it was, staged inside and staged in a relation, in each way to the table."""
-    expected = conform(pa.Table.from_batches([own_rows(table, rows)]), sink_schema(table)).to_pylist()
-    feed = Feed(sink, table)
-    feed.changes(1, *((INSERT, row) for row in rows))
-    assert _text(rows_of(sink, table)) == _text(expected)
-    feed.changes(2, *((DELETE, row) for row in rows))
-    assert rows_of(sink, table) == []
-    import headwater.sinks.sql_sink as module
-
-    limit = module.INLINE_BYTES
-    module.INLINE_BYTES = 0  # type: ignore[misc]
-    try:
-        feed.changes(3, *((INSERT, row) for row in rows))
-        assert _text(rows_of(sink, table)) == _text(expected)
-        feed.history(1, [], epoch=3, replaces=True)
-        feed.history(2, rows, epoch=3)
-    finally:
-        module.INLINE_BYTES = limit  # type: ignore[misc]
-    assert _text(rows_of(sink, table)) == _text(expected)
-
-
-def _text(rows: list[dict[str, Any]]) -> list[str]:
-    """Equal for NaN, too."""
-    return [repr(row) for row in rows]
