@@ -12,7 +12,7 @@ from typing import Final
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.tables import choose_tables
+from headwater.pipeline.tables import captured_position, choose_tables
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.open import diagnose
 from headwater.spark.java import find_java
@@ -34,9 +34,20 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
         ]
     except HeadwaterError as error:
         findings.append(_problem("tables", error))
-    source = diagnose(config.dsn, names, slot=config.source.slot, publication=config.source.publication)
-    told = {finding.text for finding in source.findings}
-    findings = [finding for finding in findings if finding.text not in told]
+    told = None
+    try:
+        told = captured_position(config.store)
+    except HeadwaterError as error:
+        findings.append(_problem("store", error))
+    source = diagnose(
+        config.dsn,
+        names,
+        slot=config.source.slot,
+        publication=config.source.publication,
+        told=told,
+    )
+    texts = {finding.text for finding in source.findings}
+    findings = [finding for finding in findings if finding.text not in texts]
     return replace(source, findings=[*source.findings, *findings, *_machine(), *_store(config), *_sinks(config)])
 
 

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from headwater.capture import CapturedTable, SourceState
+from headwater.capture import CapturedTable, SourceRecord, SourceState
 from headwater.errors import TransientError
 from headwater.pipeline.config import PipelineConfig, is_pattern, matching
 from headwater.pipeline.errors import ConfigError
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
+from headwater.sources.offset import CdcOffset
 from headwater.sources.open import all_tables, full_name, open_source
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
@@ -63,11 +64,21 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
 
 def captured_tables(store: str) -> dict[str, CapturedTable]:
     """The tables whose logs are in the store at *store*, by name."""
+    return _captured(store)[1]
+
+
+def captured_position(store: str) -> CdcOffset | None:
+    """Up to where the source was captured into the store at *store*; ``None``: it was not."""
+    record = _captured(store)[0]
+    return None if record is None else record.offset
+
+
+def _captured(store: str) -> tuple[SourceRecord | None, dict[str, CapturedTable]]:
     try:
         with open_reader(store) as reader, reader.snapshot() as view:
-            return SourceState.read(view)[1]
+            return SourceState.read(view)
     except StoreNotFound:
-        return {}
+        return None, {}
 
 
 def _instead(patterns: list[str], left_out: Mapping[str, tuple[str, str | None]], there: list[str]) -> str:

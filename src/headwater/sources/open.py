@@ -10,6 +10,7 @@ from pathlib import Path
 from headwater.sources.diagnosis import Diagnosis
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.offset import CdcOffset
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
 
@@ -174,8 +175,10 @@ def home_of(dsn: str) -> str:
     return in_mysql.shown(database) if database else ""
 
 
-def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) -> Diagnosis:
-    """What the doctor of the database at *dsn* finds."""
+def diagnose(
+    dsn: str, tables: Sequence[str], *, slot: str, publication: str, told: CdcOffset | None = None
+) -> Diagnosis:
+    """What the doctor of the database at *dsn* finds. :param told: up to where it was captured, if that is known."""
     if family_of(dsn) is Family.MONGODB:
         with mongodb_driver():
             from headwater.sources.mongodb import connection as to_mongodb
@@ -201,7 +204,7 @@ def diagnose(dsn: str, tables: Sequence[str], *, slot: str, publication: str) ->
     if family_of(dsn) is Family.CITUS:
         from headwater.sources.citus import doctor as of_citus
 
-        return of_citus.examine(dsn, tables, slot=slot, publication=publication)
+        return of_citus.examine(dsn, tables, slot=slot, publication=publication, told=told)
     return of_postgres.examine(to_postgres.Dsn(dsn), tables, slot=slot, publication=publication)
 
 

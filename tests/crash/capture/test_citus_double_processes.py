@@ -131,6 +131,7 @@ def test_a_node_joins_and_leaves_exactly_once_whichever_step_is_killed(nodes: No
                         capture.killed_by_failpoint()
                         capture.start()
                         wait_for(partial(_follows, capture, leaving, False), "the node to be retired")
+                        wait_for(partial(_has_no_slot, double, leaving), "its slot to be dropped")
                     capture.kill9()
                 writer.end()
             capture.start()
@@ -144,3 +145,7 @@ def test_a_node_joins_and_leaves_exactly_once_whichever_step_is_killed(nodes: No
 def _follows(capture: ClusterProcess, group: int, wanted: bool) -> bool:
     offset = capture.offset()
     return capture.runs() and offset is not None and (group in offset.nodes) == wanted
+
+
+def _has_no_slot(double: CitusDouble, group: int) -> bool:
+    return not double.execute(group, "SELECT 1 FROM pg_replication_slots WHERE database = current_database()")

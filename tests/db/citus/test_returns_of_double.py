@@ -10,6 +10,10 @@ from tests.db.citus.writing import fill
 from tests.servers.citus_double import CitusDouble, Nodes
 
 from headwater.log_store.log_events import PARTITION
+from headwater.sources.citus import followed_nodes
+from headwater.sources.citus.offset import CitusOffset
+from headwater.sources.diagnosis import Finding
+from headwater.sources.open import diagnose
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
 
@@ -66,6 +70,49 @@ def test_a_server_that_was_removed_and_added_again_is_followed_and_tells_nothing
         capture.assert_once("public.acc")
         found = {row["id"]: row["v"] for row in capture.replayed("public.acc").to_pylist()}
         assert found == {key: row[1] for key, row in double.rows("acc").items()}
+
+
+def test_a_slot_on_a_server_that_left_is_dropped_when_it_answers_again(
+    double: CitusDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its database takes no connection when the capture retires it; the doctor tells of it until the slot is gone."""
+    monkeypatch.setattr(followed_nodes, "SLOT_SECONDS", 0.1)
+    double.distribute("acc", COLUMNS)
+    address = f"127.0.0.1:{double.servers[2].port}"
+
+    def let_in(allowed: bool) -> None:
+        with double.servers[2].connect() as admin:
+            admin.execute(f"ALTER DATABASE {double.database} ALLOW_CONNECTIONS {allowed}".encode())
+
+    def has_slot() -> bool:
+        with double.servers[2].connect() as admin:
+            query = "SELECT 1 FROM pg_replication_slots WHERE database = %s"
+            return bool(admin.execute(query, [double.database]).fetchall())
+
+    def is_noted() -> list[str]:
+        offset = capture.offset()
+        return [] if offset is None else list(offset.slots.values())
+
+    def told(position: CitusOffset | None) -> list[Finding]:
+        found = diagnose(double.dsn, [], slot="headwater", publication="headwater", told=position).findings
+        return [one for one in found if one.check == "slot" and address in one.text]
+
+    with running(double, tmp_path, "acc") as capture:
+        fill(double, "acc", 20)
+        empty(double, 2, 1)
+        capture.catch_up()
+        let_in(False)
+        double.remove_node(2)
+        wait_for_nodes(capture, 0, 1)
+        assert is_noted() == [address]
+        assert has_slot()
+        (finding,) = told(capture.offset())
+        assert "SELECT pg_drop_replication_slot('headwater');" in str(finding.fix)
+        let_in(True)
+        capture.wait_for(lambda: not has_slot())
+        double.execute(1, "UPDATE acc SET v = 'later'")
+        capture.wait_for(lambda: not is_noted())
+        assert told(capture.offset()) == []
 
 
 def test_a_table_whose_copies_are_told_by_nobody_or_twice_stops(double: CitusDouble, tmp_path: Path) -> None:

@@ -152,5 +152,5 @@ class _Session:
 def test_a_shared_scenario_of_a_table_of_a_cluster(
     scenario: Scenario, kind: TableKind, double: CitusDouble, tmp_path: Path
 ) -> None:
-    shards = 40 if getattr(scenario, "__name__", "") == MANY_SPLITS else 2
+    shards = 24 if getattr(scenario, "__name__", "") == MANY_SPLITS else 2
     scenario(PlacedShop(double, kind, shards), tmp_path)

@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Final
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node, TableKind
+from headwater.sources.citus.offset import CitusOffset
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.errors import SourceError, SourceMisconfigured
+from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres import doctor as of_postgres
 from headwater.sources.postgres.connection import connect, server_errors
 from headwater.sources.postgres.names import TableName
@@ -20,16 +22,22 @@ SKEW_SECONDS: Final = 0.1
 
 
 def examine(
-    dsn: str, tables: Sequence[str] = (), *, slot: str = "headwater", publication: str = "headwater"
+    dsn: str,
+    tables: Sequence[str] = (),
+    *,
+    slot: str = "headwater",
+    publication: str = "headwater",
+    told: CdcOffset | None = None,
 ) -> Diagnosis:
     """Look at the coordinator, at every node, and at *tables* where their rows are. Nothing is changed.
 
+    :param told: up to where the cluster was captured: it knows servers that left with a slot of ours.
     :raises InputError: a text is no table name.
     """
     cluster = Cluster(dsn)
     names = [str(TableName.parse(text)) for text in tables]
     own = of_postgres.examine(cluster.dsn_of("", COORDINATOR), names, slot=slot, publication=publication)
-    findings = list(own.findings)
+    findings = [*own.findings, *(_left(told, slot) if isinstance(told, CitusOffset) else ())]
     try:
         cluster.require_coordinator()
         nodes, inactive = cluster.nodes()
@@ -120,6 +128,15 @@ def _has_slot(cluster: Cluster, node: Node, slot: str) -> bool:
 def _lost(node: Node, slot: str) -> Finding:
     text = f"Node {node.address} has no replication slot {slot!r}, and the coordinator has."
     return Finding("slot", Level.PROBLEM, text, "headwater resnapshot")
+
+
+def _left(told: CitusOffset, slot: str) -> Iterator[Finding]:
+    for address in told.slots.values():
+        text = (
+            f"Server {address} left the cluster, and its slot {slot!r} could not be dropped: it keeps its log for it."
+        )
+        fix = f"SELECT pg_drop_replication_slot('{slot}'); -- at {address}, if that server is still there"
+        yield Finding("slot", Level.WARNING, text, fix)
 
 
 def _on(node: Node, finding: Finding) -> Finding:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -44,8 +44,10 @@ AFTER_JOIN: Final = failpoints.register("citus.after_join")
 BEFORE_RETIRE: Final = failpoints.register("citus.before_retire")
 AFTER_RETIRE: Final = failpoints.register("citus.after_retire")
 GONE_TRIES: Final = 3
+_LEFT: Final = -1  # a group that no node has
 _PAUSE: Final = 0.5
 
+T = TypeVar("T")
 MakeSource = Callable[[str, int, Callable[[RawStream], RawStream]], PostgresSource]
 """A source of the node at a libpq connection string, of a group, whose raw messages go through something."""
 
@@ -61,30 +63,30 @@ class Member:
     gate: Gate
 
 
-class Joining:
-    """A node that joins, in a thread of its own: its slot waits for all transactions that are open there."""
+class Attempt(Generic[T]):
+    """Something that may take long at one node, in a thread of its own: the others go on meanwhile."""
 
-    def __init__(self, join: Callable[[], NodePlace]) -> None:
-        self._join = join
-        self._place: NodePlace | None = None
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._made: T | None = None
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="headwater-join", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="headwater-node", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         try:
-            self._place = self._join()
+            self._made = self._make()
         except BaseException as error:
             self._failure = error
 
-    def place(self, timeout: float) -> NodePlace | None:
-        """From where it is followed; ``None`` while it is not known. What :meth:`Members.join` raises comes here."""
+    def result(self, timeout: float) -> T | None:
+        """What was made; ``None`` while that is under way. What it raises comes here."""
         self._thread.join(timeout)
         if self._thread.is_alive():
             return None
         if self._failure is not None:
             raise self._failure
-        return self._place
+        return self._made
 
 
 class Members:
@@ -188,15 +190,31 @@ class Members:
             "headwater resnapshot",
         )
 
-    def retire(self, member: Member) -> None:
-        """A node that left was read to its end, durably: its slot is of no use. One that is out of reach keeps it."""
+    def retire(self, member: Member, server: str, told: int) -> bool:
+        """A node that left was read to its end, durably: its slot is of no use. Whether it is gone; see below."""
         failpoints.hit(BEFORE_RETIRE)
         member.stream.close()
-        dsn = self.cluster.dsn_of(member.address, member.group)
-        with suppress(SourceError), server_errors(dsn), connect(dsn) as session:
-            give_up_slot(session, self._slot)
+        is_gone = self.drop_left(server, member.address, told)
         self._sources.pop(member.group)[1].close()
         failpoints.hit(AFTER_RETIRE)
+        return is_gone
+
+    def drop_left(self, server: str, address: str, told: int) -> bool:
+        """Whether a server that left has our slot no longer; ``False``: it does not answer, or is another by now.
+
+        :param told: up to where it was told: a slot that is further is one that somebody made since.
+        """
+        dsn = self.cluster.dsn_of(address, _LEFT)
+        try:
+            with server_errors(dsn), connect(dsn) as session:
+                if server_position(session).identity.system_id != server:
+                    return False
+                slot = read_slot(session, self._slot)
+                if slot is not None and (slot.confirmed or 0) <= told:
+                    give_up_slot(session, self._slot)
+        except SourceError:
+            return False
+        return True
 
     def identity(self, group: int, address: str) -> ServerIdentity:
         """Which server the node is now."""

@@ -74,6 +74,7 @@ class CitusOffset(CdcOffset):
         this place no shard has moved, or what moved was merged by the time of its commits.
     :ivar left: of servers that left, by their system identifier: up to where they were told.
     :ivar shards: the numbers of the shards of distributed tables, by name, at that moment or when they were added.
+    :ivar slots: addresses of servers that left, by their system identifier, where our slot may be there still.
     """
 
     kind: ClassVar[str] = "Citus"
@@ -84,6 +85,7 @@ class CitusOffset(CdcOffset):
     placements: str = ""
     left: Mapping[str, int] = field(default_factory=dict)
     shards: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    slots: Mapping[str, str] = field(default_factory=dict)
 
     def rank(self) -> tuple[int, ...]:
         """For equality alone."""
@@ -158,6 +160,7 @@ class CitusOffset(CdcOffset):
             "placements": self.placements,
             "left": dict(self.left),
             "shards": {name: ranges_of(numbers) for name, numbers in self.shards.items()},
+            "slots": dict(self.slots),
         }
 
     @classmethod
@@ -167,7 +170,8 @@ class CitusOffset(CdcOffset):
             retired = tuple(int(group) for group in fields["retired"])
             left = {str(server): int(lsn) for server, lsn in fields.get("left", {}).items()}
             shards = {str(name): numbers_of(text) for name, text in fields.get("shards", {}).items()}
-            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]), left, shards)
+            slots = {str(server): str(address) for server, address in fields.get("slots", {}).items()}
+            return cls(nodes, retired, int(fields["number"]), str(fields["placements"]), left, shards, slots)
         except (AttributeError, KeyError, TypeError, ValueError):
             raise InvalidOffset("A Citus position lacks a field.", next_step=_NEXT_STEP) from None
 

@@ -156,17 +156,19 @@ def test_a_mark_tells_what_it_has_node_by_node() -> None:
 
 
 def test_places_of_every_release_are_read_and_the_newest_is_written_as_it_was() -> None:
-    """Without the servers that left; with them; with the shards of tables, too."""
+    """Without the servers that left; with them; with the shards of tables; with slots that are left, too."""
     texts = (Path(__file__).parents[3] / "fixtures/positions/citus.jsonl").read_text().splitlines()
     read = [CdcOffset.from_json(text) for text in texts]
     assert [one.to_json() for one in read[-1:]] == texts[-1:]
-    first, second, third = read
+    first, second, third, fourth = read
     assert isinstance(first, CitusOffset)
     assert isinstance(second, CitusOffset)
     assert isinstance(third, CitusOffset)
+    assert isinstance(fourth, CitusOffset)
     assert (first.left, first.shards, first.retired) == ({}, {}, (1,))
     assert first.nodes[2] == NodePlace(
         PostgresOffset.end_of(28479616, 28479720, 0), ServerIdentity("7400000000000000002", 3, "shop"), "worker-2:5432"
     )
     assert (second.left, second.shards) == ({"7400000000000000001": 28479720}, {})
     assert third.shards == {"public.acc": frozenset({*range(102008, 102040), 102050}), "sales.ä": frozenset({102040})}
+    assert (third.slots, fourth.slots) == ({}, {"7400000000000000001": "worker-1:5432"})
