@@ -164,6 +164,32 @@ def test_a_table_that_cannot_be_told_stops_alone_and_says_what_to_do(double: Cit
         capture.assert_equal("other")
 
 
+def test_a_reference_table_that_is_truncated_from_a_worker_stops(double: CitusDouble, tmp_path: Path) -> None:
+    """That worker tells it of the table, which has no rows there; of the coordinator's copy nothing is told."""
+    double.reference("ref", "id bigint, v text")
+    double.distribute("acc", COLUMNS)
+    for group in (1, 2):
+        double.execute(
+            group, "CREATE TABLE ref (id bigint PRIMARY KEY, v text)", "CREATE PUBLICATION headwater FOR TABLE ref"
+        )
+        double.execute(
+            group, "ALTER PUBLICATION headwater SET (publish_via_partition_root, publish_generated_columns = stored)"
+        )
+    with running(double, tmp_path, "acc", "ref") as capture:
+        double.execute(0, "INSERT INTO ref VALUES (1, 'one')")
+        double.execute(1, "INSERT INTO ref VALUES (7, 'no node of a cluster tells this')")
+        fill(double, "acc", 0, 4)
+        capture.assert_equal("acc", "ref")
+        (copy,) = double.execute(
+            0, "SELECT inhrelid::regclass::text FROM pg_inherits WHERE inhparent = 'ref'::regclass"
+        )
+        double.execute(0, f"TRUNCATE {copy[0]}")
+        double.execute(1, "TRUNCATE ref")
+        assert capture.wait_until_stopped("public.ref").endswith("Run: headwater resnapshot public.ref")
+        fill(double, "acc", 4, 8)
+        capture.assert_equal("acc")
+
+
 @pytest.mark.soak
 def test_a_table_is_added_while_the_nodes_are_followed(double: CitusDouble, tmp_path: Path) -> None:
     double.distribute("acc", COLUMNS)

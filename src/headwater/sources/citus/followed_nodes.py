@@ -89,7 +89,7 @@ class FollowedNodes:
 
     def _follow(self, group: int, place: NodePlace) -> None:
         with naming(place.address):
-            known = self._tables.on_node(group, place.address, self._tables.here(group))
+            known = self._tables.on_node(group, place.address, self._tables.followed(group))
         self._open[group] = self._members.follow(group, place, known)
         self.turns.append(group)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.citus.cluster import TableKind
+from headwater.sources.citus.cluster import COORDINATOR, TableKind
 from headwater.sources.citus.columns import MergedTable
 from headwater.sources.citus.members import Member, Members, distributed, here, present_tables
 from headwater.sources.citus.merge import Piece
@@ -61,6 +61,17 @@ class MergedTables:
         """Those whose changes the node tells."""
         return here(group, self._kinds, [merged.table for merged in self._merged.values()])
 
+    def followed(self, group: int, tables: Sequence[SourceTable] | None = None) -> list[SourceTable]:
+        """Those of *tables*, or of all, of which the node may tell something.
+
+        A worker tells no row of a reference table, but that it was truncated, where the statement was sent there.
+        """
+        some = [merged.table for merged in self._merged.values()] if tables is None else tables
+        told = here(group, self._kinds, some)
+        if group == COORDINATOR:
+            return told
+        return [*told, *(table for table in some if self._kinds[table.full_name] is TableKind.REFERENCE)]
+
     def distributed(self) -> dict[str, int]:
         """The distributed ones, with their oids on the coordinator."""
         tables = distributed(self._kinds, [merged.table for merged in self._merged.values()])
@@ -86,7 +97,7 @@ class MergedTables:
         self._merged[name] = MergedTable(table)
         self._kinds[name] = self._members.cluster.kinds().get(table.source_id or 0, TableKind.LOCAL)
         for group, member in self._nodes.items():
-            for known in self.on_node(group, member.address, here(group, self._kinds, [table])):
+            for known in self.on_node(group, member.address, self.followed(group, [table])):
                 member.stream.add_table(known)
 
     def remove(self, table: SourceTable) -> None:
@@ -112,7 +123,7 @@ class MergedTables:
                 assert not isinstance(event, Boundary)
                 name = (event.before if isinstance(event, SchemaChanged) else event.table).full_name
                 merged = self._merged.get(name)
-                if merged is None:
+                if merged is None or not self._is_told(group, name, event):
                     continue
                 if isinstance(event, Changes):
                     of_rows = numbers[group][np.searchsorted(piece.commits.lsns, node_commits(event))]
@@ -122,6 +133,11 @@ class MergedTables:
         for some in rows.values():
             events += some if len(taken) == 1 else [_by_position(some)]
         return events
+
+    def _is_told(self, group: int, name: str, event: Event) -> bool:
+        """Of reference tables the coordinator tells all but truncations: a worker knows them for those alone."""
+        is_own = group == COORDINATOR or self._kinds[name] is not TableKind.REFERENCE
+        return is_own or isinstance(event, Truncated)
 
     def _changed(
         self, group: int, merged: MergedTable, event: SchemaChanged | Truncated | Stopped, told: CitusOffset
@@ -140,7 +156,7 @@ class MergedTables:
         if isinstance(event, Stopped):
             return self.stop(table, event.reason)
         if self._kinds[name] is TableKind.DISTRIBUTED:
-            # one node empties its shards: rows that others wrote before and after it cannot be told apart here
+            # told by one node, of all shards: rows that others wrote before and after it cannot be told apart here
             return self.stop(table, f"It was truncated, node by node. {resnapshot}")
         if self._kinds[name] is TableKind.REFERENCE:
             # told of the table, not of its copy, whose rows may commit in a transaction of their own
