@@ -20,8 +20,8 @@ from tests.db.backfill.shops import (
     running,
     shared,
 )
+from tests.db.capture.captured import drop_slot, write_much_wal
 from tests.db.capture.running import RunningCapture
-from tests.db.capture.test_failures import drop_slot, write_wal
 from tests.db.conftest import StartPostgres, StartServer
 from tests.db.mysql.test_failures import purge
 from tests.servers.mariadb import MariaDbServer
@@ -184,7 +184,7 @@ def lose_log(shop: Shop) -> Iterator[Callable[[RunningCapture, str], None]]:
         capture.stop()
         if isinstance(shop, PostgresShop):
             shop.database.server.reload(max_slot_wal_keep_size="1MB")
-            write_wal(shop.database.server, 40)
+            write_much_wal(shop.database.server)
             assert isinstance(capture.fails_to_start(), SlotInvalidated)
         elif isinstance(shop, MySqlShop):
             _write(shop, 11)
