@@ -15,33 +15,29 @@ whose snapshot was lost before its rows were committed is read again in another 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Final
 
 from headwater.backfill.batch_units import large_first, log_units
+from headwater.backfill.checkpoint import check_end, check_start
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import LogBehind, QueryStateLost
+from headwater.backfill.errors import LogBehind
 from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
-from headwater.backfill.kept_history import release_pins
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import FOLDER, PlanRecord, QueryState
-from headwater.backfill.query import TABLES, QueryOptions
-from headwater.backfill.query_table import QueryTable
-from headwater.backfill.rate_limit import NO_LIMIT
-from headwater.backfill.since import resolve_since
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.query_tables import QueryTables
 from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceRecord, SourceState
 from headwater.errors import HeadwaterError
-from headwater.log_store import ConsumerGroup, LogNotFound
-from headwater.sinks.sink import Committed
+from headwater.log_store import ConsumerGroup
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.state.beside import open_beside_writer
-from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
 
 _LOOK_SECONDS: Final = 0.05
 _LOCK_SECONDS: Final = 2.0
@@ -52,9 +48,6 @@ _COMMIT_SECONDS: Final = 1.0
 _REST_SECONDS: Final = 0.1
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
-
-PARKED: Final = "parked"
-"""What the status says of a table that the sink does not take, instead of a phase."""
 
 Recover = Callable[[int, str, Sequence[SourceTable]], None]
 
@@ -83,10 +76,8 @@ class QueryPlanner:
         takeover: bool = False,
     ) -> None:
         self._options = options
-        self._committed = committed
         self._parked = parked or dict
         self._keeping = keeping
-        self._parked_tables: dict[str, str] = {}
         self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
         self._at: QueryOffset | None = None
         self._forgotten: QueryOffset | None = None
@@ -102,35 +93,15 @@ class QueryPlanner:
             stack.callback(self._requests.close)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables)
-                newest = view.epoch
-                self._consumers = stack.enter_context(
-                    ConsumerGroup.open(options.store, options.query, takeover=takeover)
-                )
-                self._parked_tables = {name: why for name, why in self._parked().items() if name in options.tables}
-                self._leave((set(self._state.tables) - set(options.tables)) | self._parked_tables.keys())
-                start = None
-                if options.since is not None and self._state.delivered is None:
-                    start = resolve_since(view, options.since, options.tables)
-                self._tables = {
-                    name: QueryTable(
-                        options,
-                        self._state,
-                        ranges.changes(name, newest, newest).table,
-                        self._consumers.consumer(name, start=start),
-                    )
-                    for name in options.tables
-                    if name not in self._parked_tables
-                }
+                consumers = stack.enter_context(ConsumerGroup.open(options.store, options.query, takeover=takeover))
+                self._tables = QueryTables(options, self._state, consumers, view, ranges, self._parked())
             self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save)
             owner = self._state.store.owner()
             assert owner is not None
             self.generation = owner.generation
             if recover is not None:
                 recover(self.generation, self.backfill_id, [table.table for table in self._tables.values()])
-            self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
-            for table in self._tables.values():
-                table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
-                self._check_sink(table)
+            self._tables.begin(committed)
             self._save()
             self._stack = stack.pop_all()
 
@@ -234,20 +205,7 @@ class QueryPlanner:
         plan = self._state.plan
         if start == self._at and start.plan == plan.number:
             return
-        if start.plan > plan.number:
-            raise QueryStateLost(
-                f"The checkpoint of query {self._options.query!r} is at plan {start.plan}, its state at {plan.number}: "
-                "the state beside the store was lost or replaced.",
-                next_step="Restore it, or begin anew with an empty checkpoint and an empty sink.",
-            )
-        known = self._state.delivered
-        if known is not None and (start.plan < known.plan or start.epoch < known.epoch):
-            raise QueryStateLost(
-                f"The checkpoint of query {self._options.query!r} is older than what was delivered: it is at plan "
-                f"{start.plan} and epoch {start.epoch}, its state at plan {known.plan} and epoch {known.epoch}.",
-                next_step="Use the newest checkpoint; or begin anew with another query name, an empty checkpoint and"
-                " an empty sink: what lies between would be missing.",
-            )
+        check_start(self._options.query, start, plan.number, self._state.delivered)
         self._roll_back(start)
         self._history.check_attempt()
         self._history.let_go()
@@ -256,21 +214,11 @@ class QueryPlanner:
             for table in self._tables.values():
                 table.settle(self._end[1].offset, start.epoch)
         self._at, self._moved = start, True
-        self._park()
+        if self._tables.park(self._parked()):  # what the sink did not take of the batch before
+            self._save()
         delivered = self._state.delivered
         if delivered is None or delivered.plan != start.plan:
             self._state.put_delivered(start)
-            self._save()
-
-    def _park(self) -> None:
-        """Leave out what the sink did not take of the batch before."""
-        found = {name: why for name, why in self._parked().items() if name in self._tables}
-        if found:
-            for name in found:
-                self._tables[name].save()
-                del self._tables[name]
-            self._parked_tables |= found
-            self._leave(found.keys())
             self._save()
 
     def _roll_back(self, start: QueryOffset) -> None:
@@ -290,26 +238,6 @@ class QueryPlanner:
             self._state.put_plan()
         self._save()
 
-    def _leave(self, names: Set[str]) -> None:
-        """Tables that the query no longer has: their logs do not wait for it; if they come back they begin anew."""
-        for name in names:
-            record = self._state.table(name)
-            if not record.left:
-                with suppress(LogNotFound):
-                    self._consumers.drop(name)
-                if record.origin == TABLES and self._options.kept is not None:
-                    release_pins(self._options.store, self._options.kept, self._options.query, [name])
-                record.left = True
-                self._state.put_table(name)
-
-    def _check_sink(self, table: QueryTable) -> None:
-        """A sink that has nothing of a table whose history was delivered is another one: the table begins anew."""
-        delivered = self._state.delivered
-        if self._committed is None or delivered is None or not delivered.plan or not table.has_read:
-            return
-        if self._committed(table.table, self.backfill_id) == Committed():
-            table.restart()
-
     def _commit(self, start: QueryOffset) -> None:
         """Let the logs forget what was delivered."""
         now = time.monotonic()
@@ -317,11 +245,7 @@ class QueryPlanner:
             self._truncated, self._forgotten = now, start
             self._state.put_delivered(start)
             self._save()  # a query without a checkpoint never begins before what the logs hold
-            found = {name: table.unneeded(start.epoch) for name, table in self._tables.items()}
-            self._consumers.commit({name: Epoch(keep) for name, keep in found.items() if keep is not None})
-            for table in self._tables.values():
-                if table.kept is not None:
-                    table.kept.let_go()
+            self._tables.forget(start.epoch)
 
     # -- planning --------------------------------------------------------------------------------------------------
 
@@ -338,37 +262,13 @@ class QueryPlanner:
             self._keeping.after(self._tables.values(), self.backfill_id)
         return made
 
-    def _begin_kept(self, ranges: LogRanges, start: QueryOffset) -> bool:
-        """Begin the snapshots of tables that we keep, at the epoch of the query; whether it must go on for that."""
-        waiting = [table.kept for table in self._tables.values() if table.kept is not None and table.kept.is_waiting]
-        if not waiting:
-            return False
-        record = ranges.record if start.epoch == ranges.newest else None
-        if record is None and self._end is not None and self._end[0] == start.epoch:
-            record = self._end[1]
-        if record is None:
-            return True  # nobody knows the place of that epoch in the source's log
-        position = record.offset.position_after(None)
-        for kept in waiting:
-            kept.begin(start.epoch, position, record.commit_time_us)
-        self._save()
-        return any(kept.is_late for kept in waiting)
-
-    def _held_back(self, limit: int, start: QueryOffset, max_rows: int | None) -> tuple[int, int | None]:
-        """Up to which epoch, and how many changes, may be delivered while tables that we keep are read."""
-        kept = [table.kept for table in self._tables.values() if table.kept is not None]
-        if any(one.holds_epochs for one in kept):
-            return start.epoch, max_rows
-        allowed = min((one.rows_allowed for one in kept), default=NO_LIMIT)
-        return limit, max_rows if allowed >= (max_rows or NO_LIMIT) else max(allowed, 1)
-
     def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         with self._reader.snapshot() as view:
             ranges = LogRanges(view, list(self._tables))
             self._seen = ranges.newest
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
-            late = self._begin_kept(ranges, start)
-            limit, max_rows = self._held_back(limit, start, max_rows)
+            late = self._tables.begin_kept(start.epoch, self._place_of(start.epoch, ranges))
+            limit, max_rows = self._tables.held_back(limit, start.epoch, max_rows)
             end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
@@ -395,6 +295,12 @@ class QueryPlanner:
             return QueryOffset(end, start.plan)
         return start
 
+    def _place_of(self, epoch: int, ranges: LogRanges) -> SourceRecord | None:
+        """The place of *epoch* in the source's log, if anybody knows it."""
+        if epoch == ranges.newest and ranges.record is not None:
+            return ranges.record
+        return self._end[1] if self._end is not None and self._end[0] == epoch else None
+
     # -- units -----------------------------------------------------------------------------------------------------
 
     def units(self, start: QueryOffset, end: QueryOffset) -> list[Unit]:
@@ -407,12 +313,7 @@ class QueryPlanner:
         :raises SourceBehind: one can be had that is older than the changes of the batch.
         :raises LogBehind: the columns have changed, and the capture does not come to that.
         """
-        if end.plan != self._state.plan.number:
-            raise QueryStateLost(
-                f"The batch is of plan {end.plan}, the state of query {self._options.query!r} at "
-                f"{self._state.plan.number}.",
-                next_step="Restore the state beside the store, or begin anew with an empty checkpoint and sink.",
-            )
+        check_end(self._options.query, end, self._state.plan.number)
         limit = time.monotonic() + _COLUMNS_SECONDS
         while True:
             with self._reader.snapshot() as view:
@@ -444,12 +345,7 @@ class QueryPlanner:
             problem: HeadwaterError | None = None
             try:
                 mutation, renewals = self._requests.mutation(request, self._tables)
-                self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
-                barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)
-                asked = request.detail.get("table")
-                for table in self._tables.values():
-                    if asked is None or table.name == asked:
-                        table.on_barrier(barrier)
+                self._tables.mutate(mutation, request.detail.get("table"))
                 for name, renewal in renewals.items():
                     self._tables[name].renew(renewal)
             except HeadwaterError as error:
@@ -459,10 +355,7 @@ class QueryPlanner:
 
     def _save(self) -> None:
         """Make durable what has changed."""
-        for table in self._tables.values():
-            table.save()
-        if self._state.batch:
-            self._state.save()
+        self._tables.save()
 
     def status(self) -> dict[str, Any]:
         """What a person wants to know."""
@@ -474,8 +367,7 @@ class QueryPlanner:
             "newest_epoch": self._seen,
             "updated_ms": time.time_ns() // 1_000_000,
             "problem": self._history.problem,
-            "tables": {name: table.status() for name, table in self._tables.items()}
-            | {name: {"phase": PARKED, "waiting": why} for name, why in self._parked_tables.items()},
+            "tables": self._tables.status(),
         }
 
     def _tell(self) -> None:

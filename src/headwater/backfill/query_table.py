@@ -8,17 +8,19 @@ import uuid
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
 from headwater.backfill.cdc.open import open_backfill
-from headwater.backfill.kept_history import KeptHistory, is_complete, release_pins
+from headwater.backfill.history_origin import origin_of
+from headwater.backfill.kept_history import KeptHistory
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.plans import QueryState, TableRecord
-from headwater.backfill.query import AUTO, SINGLE, SOURCE, TABLES, QueryOptions
+from headwater.backfill.query import SINGLE, SOURCE, TABLES, QueryOptions
 from headwater.backfill.snapshot.record import SnapshotPhase
+from headwater.backfill.table_columns import has_columns, readable_columns
 from headwater.backfill.units import DROP_ALL, ChangeFilter
+from headwater.backfill.unseen_commits import greatest, still_unseen
 from headwater.log_store import LogConsumer
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
@@ -45,40 +47,11 @@ class QueryTable:
         self.held_back: str | None = None
         self.is_stopped = False
         self.rests_until = 0.0
-        self.kept = KeptHistory(options, state, self.name) if options.history and self._origin() == TABLES else None
+        is_kept = options.history and origin_of(options, state, self.name) == TABLES
+        self.kept = KeptHistory(options, state, self.name) if is_kept else None
         self.executor = self._backfill() if options.history and self.kept is None else None
         self._come_back()
         self._go_on()
-
-    def _origin(self) -> str:
-        """Where its history comes from. It is chosen once; a table that comes back is read from the source."""
-        known = self._state.tables.get(self.name)
-        record = self.record
-        if record.origin == TABLES and self._is_unkept():
-            record.unread = True
-        if known is not None and (known.left or known.unread):
-            if record.origin == TABLES and self._options.kept is not None:
-                release_pins(self._options.store, self._options.kept, self._options.query, [self.name])
-            record.origin = SOURCE
-            self._state.snapshots.forget(self._state.batch, self.name)
-        elif record.origin is None:
-            wanted = self._options.origin
-            if wanted == AUTO:
-                is_new = known is None and self._state.delivered is None
-                wanted = TABLES if is_new and is_complete(self._options, self.name) else SOURCE
-            elif known is not None:
-                wanted = SOURCE  # its history was begun by a release that had no choice
-            record.origin = wanted
-            self._state.put_table(self.name)
-        return record.origin
-
-    def _is_unkept(self) -> bool:
-        """Whether nobody keeps the table any more of whose snapshot something is left to be read."""
-        if self._options.kept is not None:
-            return False
-        with self._state.store.snapshot() as view:
-            found = self._state.snapshots.record(view, self.name)
-        return found is None or found.phase in (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT)
 
     def _come_back(self) -> None:
         """What the sink has of a table that was away, or whose history nobody read, is replaced."""
@@ -237,15 +210,10 @@ class QueryTable:
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""
         record = self.record
-        known = [bytes.fromhex(text) for text in record.unseen]
         if fresh is not None and len(fresh):
-            record.last_position = max(filter(None, (record.last_position, _greatest(fresh))))
+            record.last_position = max(filter(None, (record.last_position, greatest(fresh))))
             self._state.put_table(self.name)
-            known += _one_per_transaction(fresh)
-        if mark is not None and known:
-            asked = pa.array(known, pa.binary(len(known[0])))
-            known = [position for position, is_unseen in zip(known, mark.unseen(asked), strict=True) if is_unseen]
-        found = [position.hex() for position in known]
+        found = still_unseen(record.unseen, fresh, mark)
         if found != record.unseen:
             record.unseen = found
             self._state.put_table(self.name)
@@ -412,23 +380,14 @@ class QueryTable:
 
     def has_columns_of(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
         """Whether the table has in *snapshot* just the columns that its log has."""
-        there = {c.field_id: (c.name, c.type) for c in snapshot.table(self.latest).columns if not c.dropped}
-        here = {c.field_id: (c.name, c.type) for c in table.columns if not c.dropped}
-        return there == here if self._options.new_columns else here.items() <= there.items()
+        return has_columns(snapshot.table(self.latest), table, exactly=self._options.new_columns)
 
     def readable(self, table: SourceTable, snapshot: ExportedSnapshot, *, by_number: bool) -> SourceTable:
         """*table* as it can be read in *snapshot*: what that has no longer counts as dropped.
 
         :param by_number: readers find a column whatever its name is by now.
         """
-        there = {column.field_id: column.name for column in snapshot.table(self.latest).columns if not column.dropped}
-        columns = tuple(
-            column
-            if (column.field_id in there if by_number else there.get(column.field_id) == column.name)
-            else replace(column, dropped=True)
-            for column in table.columns
-        )
-        return replace(table, columns=columns)
+        return readable_columns(table, snapshot.table(self.latest), by_number=by_number)
 
     def status(self) -> dict[str, Any]:
         """What a person wants to know of it."""
@@ -438,31 +397,3 @@ class QueryTable:
         elif self.executor is not None:
             told = self.executor.progress((self.waiting or "") if self.is_reading else "").to_json()
         return told | {"delivered": int(self.consumer.delivered())}
-
-
-def _greatest(positions: pa.ChunkedArray) -> str:
-    greatest: bytes = max(_last(chunk) for chunk in positions.chunks if len(chunk))
-    return greatest.hex()
-
-
-def _words(chunk: pa.FixedSizeBinaryArray) -> np.ndarray[Any, np.dtype[Any]]:
-    width = chunk.type.byte_width
-    return np.frombuffer(chunk.buffers()[1], f"V{width}", len(chunk), chunk.offset * width)
-
-
-def _last(chunk: pa.FixedSizeBinaryArray) -> bytes:
-    # the commit number is the first eight bytes; within a commit any row will do
-    numbers = _words(chunk).view(">u8").reshape(len(chunk), -1)[:, 0]
-    return bytes(_words(chunk)[int(np.argmax(numbers))])
-
-
-def _one_per_transaction(positions: pa.ChunkedArray) -> list[bytes]:
-    """One position for each commit."""
-    found: list[bytes] = []
-    for chunk in positions.chunks:
-        if len(chunk):
-            numbers = _words(chunk).view(">u8").reshape(len(chunk), -1)[:, 0]
-            _, places = np.unique(numbers, return_index=True)
-            words = _words(chunk)
-            found += [bytes(words[place]) for place in places]
-    return found

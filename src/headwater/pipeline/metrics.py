@@ -31,7 +31,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from headwater.backfill.planner import PARKED
+from headwater.backfill.query_tables import PARKED
 from headwater.capture.metrics import MetricsServer, of_logs
 from headwater.log_store.metrics import Metric
 from headwater.pipeline.config import PipelineConfig

@@ -1,0 +1,170 @@
+"""QueryTables: the tables of one query, by name, but for those that the sink does not take.
+
+A table that the query no longer has is *left*: its log does not wait for it, and if it comes back it begins anew. So
+is one that the sink does not take: it is *parked*, until the query is started with a sink that takes it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Set
+from contextlib import suppress
+from typing import Any, Final
+
+from headwater.backfill.history_plans import CommittedOf
+from headwater.backfill.kept_history import KeptHistory, release_pins
+from headwater.backfill.log_ranges import LogRanges
+from headwater.backfill.plans import QueryState
+from headwater.backfill.query import TABLES, QueryOptions
+from headwater.backfill.query_table import QueryTable
+from headwater.backfill.rate_limit import NO_LIMIT
+from headwater.backfill.since import resolve_since
+from headwater.capture.source_state import SourceRecord
+from headwater.log_store import ConsumerGroup, LogNotFound
+from headwater.sinks.sink import Committed
+from headwater.state import Snapshot
+from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation
+
+PARKED: Final = "parked"
+"""What the status says of a table that the sink does not take, instead of a phase."""
+
+
+class QueryTables(Mapping[str, QueryTable]):
+    """The tables that are planned. What changes is written with the next save.
+
+    :param view: of the capture's store. :param ranges: of the logs in it.
+    :param parked: the tables that the sink does not take, and why.
+    """
+
+    def __init__(
+        self,
+        options: QueryOptions,
+        state: QueryState,
+        consumers: ConsumerGroup,
+        view: Snapshot,
+        ranges: LogRanges,
+        parked: Mapping[str, str],
+    ) -> None:
+        self._options, self._state, self._consumers = options, state, consumers
+        self._parked = {name: why for name, why in parked.items() if name in options.tables}
+        self._leave((set(state.tables) - set(options.tables)) | self._parked.keys())
+        start = None
+        if options.since is not None and state.delivered is None:
+            start = resolve_since(view, options.since, options.tables)
+        newest = view.epoch
+        self._tables = {
+            name: QueryTable(
+                options, state, ranges.changes(name, newest, newest).table, consumers.consumer(name, start=start)
+            )
+            for name in options.tables
+            if name not in self._parked
+        }
+        self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
+
+    def __getitem__(self, name: str) -> QueryTable:
+        return self._tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tables)
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    @property
+    def kept(self) -> list[KeptHistory]:
+        """The histories that come from tables that we keep."""
+        return [table.kept for table in self.values() if table.kept is not None]
+
+    def begin(self, committed: CommittedOf | None) -> None:
+        """Before the first plan. :param committed: what the sink has of a table, where the sink can tell."""
+        for table in self.values():
+            table.on_barrier(Barrier(self._epochs, BarrierKind.INITIAL))
+            if committed is not None:
+                self._check_sink(table, committed)
+
+    def _check_sink(self, table: QueryTable, committed: CommittedOf) -> None:
+        """A sink that has nothing of a table whose history was delivered is another one: the table begins anew."""
+        delivered = self._state.delivered
+        if delivered is None or not delivered.plan or not table.has_read:
+            return
+        if committed(table.table, self._state.id) == Committed():
+            table.restart()
+
+    def mutate(self, mutation: Mutation | None, asked: str | None) -> None:
+        """The next barrier has *mutation*, for the table *asked*, or for all."""
+        self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
+        barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)
+        for table in self.values():
+            if asked is None or table.name == asked:
+                table.on_barrier(barrier)
+
+    # -- tables that go --------------------------------------------------------------------------------------------
+
+    def park(self, parked: Mapping[str, str]) -> bool:
+        """Leave out those of *parked* that are here; whether there were any."""
+        found = {name: why for name, why in parked.items() if name in self._tables}
+        for name in found:
+            self._tables[name].save()
+            del self._tables[name]
+        self._parked |= found
+        self._leave(found.keys())
+        return bool(found)
+
+    def _leave(self, names: Set[str]) -> None:
+        for name in names:
+            record = self._state.table(name)
+            if not record.left:
+                with suppress(LogNotFound):
+                    self._consumers.drop(name)
+                if record.origin == TABLES and self._options.kept is not None:
+                    release_pins(self._options.store, self._options.kept, self._options.query, [name])
+                record.left = True
+                self._state.put_table(name)
+
+    # -- history of tables that we keep ----------------------------------------------------------------------------
+
+    def begin_kept(self, epoch: int, record: SourceRecord | None) -> bool:
+        """Begin the snapshots of tables that we keep, at the *epoch* of the query; whether it must go on for that.
+
+        :param record: the place of that epoch in the source's log, if anybody knows it.
+        """
+        waiting = [kept for kept in self.kept if kept.is_waiting]
+        if not waiting or record is None:
+            return bool(waiting)
+        position = record.offset.position_after(None)
+        for kept in waiting:
+            kept.begin(epoch, position, record.commit_time_us)
+        self.save()
+        return any(kept.is_late for kept in waiting)
+
+    def held_back(self, limit: int, epoch: int, max_rows: int | None) -> tuple[int, int | None]:
+        """Up to which epoch, and how many changes, may be delivered while tables that we keep are read.
+
+        :param limit: up to which otherwise. :param epoch: of the query. :param max_rows: how many otherwise.
+        """
+        kept = self.kept
+        if any(one.holds_epochs for one in kept):
+            return epoch, max_rows
+        allowed = min((one.rows_allowed for one in kept), default=NO_LIMIT)
+        return limit, max_rows if allowed >= (max_rows or NO_LIMIT) else max(allowed, 1)
+
+    # -- state, status ---------------------------------------------------------------------------------------------
+
+    def forget(self, epoch: int) -> None:
+        """Everything up to *epoch* is delivered, and sealed to be: the logs and the kept tables may forget it."""
+        found = {name: table.unneeded(epoch) for name, table in self.items()}
+        self._consumers.commit({name: Epoch(keep) for name, keep in found.items() if keep is not None})
+        for kept in self.kept:
+            kept.let_go()
+
+    def save(self) -> None:
+        """Make durable what has changed."""
+        for table in self.values():
+            table.save()
+        if self._state.batch:
+            self._state.save()
+
+    def status(self) -> dict[str, Any]:
+        """What a person wants to know of each."""
+        parked = {name: {"phase": PARKED, "waiting": why} for name, why in self._parked.items()}
+        return {name: table.status() for name, table in self.items()} | parked
