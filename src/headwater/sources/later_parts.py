@@ -16,6 +16,7 @@ from headwater.errors import TransientError
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.snapshots import LaterParts
 from headwater.sources.splits import KeyRange
+from headwater.sources.table import SourceTable
 
 PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 """Seconds before each new try; the count begins anew when rows came."""
@@ -46,3 +47,10 @@ def read_later(
             tries += 1
             if reached is not None:
                 parts = reached.progress.rest
+
+
+def table_changed(table: SourceTable, what: str) -> SnapshotExpired:
+    """*table* is not what it was when its parts were planned."""
+    return SnapshotExpired(
+        f"Table {table.full_name} {what} since the snapshot was taken.", next_step="Take a new snapshot."
+    )

@@ -11,6 +11,7 @@ from headwater.sources.diagnosis import Diagnosis
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
+from headwater.sources.qualified_name import shown
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
 
@@ -157,10 +158,9 @@ def home_of(dsn: str) -> str:
     if family_of(dsn) is Family.MONGODB:
         with mongodb_driver():
             from headwater.sources.mongodb import connection as to_mongodb
-            from headwater.sources.mongodb import names as in_mongodb
 
         home = to_mongodb.Dsn(dsn).database
-        return in_mongodb.shown(home) if home else ""
+        return shown(home) if home else ""
     if family_of(dsn) is Family.SQLSERVER:
         from headwater.sources.sqlserver import names as in_sqlserver
 
@@ -169,10 +169,9 @@ def home_of(dsn: str) -> str:
         return "public"
     with mysql_driver():
         from headwater.sources.mysql import connection as to_mysql
-        from headwater.sources.mysql import names as in_mysql
 
     database = to_mysql.Dsn(dsn).database
-    return in_mysql.shown(database) if database else ""
+    return shown(database) if database else ""
 
 
 def diagnose(

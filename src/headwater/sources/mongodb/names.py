@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Self
 
 from headwater.errors import InputError
+from headwater.sources.qualified_name import QualifiedName
 
 _QUOTED: Final = re.compile(r'"((?:[^"]|"")+)"')
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CollectionName:
+class CollectionName(QualifiedName):
     """A collection of a server.
 
     >>> str(CollectionName.parse("shop.fs.files")), CollectionName.parse('"My shop".orders').namespace
     ('shop."fs.files"', 'My shop')
     """
 
-    namespace: str
-    name: str
+    __slots__ = ()
 
     @classmethod
     def parse(cls, text: str, database: str = "") -> Self:
@@ -40,14 +38,6 @@ class CollectionName:
         if not name or more is not None or "\0" in text:
             raise _unreadable(text)
         return cls(first, name)
-
-    def __str__(self) -> str:
-        return f"{shown(self.namespace)}.{shown(self.name)}"
-
-
-def shown(name: str) -> str:
-    """A name for people, as the log of the table has it: in double quotes where it is not plain and lower case."""
-    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
 
 
 def _part(text: str) -> tuple[str, str | None]:

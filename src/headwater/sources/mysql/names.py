@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final, Self
 
 from headwater.errors import InputError
+from headwater.sources.qualified_name import QualifiedName, name_parts
 
 _PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`]+))\s*')
+_NEXT_STEP: Final = "Write database.table, and `database`.`table` where a name has blanks or dots."
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TableName:
+class TableName(QualifiedName):
     """A table of a server.
 
     >>> TableName.parse("shop.Orders").sql, str(TableName.parse("`my shop`.orders"))
     ('`shop`.`Orders`', '"my shop".orders')
     """
 
-    namespace: str
-    name: str
+    __slots__ = ()
 
     @classmethod
     def parse(cls, text: str, database: str = "") -> Self:
@@ -28,20 +27,7 @@ class TableName:
 
         :raises InputError: it is not one or two names, or names no database.
         """
-        parts = []
-        place = 0
-        while True:
-            found = _PART.match(text, place)
-            if not found:
-                raise _unreadable(text)
-            double, back, plain = found.groups()
-            parts.append(plain or (double or "").replace('""', '"') or (back or "").replace("``", "`"))
-            place = found.end()
-            if place == len(text):
-                break
-            if text[place] != "." or len(parts) == 2:
-                raise _unreadable(text)
-            place += 1
+        parts = name_parts(text, _PART, _read, _NEXT_STEP)
         if len(parts) == 1 and not database:
             raise InputError(
                 f"The table {text!r} is in no database.",
@@ -54,9 +40,6 @@ class TableName:
         """For statements: every part quoted."""
         return f"{quoted(self.namespace)}.{quoted(self.name)}"
 
-    def __str__(self) -> str:
-        return f"{shown(self.namespace)}.{shown(self.name)}"
-
 
 def quoted(name: str) -> str:
     """A name for a statement, always quoted."""
@@ -68,13 +51,6 @@ def literal(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
-def shown(name: str) -> str:
-    """A name for people, as the log of the table has it: in double quotes where it is not plain and lower case."""
-    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else '"' + name.replace('"', '""') + '"'
-
-
-def _unreadable(text: str) -> InputError:
-    return InputError(
-        f"{text!r} is not the name of a table.",
-        next_step="Write database.table, and `database`.`table` where a name has blanks or dots.",
-    )
+def _read(found: re.Match[str]) -> str:
+    double, back, plain = found.groups()
+    return plain or (double or "").replace('""', '"') or (back or "").replace("``", "`")

@@ -12,8 +12,9 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.errors import SourceNotFound
 from headwater.sources.key_conditions import where
+from headwater.sources.later_parts import table_changed
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
 from headwater.sources.mysql.key_columns import cut_after, key_list, read_key
@@ -61,7 +62,7 @@ class MySqlParts:
                 self._key = read_key(self._catalog, table)
         except SourceNotFound:
             self.close()
-            raise _changed(table, "was dropped or renamed") from None
+            raise table_changed(table, "was dropped or renamed") from None
         except BaseException:
             self.close()
             raise
@@ -94,7 +95,7 @@ class MySqlParts:
                     self.progress.end_part()
                 self._is_read = True
         except SourceNotFound:
-            raise _changed(self._table, "was dropped, or lost a column") from None
+            raise table_changed(self._table, "was dropped, or lost a column") from None
 
     def _rows(self, part: KeyRange) -> Iterator[pa.RecordBatch]:
         wanted = [*self._columns, *self._missing_key()]
@@ -136,13 +137,7 @@ class MySqlParts:
             if column.dropped:
                 continue
             if found is None:
-                raise _changed(table, f"has no column {column.name!r} any more")
+                raise table_changed(table, f"has no column {column.name!r} any more")
             if source_type(found.type_text) != column.source_type:
-                raise _changed(table, f"has another type of column {column.name!r}")
+                raise table_changed(table, f"has another type of column {column.name!r}")
         return catalog
-
-
-def _changed(table: SourceTable, what: str) -> SnapshotExpired:
-    return SnapshotExpired(
-        f"Table {table.full_name} {what} since the snapshot was taken.", next_step="Take a new snapshot."
-    )

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-import pyarrow as pa
-
-from headwater.sources.later_parts import read_later
 from headwater.sources.mysql.connection import Dsn
 from headwater.sources.mysql.export import MySqlSnapshot
 from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order, with_session
 from headwater.sources.mysql.key_range import printed_range
 from headwater.sources.mysql.parts import MySqlParts
-from headwater.sources.splits import KeyRange, SplitKind
-from headwater.sources.table import SourceTable
+from headwater.sources.place_snapshots import PlaceSnapshots
+from headwater.sources.splits import KeyRange
+from headwater.sources.table import SourceColumn, SourceTable
 
 
-class MySqlSnapshots:
-    """The snapshots of one server; see :class:`~headwater.sources.snapshots.UnsharedSnapshots`.
+class MySqlSnapshots(PlaceSnapshots[Dsn, MySqlParts]):
+    """The snapshots of one server.
 
-    :param dsn: ``mysql://user:password@host:3306/database``.
-    :param lock_seconds: how long a snapshot waits for a locked table while it plans; ``None``: until it is free.
-    :raises InvalidDsn: it cannot be read.
+    :param dsn: ``mysql://user:password@host:3306/database``. :raises InvalidDsn: it cannot be read.
     """
 
     def __init__(self, dsn: str, lock_seconds: float | None = None) -> None:
-        self._dsn = Dsn(dsn)
-        self._lock_seconds = lock_seconds
-
-    def __repr__(self) -> str:
-        return f"MySqlSnapshots({str(self._dsn)!r})"
+        super().__init__(Dsn(dsn), lock_seconds)
 
     def export(self) -> MySqlSnapshot:
         """A new snapshot of this moment. :raises SourceUnreachable: no answer."""
@@ -43,24 +35,5 @@ class MySqlSnapshots:
         """*part* as a person named it, its values as cuts have them. :raises InvalidRange: it has no such."""
         return with_session(self._dsn, lambda session: printed_range(session, table, part))
 
-    def open_parts(
-        self, table: SourceTable, parts: Sequence[KeyRange], *, columns: Sequence[str] | None = None
-    ) -> MySqlParts:
-        """The rows of *parts* as they are now; see :class:`~headwater.sources.snapshots.LaterParts`."""
-        wanted = table.columns if columns is None else tuple(table.column(name) for name in columns)
-        return MySqlParts(self._dsn, table, parts, wanted)
-
-    def read(
-        self,
-        table: SourceTable,
-        kind: SplitKind,
-        part: KeyRange,
-        snapshot: str | None,
-        *,
-        columns: Sequence[str] | None = None,
-    ) -> Iterator[pa.RecordBatch]:
-        """The rows of *part* as they are now, whichever *snapshot*; after a break those that follow as they are then.
-
-        :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
-        """
-        return read_later(lambda rest: self.open_parts(table, rest, columns=columns), [part])
+    def _open(self, table: SourceTable, parts: Sequence[KeyRange], columns: Sequence[SourceColumn]) -> MySqlParts:
+        return MySqlParts(self._dsn, table, parts, columns)

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Self
 
 from headwater.errors import InputError
+from headwater.sources.qualified_name import QualifiedName, name_parts
 
 DEFAULT_NAMESPACE = "public"
 
 _PART = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*))\s*')
 _LONGEST = 63
+_NEXT_STEP = 'Write schema.table, and "Schema"."Table" where it has capitals, blanks or dots.'
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TableName:
+class TableName(QualifiedName):
     """A table of a database.
 
     >>> TableName.parse("Orders").sql, TableName.parse('"Sales"."Order Lines"').sql
     ('"public"."orders"', '"Sales"."Order Lines"')
     """
 
-    namespace: str
-    name: str
+    __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -31,20 +30,7 @@ class TableName:
 
         :raises InputError: it is not one or two names.
         """
-        parts = []
-        place = 0
-        while True:
-            found = _PART.match(text, place)
-            if not found:
-                raise _unreadable(text)
-            quoted, plain = found.groups()
-            parts.append(quoted.replace('""', '"') if quoted is not None else _folded(plain))
-            place = found.end()
-            if place == len(text):
-                break
-            if text[place] != "." or len(parts) == 2:
-                raise _unreadable(text)
-            place += 1
+        parts = name_parts(text, _PART, _read, _NEXT_STEP)
         if any(len(part.encode()) > _LONGEST for part in parts):
             raise InputError(
                 f"The table name {text!r} is longer than the {_LONGEST} bytes that Postgres keeps.",
@@ -57,9 +43,6 @@ class TableName:
         """For statements: every part quoted."""
         return f"{quoted(self.namespace)}.{quoted(self.name)}"
 
-    def __str__(self) -> str:
-        return f"{shown(self.namespace)}.{shown(self.name)}"
-
 
 def quoted(name: str) -> str:
     """A name for a statement, always quoted."""
@@ -71,18 +54,11 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def shown(name: str) -> str:
-    """A name for people: quoted only where it must be to mean the same when it is read again."""
-    return name if re.fullmatch(r"[a-z_][a-z0-9_]*", name) else quoted(name)
-
-
 def _folded(plain: str) -> str:
     """As Postgres folds a name that is not quoted: the letters A to Z."""
     return "".join(letter.lower() if letter.isascii() else letter for letter in plain)
 
 
-def _unreadable(text: str) -> InputError:
-    return InputError(
-        f"{text!r} is not the name of a table.",
-        next_step='Write schema.table, and "Schema"."Table" where it has capitals, blanks or dots.',
-    )
+def _read(found: re.Match[str]) -> str:
+    quoted, plain = found.groups()
+    return quoted.replace('""', '"') if quoted is not None else _folded(plain)

@@ -25,8 +25,9 @@ from typing import IO, Final, Self
 
 import pyarrow as pa
 
-from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.errors import SourceNotFound
 from headwater.sources.key_conditions import where
+from headwater.sources.later_parts import table_changed
 from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn
@@ -74,7 +75,7 @@ class SqlServerParts:
             self.high = SqlServerOffset(self._begin())
         except SourceNotFound:
             self.close()
-            raise _changed(table, "was dropped, or lost a column") from None
+            raise table_changed(table, "was dropped, or lost a column") from None
         except BaseException:
             self.close()
             raise
@@ -174,20 +175,14 @@ class SqlServerParts:
         """What the catalog says. :raises SnapshotExpired: another table."""
         catalog = read_table(self._session, self._name)
         if catalog.id != self._table.source_id:
-            raise _changed(self._table, "was made anew")
+            raise table_changed(self._table, "was made anew")
         for column in self._columns:
             if column.dropped:
                 continue
             found = catalog.column(column.name)
             if found is None or found.number != column.field_id:
-                raise _changed(self._table, f"has no column {column.name!r} any more")
+                raise table_changed(self._table, f"has no column {column.name!r} any more")
             if not pa.types.is_string(column.type) and found.type.arrow(self._dsn.ticks) != column.type:
-                raise _changed(self._table, f"has another type of column {column.name!r}")
+                raise table_changed(self._table, f"has another type of column {column.name!r}")
             self._types[column.name] = str(found.type)  # change tables have some types under another name
         return catalog
-
-
-def _changed(table: SourceTable, what: str) -> SnapshotExpired:
-    return SnapshotExpired(
-        f"Table {table.full_name} {what} since the snapshot was taken.", next_step="Take a new snapshot."
-    )
