@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Writing:
-    """:ivar count: how many times something was written."""
+    """:ivar count: how many times something was written. :ivar failure: what ended it before its time."""
 
     count: int = 0
+    failure: BaseException | None = None
 
 
 @contextmanager
 def writing(write: Callable[[int], None], pause: float = 0.002) -> Iterator[Writing]:
     """A thread of its own calls *write* with 1, 2, 3 … until the block ends. What it raises fails the test then."""
     stop, made = threading.Event(), Writing()
-    failed: list[BaseException] = []
 
     def run() -> None:
         try:
@@ -28,7 +28,7 @@ def writing(write: Callable[[int], None], pause: float = 0.002) -> Iterator[Writ
                 made.count += 1
                 stop.wait(pause)
         except BaseException as error:
-            failed.append(error)
+            made.failure = error
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
@@ -37,4 +37,4 @@ def writing(write: Callable[[int], None], pause: float = 0.002) -> Iterator[Writ
     finally:
         stop.set()
         thread.join(60)
-    assert not failed, failed
+    assert made.failure is None, made.failure

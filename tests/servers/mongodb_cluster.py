@@ -43,8 +43,8 @@ class MongoCluster(MongoServer):
             raise
         super().__init__({"configdb": f"config/127.0.0.1:{self.config.port}"}, secrets_of=self.config)
         try:
-            for name, one in self.shards.items():
-                self.client.admin.command({"addShard": f"{name}/127.0.0.1:{one.port}", "name": name})
+            for name in self.shards:
+                self._join(name)
             self.client.admin.command("balancerStop")
         except BaseException:
             self.close()
@@ -53,6 +53,18 @@ class MongoCluster(MongoServer):
     def _shard(self, name: str) -> MongoServer:
         settings = {"shardsvr": "", "replSet": name, **_NOOPS}
         return self._behind.enter_context(MongoServer(settings, secrets_of=self.config))
+
+    def _join(self, name: str) -> None:
+        self.client.admin.command({"addShard": f"{name}/127.0.0.1:{self.shards[name].port}", "name": name})
+
+    def add_shard(self, name: str) -> None:
+        """Start one more, and take it in; nothing is on it yet."""
+        self.shards[name] = self._shard(name)
+        self._join(name)
+
+    def remove_shard(self, name: str) -> None:
+        """Give a shard up; it goes when nothing is on it any more, which is moved by whoever calls."""
+        _until(lambda: bool(self.client.admin.command({"removeShard": name})["state"] == "completed"))
 
     def close(self) -> None:
         """End all of them, the router first."""

@@ -33,7 +33,7 @@ def server(mongo_server: MongoServer) -> Iterator[MongoServer]:
 @pytest.fixture(scope="session")
 def mongo_cluster() -> Iterator[MongoCluster]:
     """The session's cluster."""
-    with _or_skipped(MongoCluster) as cluster:
+    with cluster_or_skipped() as cluster:
         yield cluster
 
 
@@ -58,6 +58,11 @@ def start_mongodb() -> Iterator[StartServer]:
 def started_or_skipped(settings: Mapping[str, str] | None = None, *, beside: MongoServer | None = None) -> MongoServer:
     """A server; where it is not on this machine the test is skipped, but never in CI."""
     return _or_skipped(lambda: MongoServer(settings, beside=beside))
+
+
+def cluster_or_skipped() -> MongoCluster:
+    """A cluster, likewise."""
+    return _or_skipped(MongoCluster)
 
 
 def _or_skipped(start: Callable[[], Server]) -> Server:

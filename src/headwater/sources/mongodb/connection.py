@@ -60,6 +60,9 @@ _BAD_TOKEN: Final = frozenset((260, 280))
 _GONE: Final = frozenset(
     (6, 7, 43, 63, 64, 89, 91, 133, 150, 175, 189, 237, 234, 262, 9001, 10107, 11600, 11602, 13435, 13436, 50, 314, 136)
 )
+_SHARD_ADDED: Final = 50865
+"""A router that comes to a new shard adds a token to our options, and refuses the two of them: a new stream has it."""
+_REMOVED: Final = "removed shard"
 _OTHER_COLLECTION: Final = 361
 _NOT_FOUND: Final = frozenset((26,))
 _IS_PASSWORD: Final = re.compile(r"(mongodb(?:\+srv)?://[^:/@\s]*):[^@\s]*@")
@@ -225,6 +228,11 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
         )
     code = error.code or 0
     said = _said(error, dsn)
+    if code in _PURGED and _REMOVED in str((error.details or {}).get("errmsg")):
+        return LogPurged(
+            f"{dsn} no longer has all changes after our position: a shard was removed before they were captured.",
+            next_step=RESNAPSHOT,
+        )
     if code in _PURGED:
         return LogPurged(
             f"{dsn} no longer has the changes after our position: its oplog has rolled over.",
@@ -247,7 +255,7 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
         return SourceNotFound(f"{dsn} does not have it: {said}.")
     if code in _BUSY:
         return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again.")
-    if code in _GONE or error.has_error_label("ResumableChangeStreamError"):
+    if code in _GONE or code == _SHARD_ADDED or error.has_error_label("ResumableChangeStreamError"):
         return _unreachable(said, dsn)
     return SourceError(f"{dsn} refused a command (error {code}): {said}.", next_step=f"Run: headwater doctor {dsn}")
 

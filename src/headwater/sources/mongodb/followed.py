@@ -7,9 +7,10 @@ insert                                  ``INSERT``
 update, replace                         ``UPDATE_INSERT``, after an ``UPDATE_DELETE`` where the old document is known
 update of a document that is gone       nothing: its delete follows; see :mod:`.lookup`
 delete                                  ``DELETE``: the key alone, or the old document where it is known
-delete on one shard of a document       nothing: an insert on another one was told, or follows; see :mod:`.moved`
+delete on one shard of a document       nothing: an insert on another one was told, or follows
 that a transaction moved
-drop, rename, dropDatabase              ``Stopped``
+drop, rename, dropDatabase,             ``Stopped``
+reshardCollection
 ======================================  ====================================================================
 
 The documents stay raw until they are decoded, all rows of a table at once.
@@ -210,6 +211,8 @@ class FollowedTables:
                 self._stop(known, time, "its database was dropped at the source.", events)
         elif kind == "drop":
             self._stop(name, time, "the collection was dropped at the source.", events)
+        elif kind == "reshardCollection":  # told where expanded events are, see Server.commit_options
+            self._stop(name, time, "the collection was resharded, or moved, at the source.", events)
         elif kind == "rename":
             now = CollectionName(row["to_database"] or "", row["to_collection"] or "")
             self._stop(name, time, f"the collection is called {now} at the source by now.", events)

@@ -56,6 +56,15 @@ def test_a_cursor_that_a_capped_collection_ran_over_is_opened_again_and_no_gap_o
     assert isinstance(translated(driver.OperationFailure("x", 286), DSN), LogPurged)
 
 
+def test_a_shard_that_is_added_is_tried_again_and_one_that_is_gone_is_a_gap_that_is_not_called_a_short_oplog() -> None:
+    assert isinstance(translated(driver.OperationFailure("x", 50865), DSN), TransientError)
+    removed = {"errmsg": "Change stream events no more available due to removed shard"}
+    made = translated(driver.OperationFailure("x", 286, removed), DSN)
+    assert isinstance(made, LogPurged)
+    assert "a shard was removed" in str(made)
+    assert "oplog" not in str(made)
+
+
 def test_an_answer_that_cannot_be_read_is_an_error_of_ours() -> None:
     with pytest.raises(SourceProtocolError) as found, server_errors(DSN):
         raise InvalidBSON("of a value")

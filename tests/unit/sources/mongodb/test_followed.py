@@ -127,6 +127,7 @@ def test_as_many_are_told_at_once_as_may_be_looked_up() -> None:
         (event("rename", 6, to={"db": "shop", "coll": "olders"}), "called shop.olders"),
         (event("rename", 6, ns={"db": "shop", "coll": "other"}, to={"db": "shop", "coll": "orders"}), "took its name"),
         (event("dropDatabase", 6, ns={"db": "shop"}), "database was dropped"),
+        (event("reshardCollection", 6), "was resharded"),
     ],
 )
 def test_a_collection_that_goes_stops_between_the_rows(gone: dict[str, Any], reason: str) -> None:
