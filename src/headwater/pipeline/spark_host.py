@@ -28,7 +28,6 @@ class SparkHost:
         self._made: SparkSession | None = None
         self._problem: BaseException | None = None
         self._thread: threading.Thread | None = None
-        self._registered = False
         self._folder = config.work / "spark"
 
     @property
@@ -51,10 +50,7 @@ class SparkHost:
         return not self._thread.is_alive()
 
     def session(self) -> SparkSession:
-        """The session, with our data source registered.
-
-        :raises JavaMissing: Spark needs Java.
-        """
+        """:raises JavaMissing: Spark needs Java."""
         self.begin()
         if self._thread is not None:
             self._thread.join()
@@ -64,12 +60,19 @@ class SparkHost:
             raise problem
         made = self._given or self._made
         assert made is not None
-        if not self._registered:
-            from headwater.spark.claim_check import ClaimSource
-
-            made.dataSource.register(ClaimSource)
-            self._registered = True
         _use_here(made)
+        return made
+
+    def for_query(self) -> SparkSession:
+        """The session, with our data source registered anew, for the query that is started next.
+
+        The planners of a source write into a map of it, without a lock, and Spark sends that map with each task: two
+        that start at once can break it, and with it every task of theirs (``OptionalDataException``) for good.
+        """
+        from headwater.spark.claim_check import ClaimSource
+
+        made = self.session()
+        made.dataSource.register(ClaimSource)
         return made
 
     def _make(self) -> None:
@@ -105,7 +108,7 @@ class SparkHost:
         from pyspark import SparkContext
         from pyspark.sql import SparkSession
 
-        self._made, self._registered = None, False
+        self._made = None
         gateway: Any = SparkContext._gateway
         if gateway is not None:
             gateway.shutdown()
