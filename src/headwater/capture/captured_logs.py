@@ -126,6 +126,10 @@ class CapturedLogs:
         self.rows += 1
         return table
 
+    def captures(self, name: str) -> bool:
+        """Whether a table is captured that may be meant by *name*, with or without its namespace."""
+        return any(name in (full, table.name) for full, table in self.tables.items())
+
     def registered(self) -> list[Registered]:
         """How the source has the captured tables registered, as far as it was told."""
         return [Registered(table, self.state.tables[name].registration) for name, table in self.tables.items()]

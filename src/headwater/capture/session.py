@@ -26,7 +26,14 @@ from headwater.capture.source_state import SourceRecord, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
 from headwater.errors import HeadwaterError, TransientError
-from headwater.sources.errors import SchemaStopped, SlotBusy, SourceBusy, SourceMisconfigured, UnsupportedTable
+from headwater.sources.errors import (
+    SchemaStopped,
+    SlotBusy,
+    SourceBusy,
+    SourceMisconfigured,
+    SourceNotFound,
+    UnsupportedTable,
+)
 from headwater.sources.events import (
     Boundary,
     Changes,
@@ -148,7 +155,7 @@ class CaptureSession:
         :param renewed: somebody asked to capture these anew: they may be stopped.
         :raises SchemaStopped: one was captured before and stopped: going on would leave a gap.
         """
-        found = [table for table in self._source.tables(names) if table.full_name not in renewed]
+        found = [table for table in self._described(names) if table.full_name not in renewed]
         for table in found:
             known = self._logs.state.tables.get(table.full_name)
             if known is not None and known.state is TableState.STOPPED:
@@ -161,6 +168,16 @@ class CaptureSession:
             for table in new:
                 self._stream.add_table(table)
         return bool(new)
+
+    def _described(self, names: Sequence[str]) -> list[SourceTable]:
+        """The tables as they are now. One that is captured, and gone by now, is left out: it stops, alone."""
+        try:
+            return self._source.tables(names)
+        except (SourceNotFound, UnsupportedTable):
+            others = [name for name in names if not self._logs.captures(name)]
+            if len(others) == len(names):
+                raise
+            return self._source.tables(others) if others else []
 
     def serve(self, requests: Sequence[Request]) -> None:
         """Do what was asked, with the next seal. An answer tells what could not be done; the capture goes on.

@@ -143,6 +143,27 @@ def test_a_key_that_is_dropped_stops_the_table_alone(newest_postgres: Database, 
         capture.assert_equal("other")
 
 
+GONE = {"dropped": ("DROP TABLE t", "dropped"), "without a key": ("ALTER TABLE t DROP CONSTRAINT t_pkey", "key")}
+
+
+@pytest.mark.parametrize("what", GONE)
+def test_a_table_that_goes_while_no_capture_runs_stops_alone(
+    newest_postgres: Database, tmp_path: Path, what: str
+) -> None:
+    make_tables(newest_postgres, "t", "other")
+    with running(newest_postgres, tmp_path, "t", "other"):
+        fill(newest_postgres, 1, 10)
+    statement, reason = GONE[what]
+    newest_postgres.execute(statement)
+    with running(newest_postgres, tmp_path, "t", "public.other") as capture:
+        fill(newest_postgres, 1, 10, "other")
+        if what != "dropped":
+            fill(newest_postgres, 11, 20)
+        assert reason in capture.wait_until_stopped("public.t")
+        capture.assert_equal("other")
+        assert capture.failure is None
+
+
 # -- adding ------------------------------------------------------------------------------------------------------------
 
 

@@ -291,6 +291,19 @@ def test_a_collection_that_goes_stops_and_the_others_go_on(how: str, server: Mon
         assert [row["_id"] for row in capture.rows("stock.articles")] == [2]
 
 
+def test_a_collection_that_is_dropped_while_no_capture_runs_stops_alone(server: MongoServer, tmp_path: Path) -> None:
+    create(server, 3)
+    server.client.shop.other.insert_one({"_id": 1})
+    with running(server, tmp_path, TABLE, "shop.other"):
+        pass
+    server.client.shop.orders.drop()
+    with running(server, tmp_path, TABLE, "shop.other") as capture:
+        server.client.shop.other.insert_one({"_id": 2})
+        assert "dropped" in capture.wait_until_stopped(TABLE)
+        capture.catch_up()
+        assert [row["_id"] for row in capture.rows("shop.other")] == [2]
+
+
 def test_the_only_database_is_dropped_and_the_capture_goes_on_with_tables_that_are_made_anew(
     server: MongoServer, tmp_path: Path
 ) -> None:

@@ -240,6 +240,17 @@ def test_m26_a_table_that_was_dropped_and_made_anew_stops(mariadb: MariaDbServer
         assert capture.replayed(LOG).num_rows == 3
 
 
+def test_a_table_that_is_dropped_while_no_capture_runs_stops_alone(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    mariadb.execute(ORDERS, "CREATE TABLE shop.other LIKE shop.orders")
+    with running(mariadb, tmp_path, LOG, "shop.other"):
+        fill(mariadb, 1, 3)
+    mariadb.execute("DROP TABLE shop.orders")
+    with running(mariadb, tmp_path, LOG, "shop.other") as capture:
+        fill(mariadb, 1, 5, "shop.other")
+        assert "dropped" in capture.wait_until_stopped(LOG)
+        capture.assert_equal("shop.other")
+
+
 @pytest.mark.parametrize(("copy", "old"), [("_orders_gho", "_orders_del"), ("_orders_new", "_orders_old")])
 def test_a_swap_of_gh_ost_or_pt_osc_loses_no_row(copy: str, old: str, mariadb: MariaDbServer, tmp_path: Path) -> None:
     mariadb.execute(ORDERS)
