@@ -175,8 +175,8 @@ def test_a_large_transaction_among_small_ones_is_told_whole_once_and_in_order(
             for number, place in enumerate(told.places)
             if any(node.at.lsn == node.at.commit_lsn + 1 for node in place.nodes.values())
         ]
-        assert inside
-        for number in {inside[0], inside[-1], *(inside[1:-1:7] if len(inside) < 40 else [])}:
+        assert inside or poll  # what is polled may come so that all nodes end at once
+        for number in {*inside[:1], *inside[-1:], *(inside[1:-1:7] if len(inside) < 40 else [])}:
             again = reading.read(told.places[number])
             assert again.rows == [row for stretch in told.stretches[number + 1 :] for row, _ in stretch]
             again.assert_whole_and_in_order()

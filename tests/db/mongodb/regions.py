@@ -10,6 +10,7 @@ from tests.db.writing import Writing, writing
 from tests.servers.mongodb_cluster import MongoCluster
 
 CUT = 500
+PASSING = ("TransientTransactionError", "RetryableWriteError", "UnknownTransactionCommitResult")
 COLUMNS = {TABLE: "struct<_id: long, region: int, total: long>"}
 
 
@@ -34,7 +35,7 @@ def writer(cluster: MongoCluster, rows: int = 600, pause: float = 0.01) -> Abstr
                 orders.delete_one({"_id": at + 9}, session=session)
             orders.update_one({"_id": at}, {"$set": {"region": number % 2 * CUT}})
         except PyMongoError as error:
-            if not any(map(error.has_error_label, ("TransientTransactionError", "RetryableWriteError"))):
+            if not any(map(error.has_error_label, PASSING)):
                 raise
 
     return writing(write, pause)
