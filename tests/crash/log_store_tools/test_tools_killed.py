@@ -76,7 +76,7 @@ def test_a_migration_killed_at_any_step_goes_on_where_it_was(tmp_path: Path, ste
 
 
 @pytest.mark.parametrize("step", [compaction.BEFORE_EPOCH, sealer.BEFORE_SEAL, sealer.AFTER_SEAL])
-@pytest.mark.parametrize("log_format", [1, 2])
+@pytest.mark.parametrize("log_format", share([1, 2], 1, 2))
 def test_a_compaction_killed_at_any_step_loses_no_key(tmp_path: Path, log_format: int, step: str) -> None:
     location = tmp_path / "store"
     assert writer(location, log_format, 5, "none") == 0

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from tests.crash.sinks import deliveries
 from tests.db.sinks import kafka_child
+from tests.sampled import share
 from tests.servers.kafka import KafkaServer
 
 from headwater.failpoints import registered
@@ -24,6 +25,7 @@ from headwater.sinks.sink import Committed, Mode
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["confluent_kafka.admin", "headwater.sinks.kafka", "tests.db.sinks.kafka_child"])
 ROOT = Path(__file__).parents[3]
+MODES = ["changes", "mirror"]
 
 
 def run(*arguments: Any) -> int:
@@ -60,7 +62,7 @@ class Place:
         return sorted((row["_commit_version"], row["id"], row["_change_type"], row["status"] or "") for row in rows)
 
 
-@pytest.mark.parametrize("mode", ["changes", "mirror"])
+@pytest.mark.parametrize("mode", MODES)
 def test_killed_at_any_step(kafka: KafkaServer, mode: str, tmp_path: Path) -> None:
     clean = Place(kafka, "clean", mode, tmp_path)
     assert run(clean.text, "", 0, str(tmp_path / "hits.json")) == 0
@@ -82,7 +84,7 @@ def test_killed_at_any_step(kafka: KafkaServer, mode: str, tmp_path: Path) -> No
 
     cases = [(name, at) for name, count in hits.items() for at in steps(count, mode)]
     with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(kill, *case) for case in cases]:
+        for done in [threads.submit(kill, *case) for case in share(cases, MODES.index(mode), len(MODES))]:
             done.result()
 
 
