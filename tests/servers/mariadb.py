@@ -43,6 +43,7 @@ class MariaDbServer:
         self.password: str = secrets.token_hex(8)
         self.base = Path(tempfile.mkdtemp(prefix="headwater-maria-", dir="/tmp"))
         self.data = self.base / "data"
+        (self.base / "tmp").mkdir()
         self.port = _free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self._watchdog = subprocess.Popen(
@@ -162,7 +163,12 @@ class MariaDbServer:
     @property
     def _environment(self) -> dict[str, str]:
         libraries = ":".join(str(one) for one in sorted((self._root / "usr/lib").glob("*-linux-gnu*")))
-        return {**os.environ, "LD_LIBRARY_PATH": libraries, "TZ": "UTC"}
+        return {**os.environ, "LD_LIBRARY_PATH": libraries, "TZ": "UTC", "TMPDIR": self._tmp}
+
+    @property
+    def _tmp(self) -> str:
+        """Of its own: a server that starts removes the temporary tables that it finds, those of others, too."""
+        return str(self.base / "tmp")
 
     def _make_data(self) -> None:
         made = subprocess.run(

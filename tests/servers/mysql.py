@@ -37,7 +37,7 @@ class MySqlServer(MariaDbServer):
 
     @property
     def _environment(self) -> dict[str, str]:
-        return {**os.environ, "TZ": "UTC"}
+        return {**os.environ, "TZ": "UTC", "TMPDIR": self._tmp}
 
     def _make_data(self) -> None:
         self.data.mkdir()

@@ -35,9 +35,12 @@ def local_mariadb(folder: Path) -> Iterator[str]:
     """
     root = _root()
     libraries = ":".join(str(one) for one in sorted((root / "usr/lib").glob("*-linux-gnu*")))
-    environment = {**os.environ, "LD_LIBRARY_PATH": libraries} if root != Path("/") else dict(os.environ)
     home = folder / "mariadb"
-    home.mkdir()
+    temporary = home / "tmp"  # a server that starts removes the temporary tables that it finds, those of others, too
+    temporary.mkdir(parents=True)
+    environment = {**os.environ, "TMPDIR": str(temporary)}
+    if root != Path("/"):
+        environment["LD_LIBRARY_PATH"] = libraries
     own = ["--user=root"] if os.geteuid() == 0 else []
     base = [f"--basedir={root / 'usr'}", f"--datadir={home / 'data'}", *own]
     with (home / "log").open("ab") as log:
