@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from _harness import Figure, interleaved, progress
-from _mysql_capture import Begun, begin, capture
+from _mysql_capture import begin, capture
 from _servers import MariaDbServer, packets_of, plan_of, start_server
+from _timed_capture import Begun
 from headwater.sources.mysql.binlog._row_decoder import Decoder
 from headwater.sources.mysql.binlog.decoder import EventDecoder
 from headwater.sources.mysql.binlog.events import RowsEvent

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from _harness import Figure, interleaved, main, progress, scratch
+from _harness import Figure, interleaved, main, progress
 from _servers import CitusDouble, Database, PostgresServer, cluster_nodes, log_ends, postgres_binaries, rows_here
-from headwater.capture import Capture
+from _timed_capture import Begun, timed_capture
 from headwater.sources.citus.offset import CitusOffset, NodePlace
-from headwater.sources.events import ChangeStream
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
@@ -62,8 +60,6 @@ END $$
 """
 PER_TRANSACTION = 100
 
-Begun = tuple[CdcOffset, Mapping[str, Any]]
-
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -76,50 +72,7 @@ class Bench:
 
     def capture(self) -> float:
         """Seconds until all of it is durable. Nothing is acknowledged, so that it can be done again."""
-        with scratch() as place:
-            source = _Watched(open_source(self.dsn, spill=place / "spill"), self)
-            running = Capture(source, place / "store", ["orders"])
-
-            def end_it() -> None:
-                source.ended.wait(300)
-                running.stop()
-
-            watcher = threading.Thread(target=end_it, daemon=True)
-            watcher.start()
-            running.run()
-            watcher.join()
-            assert running.statistics.rows == self.changes, (running.statistics, self.changes)
-        return source.seconds
-
-
-class _Watched:
-    """A source that begins where it is told, and tells when the changes up to the end were durable."""
-
-    def __init__(self, source: Any, bench: Bench) -> None:
-        self._source, self._bench = source, bench
-        self._started = self.seconds = 0.0
-        self.ended = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        return self._bench.begun[1]
-
-    def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> Begun:
-        return self._bench.begun
-
-    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
-        self._started = time.perf_counter()
-        stream: Any = self._source.open(tables, start, identity)
-
-        def acknowledge(position: CdcOffset) -> None:
-            if position >= self._bench.end and not self.ended.is_set():
-                self.seconds = time.perf_counter() - self._started
-                self.ended.set()
-
-        stream.acknowledge = acknowledge
-        return stream  # type: ignore[no-any-return]
+        return timed_capture(self.dsn, "orders", self.begun, self.end, self.changes)
 
 
 def begun(dsn: str) -> Begun:

@@ -7,22 +7,16 @@ task of Spark reads it; its bound is ``find_raw_batches()``, thrown away.
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from _harness import Figure, best_of, main, progress, scratch
+from _harness import Figure, best_of, main, progress
 from _servers import MongoServer
-from headwater.capture import Capture
-from headwater.sources.events import ChangeStream
-from headwater.sources.offset import CdcOffset
+from _timed_capture import Begun, timed_capture
 from headwater.sources.open import open_source
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
-from headwater.sources.table import SourceTable
 
 TABLE = "bench.orders"
 COLUMNS = {
@@ -31,8 +25,6 @@ COLUMNS = {
 }
 _BLOCK = 10_000
 _BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
-
-Begun = tuple[CdcOffset, Mapping[str, Any]]
 
 
 def document(number: int) -> dict[str, Any]:
@@ -79,20 +71,7 @@ class Bench:
 
     def capture(self) -> float:
         """Seconds until all of it is durable."""
-        with scratch() as place:
-            source = _Watched(open_source(self.server.dsn, spill=place / "spill", columns=COLUMNS), self)
-            running = Capture(source, place / "store", [TABLE])
-
-            def end_it() -> None:
-                source.ended.wait(300)
-                running.stop()
-
-            watcher = threading.Thread(target=end_it, daemon=True)
-            watcher.start()
-            running.run()
-            watcher.join()
-            assert running.statistics.rows == self.events, running.statistics
-        return source.seconds
+        return timed_capture(self.server.dsn, TABLE, self.begun, self.end, self.events, columns=COLUMNS)
 
     def find_raw(self) -> None:
         for _ in self.server.client.bench.orders.find_raw_batches():
@@ -104,33 +83,6 @@ class Bench:
         read = source.read(self.tables[0], SplitKind.KEY, KeyRange(), snapshot.name)
         found = sum(batch.num_rows for batch in read)
         assert found == self.left, (found, self.left)
-
-
-class _Watched:
-    """A source that begins where it is told, and tells when the changes up to the end were durable."""
-
-    def __init__(self, source: Any, bench: Bench) -> None:
-        self._source, self._bench = source, bench
-        self._started = self.seconds = 0.0
-        self.ended = threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> Begun:
-        return self._bench.begun
-
-    def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
-        self._started = time.perf_counter()
-        stream: Any = self._source.open(tables, start, identity)
-
-        def acknowledge(position: CdcOffset) -> None:
-            if position >= self._bench.end and not self.ended.is_set():
-                self.seconds = time.perf_counter() - self._started
-                self.ended.set()
-
-        stream.acknowledge = acknowledge
-        return stream  # type: ignore[no-any-return]
 
 
 def measure(quick: bool) -> list[Figure]:
