@@ -93,6 +93,7 @@ class CatalogTable:
     :ivar persistence: ``p`` logged, ``u`` unlogged, ``t`` temporary.
     :ivar ancestors: the partitioned tables that it is a part of, nearest first.
     :ivar leaves: of a partitioned table, those that hold rows, of all levels.
+    :ivar numbers: how many columns it ever had, dropped ones among them.
     :ivar row_security: policies hide rows from this user.
     :ivar size: bytes on disk.
     :ivar rows: as the last ANALYZE saw them; negative when never.
@@ -108,6 +109,7 @@ class CatalogTable:
     row_security: bool
     inherited: bool
     identity: ReplicaIdentity
+    numbers: int
     columns: tuple[CatalogColumn, ...]
     indexes: tuple[CatalogIndex, ...]
     ancestors: tuple[TableName, ...]
