@@ -12,7 +12,7 @@ from typing import Final
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.tables import captured_position, choose_tables
+from headwater.pipeline.tables import captured_position, choose_tables, sink_tables
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.open import diagnose
 from headwater.spark.java import find_java
@@ -32,6 +32,8 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
             Finding("tables", Level.NOTE, f"It is left out: {why}", statement_of(step), name)
             for name, (why, step) in chosen.left_out.items()
         ]
+        for section in config.sink:
+            sink_tables(config, section, names, chosen.left_out)
     except HeadwaterError as error:
         findings.append(_problem("tables", error))
     told = None
