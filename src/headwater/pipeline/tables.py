@@ -16,6 +16,7 @@ from headwater.pipeline.errors import ConfigError
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import all_tables, full_name, open_source
+from headwater.sources.source import Source
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
@@ -82,6 +83,13 @@ def sink_tables(
             next_step=f"The pipeline has {', '.join(names)}.",
         )
     return taken
+
+
+def source_of(config: PipelineConfig) -> Source:
+    """The source of the pipeline; nothing is connected yet."""
+    return open_source(
+        config.dsn, spill=config.work / "spill", special_values=config.special_values, columns=config.columns
+    )
 
 
 def captured_tables(store: str) -> dict[str, CapturedTable]:
@@ -160,9 +168,7 @@ def _at_the_source(
     names = all_tables(config.dsn)
     found: list[str] = []
     left_out: dict[str, tuple[str, str | None]] = {}
-    source = open_source(
-        config.dsn, spill=config.work / "spill", special_values=config.special_values, columns=config.columns
-    )
+    source = source_of(config)
     try:
         for name in matching(patterns, names, config.home):
             try:

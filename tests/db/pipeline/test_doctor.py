@@ -6,7 +6,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import write_deltalake
 from tests.servers.postgres import Database
 
 from headwater.pipeline.config import PipelineConfig, configure
@@ -86,3 +88,19 @@ def test_a_pattern_that_matches_nothing_is_an_error_also_beside_others_and_offer
     assert ("[[sink]] delta tables: no table matches Chinook.*.", True) in [
         (one.text, "Write '\"Chinook\".*'" in str(one.fix)) for one in problems
     ]
+
+
+def test_a_delta_table_that_others_created_is_a_problem_before_the_pipeline_runs(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute("CREATE TABLE orders (id int PRIMARY KEY)", "CREATE TABLE lines (id int PRIMARY KEY)")
+    write_deltalake(tmp_path / "lake" / "public.orders", pa.table({"id": pa.array([1], pa.int32())}))
+    config = config_of(newest_postgres, tmp_path, "public.*")
+    (problem,) = [
+        one for one in examine_pipeline(config).findings if one.check == "sink" and one.level is Level.PROBLEM
+    ]
+    assert problem.table == "public.orders"
+    assert "not created by Headwater" in problem.text
+    assert "adopt = true" in str(problem.fix)
+    adopting = config_of(newest_postgres, tmp_path, "public.*", adopt=True)
+    assert all(one.level is Level.OK for one in examine_pipeline(adopting).findings if one.check == "sink")
