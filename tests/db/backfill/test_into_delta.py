@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, only, running, shared
 from tests.db.capture.running import RunningCapture
@@ -21,6 +21,8 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
+from headwater.pipeline.sink_state import let_back
+from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.mysql import SESSIONS as MYSQL_SESSIONS
@@ -61,7 +63,10 @@ class IntoDelta:
         def committed(table: SourceTable, backfill: str) -> Committed:
             return self.sink.committed(table, self.options.query, backfill)
 
-        self.planner = QueryPlanner(self.options, committed=committed, takeover=True)
+        def parked() -> dict[str, str]:
+            return {name: one["reason"] for name, one in read_parked(self.options.store, self.options.query).items()}
+
+        self.planner = QueryPlanner(self.options, committed=committed, parked=parked, takeover=True)
 
     def batch(self, timeout: float = 0.3) -> bool:
         start = self.checkpoint or self.planner.initial()
@@ -216,6 +221,30 @@ def test_columns_that_the_capture_leaves_out_do_not_stop_the_history(shop: Shop,
         shop.execute("ALTER TABLE orders ADD COLUMN w int", "UPDATE orders SET w = 1 WHERE id < 10")
         query.finish()
         query.assert_equal("public.orders")
+        query.planner.close()
+
+
+@only(POSTGRES)
+def test_a_table_of_others_is_parked_untouched_and_delivered_once_it_is_adopted(shop: Shop, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shop.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, v text)", f"INSERT INTO {name} VALUES (1, 'ours')")
+    theirs = pa.table({"id": pa.array([1, 2], pa.int64()), "v": ["theirs", "theirs"]})
+    write_deltalake(tmp_path / "lake" / "public.a", theirs)
+    with running(shop, tmp_path, "public.a", "public.b") as capture:
+        query = IntoDelta(capture, "public.a", "public.b")
+        query.finish()
+        query.assert_equal("public.b")
+        (told,) = read_parked(query.options.store, "delta").values()
+        assert "not created by Headwater" in told["reason"]
+        assert "adopt = true" in told["next_step"]
+        assert query.rows("public.a").equals(theirs)
+        assert DeltaTable(tmp_path / "lake" / "public.a").version() == 0
+        query.planner.close()
+        query.sink = DeltaSink(str(tmp_path / "lake"), adopt=True)
+        assert let_back(query.options.store, "delta") == ["public.a"]
+        query.open()
+        query.finish()
+        query.assert_equal("public.a")
         query.planner.close()
 
 
