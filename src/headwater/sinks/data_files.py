@@ -235,6 +235,11 @@ def write_files(
     return PartitionWriter(storage, rows.schema, by, target_bytes, prefix).write_all([rows])
 
 
+def write_empty(storage: Storage, schema: pa.Schema, prefix: str) -> DataFile:
+    """A file without rows, which has the columns of *schema*."""
+    return _OpenFile(storage, f"{prefix}{uuid.uuid4()}.parquet", schema, schema.empty_table()).close()
+
+
 def read_file(storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Table:
     """The rows of *file* with exactly the columns of *schema*."""
     found = read_rows(storage, file.path, schema.names)

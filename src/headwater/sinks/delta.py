@@ -29,7 +29,7 @@ from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy
 from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, refuse_late
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
 from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
@@ -54,6 +54,7 @@ class DeltaSink(LakeSink):
     :param partition_by: columns, or ``year(c)``, ``month(c)``, ``day(c)``, by which rows are parted: of every table, or
         by the name of the table.
     :param on_drop: what becomes of columns that the source dropped. :param on_rename: … or gave another name.
+    :param adopt: write into tables that others created.
     :raises SinkInputError: *partition_by* is not written so.
     """
 
@@ -67,6 +68,7 @@ class DeltaSink(LakeSink):
     partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
     on_drop: DropPolicy = DropPolicy.KEEP
     on_rename: RenamePolicy = RenamePolicy.COPY
+    adopt: bool = False
 
     def __post_init__(self) -> None:
         by = self.partition_by
@@ -82,6 +84,12 @@ class DeltaSink(LakeSink):
         delta_library()
         self._root.check()
 
+    def check_table(self, table: SourceTable, query: str) -> None:
+        """:raises SinkSchemaError: others created its Delta table, and *adopt* is not set."""
+        with self._log(table) as log:
+            if log.open():
+                self._require_ours(log, table, _Apps(table, query, ""))
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Delta table of *table* has."""
         with self._log(table) as log:
@@ -91,7 +99,7 @@ class DeltaSink(LakeSink):
         """One commit of the Delta log; the table is made or gets its new columns before.
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
-        :raises SinkSchemaError: the columns became what the Delta table cannot become.
+        :raises SinkSchemaError: the columns became what the Delta table cannot become, or others created the table.
         :raises SinkBusy: others committed all the time.
         """
         if not staged:
@@ -107,7 +115,8 @@ class DeltaSink(LakeSink):
         with self._log(table) as log:
             known: frozenset[str] = frozenset()
             if log.open():
-                self._fence(log, table, query, generation, must=bool(left))
+                if self.adopt or log.is_ours(_Apps(table, query, "").all):
+                    self._fence(log, table, query, generation, must=bool(left))
                 known = log.paths()
         for path in left:
             if path not in known:
@@ -154,6 +163,7 @@ class DeltaSink(LakeSink):
         if not log.open(newest=False):
             log.create(wanted, _configuration(self.retention_hours))
         apps = _Apps(table, token.query, token.backfill)
+        self._require_ours(log, table, apps)
         since = log.version
         for _ in range(COMMIT_ATTEMPTS):
             batch = Batch.left_of(staged, token, apps.committed(log))
@@ -173,6 +183,10 @@ class DeltaSink(LakeSink):
                 self._tidy(log, fitted, token, since)
                 return True
         raise _busy(table)
+
+    def _require_ours(self, log: DeltaLog, table: SourceTable, apps: _Apps) -> None:
+        if not self.adopt and not log.is_ours(apps.all):
+            raise not_ours(table, f"the Delta table at {self._table(table).root}", "path")
 
     def _commit(
         self, log: DeltaLog, fitted: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
@@ -293,6 +307,10 @@ class _Apps:
         )
         of_backfill = f"headwater/{query}/{backfill}/{table.full_name}"
         self.history, self.attempt, self.upsert = (f"{of_backfill}/{what}" for what in ("history", "attempt", "upsert"))
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.changes, self.generation, self.history
 
     def committed(self, log: DeltaLog) -> Committed:
         found = [log.transaction(app) or 0 for app in (self.changes, self.history, self.attempt)]

@@ -164,6 +164,12 @@ class IcebergTable:
         failpoints.hit(AFTER_CREATE)
         self.open()
 
+    def is_ours(self) -> bool:
+        """Whether Headwater created the table or has written to it."""
+        summaries = [one.summary.additional_properties for one in self._table.metadata.snapshots if one.summary]
+        names = (name for some in (self._table.metadata.properties, *summaries) for name in some)
+        return any(name.startswith("headwater.") for name in names)
+
     def _make_namespace(self) -> None:
         for end in range(1, len(self._identifier)):
             namespace = self._identifier[:end]

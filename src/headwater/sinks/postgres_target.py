@@ -12,12 +12,14 @@ Tables are made and changed in the transaction of the batch that needs it. How r
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+from psycopg import errors as pg
 
 from headwater import failpoints
 from headwater.sinks.batch import Batch
@@ -37,6 +39,8 @@ from headwater.sources.postgres.csv import read_texts
 from headwater.sources.table import SourceColumn
 
 LONGEST_NAME: Final = 63
+_CREATED_MEANWHILE: Final = (pg.UniqueViolation, pg.DuplicateSchema, pg.DuplicateTable)
+"""What the server says of a schema or table that another session created at the same time."""
 _READ_BYTES: Final = 8 << 20
 _LOCK: Final = 0x6865_6164
 _COLUMNS: Final = """
@@ -82,7 +86,7 @@ class PostgresTarget(PostgresMerge):
             failpoints.hit(BEFORE_PREPARE)
             with self._connection.transaction():
                 self._run("SELECT pg_catalog.pg_advisory_xact_lock(%(lock)s)", lock=_LOCK)
-                self._run(f"CREATE SCHEMA IF NOT EXISTS {own}")
+                self._create_schema(self._own)
                 self._run(
                     f"CREATE TABLE IF NOT EXISTS {own}.tokens (query text, target text, backfill text, "
                     "epoch bigint NOT NULL DEFAULT 0, plan bigint NOT NULL DEFAULT 0, "
@@ -216,14 +220,25 @@ class PostgresTarget(PostgresMerge):
         _check_names(table)
         place = name_of(table.place)
         found = self._all(_COLUMNS, place=plain(place))
+        if not found:
+            try:
+                with self._connection.transaction():
+                    self._make(table, place)
+            except _CREATED_MEANWHILE:
+                found = self._all(_COLUMNS, place=plain(place))
+                if not found:
+                    raise
         if found:
             self._change(table, place, found)
-        else:
-            self._make(table, place)
         self._shaped[table.place] = table
 
+    def _create_schema(self, name: str) -> None:
+        """IF NOT EXISTS sees no schema that another session is creating: the server waits for its end, then fails."""
+        with contextlib.suppress(*_CREATED_MEANWHILE), self._connection.transaction():
+            self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}")
+
     def _make(self, table: SqlTable, place: str) -> None:
-        self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.place[0])}")
+        self._create_schema(table.place[0])
         keys = ", ".join(quoted(name) for name in table.key)
         has_key = table.mode is Mode.MIRROR and not table.is_whole
         self._run(f"CREATE TABLE {place} ({_columns(table.columns)}{f', PRIMARY KEY ({keys})' if has_key else ''})")
@@ -234,7 +249,7 @@ class PostgresTarget(PostgresMerge):
             if narrow:
                 self._run(f"CREATE INDEX ON {place} ({', '.join(quoted(name) for name in narrow)})")
         target = {"target": table.name}
-        self._run(f"UPDATE {self._tokens} SET epoch = 0 WHERE target = %(target)s AND backfill = ''", **target)
+        self._run(f"UPDATE {self._tokens} SET epoch = 0 WHERE target = %(target)s AND epoch <> 0", **target)
         self._run(f"DELETE FROM {self._tokens} WHERE target = %(target)s AND backfill <> ''", **target)
         self._run(f"DELETE FROM {self._fields} WHERE target = %(target)s", **target)
         self._note(table)

@@ -21,7 +21,8 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
     """Hands out splits in the order of their keys.
 
     Splits without a row at both ends of the table need no reading: changes bring what comes there. Those between
-    others are read with them. A split that is larger than the budget is handed out in pages.
+    others are read with them; a table without any row is read as a whole. A split that is larger than the budget is
+    handed out in pages.
     """
 
     def __init__(
@@ -93,10 +94,10 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             record.kind, record.why = planned.kind, planned.why
             record.total_rows, record.total_size = planned.rows, planned.size
             self._state = ParallelState(splits)
-            if record.renewal is None and planned.kind is SplitKind.KEY:
-                full = [place for place, split in enumerate(splits) if not split.empty]
-                before = full[0] if full else len(splits)
-                after = len(splits) - 1 - full[-1] if full else 0
+            full = [place for place, split in enumerate(splits) if not split.empty]
+            # a table without a row is read all the same: its empty history makes the sink create its table
+            if full and record.renewal is None and planned.kind is SplitKind.KEY:
+                before, after = full[0], len(splits) - 1 - full[-1]
                 self._state.free, self._state.next = (before, after), before
                 self._state.mark = snapshot.mark if before + after else None
         self._unsaved_splits = True

@@ -31,7 +31,7 @@ SELECT c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text
        c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
        c.relispartition AS is_partition, c.relreplident::text AS identity, c.relnatts AS numbers,
        CASE WHEN c.relkind IN ('r', 'm') THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size,
-       c.reltuples::bigint AS rows
+       c.reltuples::bigint AS rows, (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
@@ -99,7 +99,8 @@ ORDER BY w.oid, t.place
 _LEAVES = """
 SELECT w.oid::bigint AS relation, c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text AS kind,
        c.relpersistence::text AS persistence, c.relreplident::text AS identity,
-       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size, c.reltuples::bigint AS rows
+       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size, c.reltuples::bigint AS rows,
+       (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
 FROM unnest(%s::oid[]) w (oid)
 CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
 JOIN pg_catalog.pg_class c ON c.oid = t.relid
@@ -196,6 +197,7 @@ def _read(session: Connection, condition: str, parameters: list[Any]) -> list[Ca
                 leaves=tuple(_partition(part, indexes.get(part.oid, ())) for part in parts),
                 size=(row.size or 0) + sum(part.size or 0 for part in parts),
                 rows=sum(part.rows for part in parts) if parts else row.rows,
+                access=row.access,
             )
         )
     return tables
@@ -244,7 +246,7 @@ def _partition(row: Any, indexes: Sequence[CatalogIndex]) -> Partition:
     elif identity is ReplicaIdentity.INDEX:
         columns = next((index.columns for index in indexes if index.identity), ())
     name = TableName(row.namespace, row.name)
-    return Partition(row.oid, name, row.kind, row.persistence, identity, columns)
+    return Partition(row.oid, name, row.kind, row.persistence, identity, columns, row.access)
 
 
 def _not_found(session: Connection, name: TableName) -> SourceNotFound:
