@@ -92,7 +92,7 @@ class QueryPlanner:
             self._requests = QueryRequests(options, self._state, self._source)
             stack.callback(self._requests.close)
             with self._reader.snapshot() as view:
-                ranges = LogRanges(view, options.tables)
+                ranges = LogRanges(view, options.tables, keyed=options.keyed)
                 consumers = stack.enter_context(ConsumerGroup.open(options.store, options.query, takeover=takeover))
                 self._tables = QueryTables(options, self._state, consumers, view, ranges, self._parked())
             self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save)
@@ -264,7 +264,7 @@ class QueryPlanner:
 
     def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         with self._reader.snapshot() as view:
-            ranges = LogRanges(view, list(self._tables))
+            ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
             self._seen = ranges.newest
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
             late = self._tables.begin_kept(start.epoch, self._place_of(start.epoch, ranges))
@@ -318,7 +318,8 @@ class QueryPlanner:
         while True:
             with self._reader.snapshot() as view:
                 try:
-                    return large_first(self._units(LogRanges(view, list(self._tables)), start, end))
+                    ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
+                    return large_first(self._units(ranges, start, end))
                 except LogBehind:
                     if time.monotonic() > limit:
                         raise

@@ -180,10 +180,10 @@ class QueryTable:
         began = None if since is None else since.to_json()
         if began is not None and began != self.record.since:
             if self.record.since is not None:
-                self._begin_anew(began, changes.renewed)
+                self._begin_anew(began, changes.emptied)
             self.record.since = began
             self._state.put_table(self.name)
-        if self.executor is not None and changes.truncated is not None and not changes.renewed:
+        if self.executor is not None and changes.truncated is not None and not changes.emptied:
             self.executor.truncate(changes.truncated[0])
         if self._options.keyed and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
@@ -199,13 +199,13 @@ class QueryTable:
             self.kept.executor.take(rows)
             self.kept.executor.lag(ranges.lag(self.name, end))
 
-    def _begin_anew(self, since: str, renewed: bool) -> None:
+    def _begin_anew(self, since: str, emptied: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
         self._forget_heap()
         if self.kept is not None:
             self._read_from_source()
         if self.executor is not None:
-            self.executor.restart(None if renewed else Renewal(since, KeyRange() if self.record.whole else None))
+            self.executor.restart(None if emptied else Renewal(since, KeyRange() if self.record.whole else None))
 
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Final
 
@@ -224,7 +225,7 @@ class SqlSink(ABC):
             left = Batch.left_of(staged, token, target.committed(made, token.query, token.backfill))
             if left is None or left.is_empty:
                 return left is not None
-            target.shape(made)
+            self._shape(target, made, left)
         with target.transaction():
             held = target.lock(made, token)
             batch = Batch.left_of(staged, token, held.committed)
@@ -237,7 +238,7 @@ class SqlSink(ABC):
                     next_step="Nothing: this process has nothing more to do.",
                 )
             if not target.shapes_apart:
-                target.shape(made)
+                self._shape(target, made, batch)
             is_upsert = held.is_upsert
             if batch.history and held.committed.plan == 0 and made.is_whole and self.mode is Mode.MIRROR:
                 is_upsert = target.has_rows(made)
@@ -246,16 +247,24 @@ class SqlSink(ABC):
             failpoints.hit(BEFORE_COMMIT)
         return True
 
+    def _shape(self, target: Target, made: SqlTable, batch: Batch) -> None:
+        """Columns of rows that go with this batch may become any others."""
+        is_emptied = batch.is_truncated and self.mode is not Mode.CHANGES
+        target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None)
+
+    def _empty(self, target: Target, made: SqlTable, batch: Batch) -> None:
+        if self.mode is Mode.MIRROR:
+            target.clear(made)
+        else:
+            target.end_versions(made, truncated_us(batch.changes, (one.detail["at_us"] for one in batch.changes)))
+
     def _apply(self, target: Target, made: SqlTable, batch: Batch, *, is_upsert: bool) -> None:
         if self.mode is Mode.CHANGES:
             for source in sources(target, made, batch.all):
                 target.append(made, source)
             return
         if batch.is_truncated:
-            if self.mode is Mode.MIRROR:
-                target.clear(made)
-            else:
-                target.end_versions(made, truncated_us(batch.changes, (one.detail["at_us"] for one in batch.changes)))
+            self._empty(target, made, batch)
         for source in sources(target, made, batch.changes):
             if self.mode is Mode.MIRROR:
                 target.merge(made, source)
