@@ -29,7 +29,7 @@ class TableChanges:
     :ivar table: the table as it is at the end of the range.
     :ivar after: where the range begins: after a gap in the log, the rows before it do not count.
     :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
-    :ivar defaulted: columns that came with a value for the rows that were there.
+    :ivar defaulted: the field ids of columns that came with a value for the rows that were there.
     :ivar emptied: the table was captured anew in another shape: what the sink has of it goes, and is read again.
     """
 
@@ -39,7 +39,7 @@ class TableChanges:
     events: bool
     truncated: tuple[int, int] | None
     emptied: bool = False
-    defaulted: tuple[str, ...] = ()
+    defaulted: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return self.rows > 0 or self.events
@@ -109,17 +109,16 @@ class LogRanges:
             rows += end.rows
             version = end.schema_version
         truncates = [event for event in events if event.kind == TRUNCATE]
-        changed = [event.detail for event in events if event.kind == SCHEMA and RENEWED not in event.detail]
-        defaulted = tuple(name for detail in changed if detail["defaults"] is not None for name in detail["added"])
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
+        table = self._table(name, version, upto)
         return TableChanges(
-            self._table(name, version, upto),
+            table,
             after,
             rows,
             bool(events),
             max(emptied, default=None),
             bool(renewals),
-            defaulted,
+            _defaulted(table, events),
         )
 
     def _empties(self, event: LogEvent) -> bool:
@@ -151,6 +150,16 @@ class LogRanges:
             version = log.schema_version if following is None else following.first_schema_version
         schema = log.schema_of(version)
         return SourceTable.of_log(known.namespace, known.name, schema, _key_columns(log, schema), known.source_id)
+
+
+def _defaulted(table: SourceTable, events: Sequence[LogEvent]) -> tuple[int, ...]:
+    """The columns of *table*, which is as *events* left it, that came among them with a value."""
+    names: list[str] = []
+    for detail in (event.detail for event in events if event.kind == SCHEMA):
+        names = [detail["renamed"].get(name, name) for name in names if name not in detail["dropped"]]
+        if detail["defaults"] is not None and RENEWED not in detail:
+            names += detail["added"]
+    return tuple(column.field_id for column in table.columns if column.name in names and not column.dropped)
 
 
 def _key_columns(log: Log, schema: pa.Schema) -> tuple[str, ...]:

@@ -156,7 +156,8 @@ class QueryTable:
         if renewal is None or renewal.columns is None:
             return None
         keys = self.table.key_columns
-        return (*keys, *(name for name in renewal.columns if name not in keys))
+        wanted = [one for one in self.table.columns if {one.field_id, one.name}.intersection(renewal.columns)]
+        return (*keys, *(one.name for one in wanted if not one.dropped and one.name not in keys))
 
     @property
     def waits_for_commit(self) -> bool:
@@ -187,7 +188,7 @@ class QueryTable:
             self.executor.truncate(changes.truncated[0])
         if self._options.keyed and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
-            renewal = Renewal(f"{began}:{','.join(changes.defaulted)}", columns=changes.defaulted)
+            renewal = Renewal(f"{began}:{','.join(map(str, changes.defaulted))}", columns=changes.defaulted)
             if self.kept is not None:
                 self.renew(renewal)
             elif self.executor is not None:

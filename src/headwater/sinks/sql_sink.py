@@ -150,7 +150,7 @@ class SqlSink(ABC):
             rows = (as_staged(history_versions(batch, made.own, part), others or None) for batch in batches)
         elif part.columns is not None:
             columns = tuple(name for name in part.columns if name in made.own.names)
-            schema = pa.schema([made.own.field(name) for name in (*made.key, *columns)])
+            schema = pa.schema([one for one in made.own if one.name in {*made.key, *columns}])
             rows = (conform(pa.Table.from_batches([batch]), schema) for batch in batches)
         elif self.mode is Mode.HISTORY:
             rows = (history_versions(batch, made.own, part) for batch in batches)

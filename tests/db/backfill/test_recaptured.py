@@ -219,3 +219,36 @@ def test_mirrors_equal_a_source_that_was_captured_anew(
         "smallint",
         "integer[]",
     ]
+
+
+ADDED = {
+    "plain": ["ALTER TABLE {} ADD c int DEFAULT 7"],
+    "renamed": ["ALTER TABLE {} ADD c int DEFAULT 7", "ALTER TABLE {} RENAME c TO d"],
+    "dropped": ["ALTER TABLE {} ADD c int DEFAULT 7", "ALTER TABLE {} DROP c"],
+    "twice": ["ALTER TABLE {} ADD c int DEFAULT 7", "ALTER TABLE {} RENAME c TO d", "ALTER TABLE {} ADD c int DEFAULT 8"],
+}
+
+
+@only(POSTGRES)
+def test_columns_that_come_with_a_value_are_read_whatever_they_are_called_by_then(
+    shop: Shop, tmp_path: Path, places: dict[str, dict[str, Any]]
+) -> None:
+    names = [f"public.{name}" for name in ADDED]
+    for name in ADDED:
+        shop.execute(
+            f"CREATE TABLE {name} (id int PRIMARY KEY, v int)",
+            f"INSERT INTO {name} SELECT n, n FROM generate_series(1, 20) n",
+        )
+    with running(shop, tmp_path, *names) as capture, sinks(capture, places, names) as queries:
+        for query in queries:
+            query.finish()
+        for number in range(3):
+            for name, statements in ADDED.items():
+                if number < len(statements):
+                    shop.execute(statements[number].format(name), f"INSERT INTO {name} VALUES ({100 + number}, 1)")
+            capture.catch_up()
+        tables = tables_of(capture, names)
+        for query in queries:
+            query.finish()
+            for table in tables:
+                query.assert_equal(table)

@@ -79,12 +79,12 @@ class Renewal:
     """A new snapshot of a table that the sink has already.
 
     :ivar id: names it: the same one is done once. :ivar range: of this part of the keys only.
-    :ivar columns: of these columns only (and the key).
+    :ivar columns: of these columns only (and the key): their field ids, or names as earlier versions kept them.
     """
 
     id: str
     range: KeyRange | None = None
-    columns: tuple[str, ...] | None = None
+    columns: tuple[int | str, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
         columns = None if self.columns is None else list(self.columns)
