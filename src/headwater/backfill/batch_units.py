@@ -68,6 +68,7 @@ def split_units(
             changed_since=table.changed_since,
             until=None if table.changed_since is None else snapshot.mark.high,
             replaces=table.replaces,
+            rereads=table.rereads,
         )
         for parts in groups(table.handed_out(plan.number), parallelism)
     ]

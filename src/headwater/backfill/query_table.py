@@ -147,6 +147,11 @@ class QueryTable:
     @property
     def replaces(self) -> bool:
         """Whether the sink may have the rows already."""
+        return self.rereads and not (self.executor and self.executor.renewal and self.executor.renewal.emptied)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether rows are read that the sink was given before."""
         return self.executor is not None and self.executor.renewal is not None
 
     @property
@@ -206,7 +211,8 @@ class QueryTable:
         if self.kept is not None:
             self._read_from_source()
         if self.executor is not None:
-            self.executor.restart(None if emptied else Renewal(since, KeyRange() if self.record.whole else None))
+            part = KeyRange() if self.record.whole and not emptied else None
+            self.executor.restart(Renewal(since, part, emptied=emptied))
 
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""

@@ -139,7 +139,7 @@ def plan(table: str, layout: Layout, wanted: pa.Schema, last_id: int, mode: Mode
     """How a table with *layout* takes the rows of *wanted*. :raises SinkSchemaError: it cannot."""
     as_files = pa.schema([pa.field(one.name, _file_type(one.type), metadata=one.metadata) for one in wanted])
     before = layout.arrow
-    evolution = evolve(table, before, as_files, mode, emptied=emptied)
+    evolution = evolve(table, before, as_files, mode, copies=True, emptied=emptied)
     origins = {name: name for name in evolution.schema.names if name in before.names} | dict(evolution.renamed)
     moved = {old: new for new, old in evolution.renamed.items() if old is not None}
     there = {field.name: field for field in layout.schema.fields}

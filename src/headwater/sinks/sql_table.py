@@ -202,10 +202,10 @@ def steps(
             added.append(column)
         elif emptied and wanted.mode is Mode.MIRROR and there.field_id is not None:
             widened += [] if there.type == column.type else [column]
-        elif holds(there.type, column.type):
-            continue
         elif holds(column.type, there.type):
-            widened.append(column)
+            widened += [] if holds(there.type, column.type) else [column]
+        elif holds(there.type, column.type) and (wanted.mode is Mode.MIRROR or there.field_id is None):
+            continue
         elif wanted.mode is not Mode.MIRROR:
             renamed.append((column.name, free_name(column.name, {*known, *wanted.names})))
             added.append(column)

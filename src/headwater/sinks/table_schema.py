@@ -39,11 +39,18 @@ class Evolution:
 
 
 def evolve(
-    table: str, existing: pa.Schema, wanted: pa.Schema, mode: Mode, *, drops: bool = False, emptied: bool = False
+    table: str,
+    existing: pa.Schema,
+    wanted: pa.Schema,
+    mode: Mode,
+    *,
+    copies: bool = False,
+    drops: bool = False,
+    emptied: bool = False,
 ) -> Evolution:
     """How *existing* takes the rows of *wanted*.
 
-    :param mode: values of columns that were renamed are copied, but for those of changes.
+    :param mode: values of columns that were renamed are copied, but for those of changes. :param copies: … those, too.
     :param drops: columns that the source had go.
     :param emptied: no row of before counts any more, nor do the field ids of then.
     :raises SinkSchemaError: it cannot.
@@ -56,10 +63,12 @@ def evolve(
         place = wanted.get_field_index(field.name)
         new = field if place < 0 else wanted.field(place)
         is_other = not by_name and _is_other(field, new)
-        if emptied and mode is Mode.MIRROR and FIELD_ID in (field.metadata or {}):
+        is_ours = FIELD_ID in (field.metadata or {})
+        is_narrower = is_ours and mode is not Mode.MIRROR and not holds(new.type, field.type)
+        if emptied and mode is Mode.MIRROR and is_ours:
             must_rewrite |= new.type != field.type or _is_other(field, new)
             fields.append(new if place >= 0 else field.remove_metadata())
-        elif not is_other and holds(field.type, new.type):
+        elif not is_other and not is_narrower and holds(field.type, new.type):
             fields.append(field)
         elif not is_other and holds(new.type, field.type):
             fields.append(new)
@@ -87,7 +96,7 @@ def evolve(
             f"column {clash!r} differs from one that is there in upper and lower case only.",
             next_step="Deliver it to another directory.",
         )
-    if not emptied and (mode is not Mode.CHANGES or drops):
+    if not emptied and (mode is not Mode.CHANGES or copies or drops):
         sources |= _renamed(existing, wanted, {field.name for field in added} | sources.keys(), by_name=by_name)
     gone = [one for one in existing if one.name not in wanted.names and FIELD_ID in (one.metadata or {})]
     dropped = tuple(one.name for one in gone) if drops else ()

@@ -310,6 +310,7 @@ def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Hist
         unit.position,
         unit.commit_time_us,
         replaces=unit.replaces,
+        rereads=unit.rereads,
         changed=changed_keys(options, unit),
         columns=unit.columns,
         order=open_snapshots(options.source).order(unit.table)

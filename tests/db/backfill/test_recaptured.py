@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.db.backfill.shops import POSTGRES, Shop, only, running
 from tests.db.capture.running import RunningCapture
+from tests.sampled import SOAK
 from tests.servers.mariadb import MariaDbServer
 from tests.servers.postgres import NEWEST, PostgresServer
 
@@ -225,7 +227,11 @@ ADDED = {
     "plain": ["ALTER TABLE {} ADD c int DEFAULT 7"],
     "renamed": ["ALTER TABLE {} ADD c int DEFAULT 7", "ALTER TABLE {} RENAME c TO d"],
     "dropped": ["ALTER TABLE {} ADD c int DEFAULT 7", "ALTER TABLE {} DROP c"],
-    "twice": ["ALTER TABLE {} ADD c int DEFAULT 7", "ALTER TABLE {} RENAME c TO d", "ALTER TABLE {} ADD c int DEFAULT 8"],
+    "twice": [
+        "ALTER TABLE {} ADD c int DEFAULT 7",
+        "ALTER TABLE {} RENAME c TO d",
+        "ALTER TABLE {} ADD c int DEFAULT 8",
+    ],
 }
 
 
@@ -252,3 +258,70 @@ def test_columns_that_come_with_a_value_are_read_whatever_they_are_called_by_the
             query.finish()
             for table in tables:
                 query.assert_equal(table)
+
+
+@only(POSTGRES)
+def test_a_re_read_begins_versions_of_what_differs_and_is_marked_in_changes(
+    shop: Shop, tmp_path: Path, places: dict[str, dict[str, Any]]
+) -> None:
+    """Rows that vanished while nobody captured are closed; nothing tells of them in changes."""
+    shop.execute(
+        "CREATE TABLE same (id int PRIMARY KEY, v int)",
+        "CREATE TABLE digits (id int PRIMARY KEY, v numeric(10,4))",
+        "CREATE TABLE texts (id int PRIMARY KEY, v int, w text)",
+        "CREATE TABLE keys (id int PRIMARY KEY, v int NOT NULL)",
+        "INSERT INTO same SELECT n, n FROM generate_series(1, 20) n",
+        "INSERT INTO digits SELECT n, n + CASE WHEN n > 15 THEN 0.25 ELSE 0 END FROM generate_series(1, 20) n",
+        "INSERT INTO texts SELECT n, n, 'w' FROM generate_series(1, 20) n",
+        "INSERT INTO keys SELECT n, -n FROM generate_series(1, 20) n",
+    )
+    names = [f"public.{name}" for name in ("same", "digits", "texts", "keys")]
+    with (
+        running(shop, tmp_path, *names) as capture,
+        sinks(capture, of_kinds(places, "delta", "iceberg", "postgres"), names, Mode.HISTORY) as histories,
+        sinks(capture, of_kinds(moved(places), "delta", "mysql"), names, Mode.CHANGES) as changes,
+    ):
+        for query in (*histories, *changes):
+            query.finish()
+        capture.stop()
+        shop.execute(
+            "ALTER TABLE same ALTER v TYPE int USING CASE WHEN id > 15 THEN -v ELSE v END",
+            "ALTER TABLE digits ALTER v TYPE numeric(7,1)",
+            "ALTER TABLE texts ALTER v TYPE text",
+            "ALTER TABLE keys DROP CONSTRAINT keys_pkey, ADD PRIMARY KEY (v)",
+            "DELETE FROM same WHERE id = 1",
+        )
+        assert not renew(str(capture.store), names)
+        capture.start()
+        same, digits, texts, keys = tables_of(capture, names)
+        for query in histories:
+            query.finish()
+            for table in (same, digits, texts, keys):
+                shown = [*table.schema.names, "_is_current", "_valid_to"]
+                found = [row for batch in query.sink.shown(table, shown) for row in batch.to_pylist()]
+                current = [{name: row[name] for name in table.schema.names} for row in found if row["_is_current"]]
+                expected = conform(capture.selected(table), sink_schema(table)).to_pylist()
+                assert sorted(map(repr, current)) == sorted(map(repr, expected)), (query.sink.name, table.full_name)
+                closed = {row["id"] for row in found if not row["_is_current"]}
+                differ = {1, *range(16, 21)} if table is same else set(range(1, 21))
+                assert closed == differ, (query.sink.name, table.full_name)
+        for query in changes:
+            query.finish()
+            for table in (same, digits, texts, keys):
+                shown = ["id", "v", "_change_type"]
+                found = [row for batch in query.sink.shown(table, shown) for row in batch.to_pylist()]
+                kinds = Counter((row["_change_type"]) for row in found)
+                count = 19 if table is same else 20
+                assert kinds == {"insert": 20, "reread": count}, (query.sink.name, table.full_name)
+
+
+def of_kinds(places: dict[str, dict[str, Any]], *kinds: str) -> dict[str, dict[str, Any]]:
+    """Some kinds in each mode: all of them in all modes take long."""
+    return {kind: options for kind, options in places.items() if kind in kinds or SOAK}
+
+
+def moved(places: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Places beside *places*."""
+    own = {kind: {"table": "{table}_changes"} for kind in ("postgres", "mysql")}
+    lakes = {kind: {key: f"{value}_changes" for key, value in places[kind].items()} for kind in ("delta", "iceberg")}
+    return {kind: options | own.get(kind, {}) | lakes.get(kind, {}) for kind, options in places.items()}

@@ -87,13 +87,13 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             self._state = ParallelState([Split(0, part, UNKNOWN)])
         else:
             # rows that are replaced are found at the sink by their key
-            kind = SplitKind.KEY if record.renewal is not None and not self.options.whole else self.options.kind
+            kind = SplitKind.KEY if record.replacing is not None and not self.options.whole else self.options.kind
             planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=kind)
             splits = _covering(planned.splits)
             record.kind, record.why = planned.kind, planned.why
             record.total_rows, record.total_size = planned.rows, planned.size
             self._state = ParallelState(splits)
-            if record.renewal is None and planned.kind is SplitKind.KEY:
+            if record.replacing is None and planned.kind is SplitKind.KEY:
                 full = [place for place, split in enumerate(splits) if not split.empty]
                 before = full[0] if full else len(splits)
                 after = len(splits) - 1 - full[-1] if full else 0
