@@ -273,8 +273,8 @@ class QueryPlanner:
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
-            for name, changes in found.items():
-                self._tables[name].see(changes, ranges.since(name, end))
+            for name, table in self._tables.items():
+                changes = found[name] = table.see(found[name], ranges.since(name, end), start.epoch, end)
                 if self._tables[name].reads_source:
                     self._tables[name].latest = ranges.latest(name)
                 self._tables[name].catch_up(changes.rows, ranges, end)
@@ -331,7 +331,7 @@ class QueryPlanner:
         for name, table in self._tables.items():
             if end.plan > start.plan:
                 table.latest = ranges.latest(name)
-            changes = ranges.changes(name, table.after(start.epoch), end.epoch)
+            changes = table.emptying(ranges.changes(name, table.after(start.epoch), end.epoch), end.epoch)
             if changes:
                 made += log_units(table, changes, end, self._options.parallelism)
         if end.plan > start.plan:

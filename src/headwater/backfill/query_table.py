@@ -61,7 +61,11 @@ class QueryTable:
         if self.executor is None:
             record.left, record.unread = False, True
         elif record.left or record.unread:
-            self.executor.restart(Renewal(uuid.uuid4().hex, KeyRange() if record.whole else None))
+            if not self._options.keyed:
+                record.empties = None
+            emptied = record.empties is not None
+            part = KeyRange() if record.whole and not emptied else None
+            self.executor.restart(Renewal(uuid.uuid4().hex, part, emptied=emptied))
             record.left = record.unread = False
             record.last_position, record.unseen = None, []
             self._forget_heap()
@@ -175,11 +179,22 @@ class QueryTable:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def see(self, changes: TableChanges, since: CdcOffset | None) -> None:
-        """The next batch has *changes*, of a log that begins at *since*.
+    def emptying(self, changes: TableChanges, end: int) -> TableChanges:
+        """*changes* of the batch up to *end*, and whether it empties the sink's table."""
+        if self.record.empties in (None, 0) or self.record.empties != end:
+            return changes
+        return replace(changes, emptied=True, truncated=(end, 0), events=True)
+
+    def see(self, changes: TableChanges, since: CdcOffset | None, start: int, end: int) -> TableChanges:
+        """The next batch, from *start* to *end*, has *changes*, of a log that begins at *since*; what it has with it.
 
         Where that has moved, the table was captured anew after a gap: its history is read once more.
         """
+        if self.record.empties is not None:
+            was_emptied = 0 < self.record.empties <= start
+            self.record.empties = None if was_emptied else end if end > start else 0
+            self._state.put_table(self.name)
+        changes = self.emptying(changes, end)
         self.table = changes.table
         if self.executor is not None:
             self.executor.table = changes.table
@@ -198,6 +213,7 @@ class QueryTable:
                 self.renew(renewal)
             elif self.executor is not None:
                 self.executor.renew(renewal)
+        return changes
 
     def catch_up(self, rows: int, ranges: LogRanges, end: int) -> None:
         """The next batch, up to *end*, has so many *rows*; while the log after a snapshot of ours is delivered."""
@@ -243,6 +259,9 @@ class QueryTable:
             self.kept.executor.on_barrier(barrier)
 
     def wants(self) -> int:
+        if self.record.empties is not None:
+            self.waiting = "the sink's table is about to be emptied"
+            return 0
         if self.held_back is not None:
             self.waiting = self.held_back
             return 0

@@ -20,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater import failpoints
+from headwater.errors import TransientError
 from headwater.sinks.batch import Batch, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
-from headwater.sinks.errors import SinkFenced
+from headwater.sinks.errors import SinkFenced, SinkSchemaError
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sessions import Sessions
@@ -250,7 +251,15 @@ class SqlSink(ABC):
     def _shape(self, target: Target, made: SqlTable, batch: Batch) -> None:
         """Columns of rows that go with this batch may become any others."""
         is_emptied = batch.is_truncated and self.mode is not Mode.CHANGES
-        target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None)
+        try:
+            target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None)
+        except self._driver.error as error:  # a view on it, another owner, …: this table's alone
+            name = made.source.full_name
+            found = self._driver.told(error, self._driver.address(self.dsn), name, self._own)
+            if isinstance(found, TransientError):
+                raise found from None
+            step = "Let it be changed there (the server's log has the statement), then: headwater sink retry SINK"
+            raise SinkSchemaError(name, f"{made.name} cannot be changed. {found.message}", next_step=step) from None
 
     def _empty(self, target: Target, made: SqlTable, batch: Batch) -> None:
         if self.mode is Mode.MIRROR:

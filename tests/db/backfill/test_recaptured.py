@@ -22,6 +22,7 @@ from tests.servers.postgres import NEWEST, PostgresServer
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
+from headwater.pipeline.sink_state import let_back
 from headwater.sinks import mysql, open_sink, postgres
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.sink import Mode, Sink
@@ -325,3 +326,39 @@ def moved(places: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     own = {kind: {"table": "{table}_changes"} for kind in ("postgres", "mysql")}
     lakes = {kind: {key: f"{value}_changes" for key, value in places[kind].items()} for kind in ("delta", "iceberg")}
     return {kind: options | own.get(kind, {}) | lakes.get(kind, {}) for kind, options in places.items()}
+
+
+@only(POSTGRES)
+def test_a_table_that_cannot_be_changed_is_parked_alone_and_comes_back(
+    shop: Shop, tmp_path: Path, places: dict[str, dict[str, Any]]
+) -> None:
+    """At the target somebody has made a view on it."""
+    shop.execute(
+        "CREATE TABLE a (id int PRIMARY KEY, v int)",
+        "CREATE TABLE b (id int PRIMARY KEY, v int)",
+        "INSERT INTO a VALUES (1, 1), (2, 2)",
+        "INSERT INTO b VALUES (1, 1)",
+    )
+    names = ["public.a", "public.b"]
+    with running(shop, tmp_path, *names) as capture, sinks(capture, of_kinds(places, "postgres"), names) as queries:
+        (query,) = (one for one in queries if one.sink.name.startswith("postgres"))
+        query.finish()
+        with psycopg.connect(places["postgres"]["dsn"], autocommit=True) as session:
+            session.execute("CREATE VIEW seen AS SELECT v FROM public.a")
+            shop.execute("ALTER TABLE a ALTER v TYPE text USING 'x' || v", "UPDATE b SET v = 2")
+            assert renew(str(capture.store), ["public.a"])
+            shop.execute("UPDATE b SET v = 3", "DELETE FROM a WHERE id = 1")
+            capture.catch_up()
+            while query.batch():
+                pass
+            (parked,) = read_parked(query.options.store, query.options.query).items()
+            assert parked[0] == "public.a"
+            assert "column used by a view" in parked[1]["reason"]
+            query.assert_equal(tables_of(capture, ["public.b"])[0])
+            session.execute("DROP VIEW seen")
+        query.close()
+        assert let_back(query.options.store, query.options.query) == ["public.a"]
+        shop.execute("UPDATE b SET v = 4")
+        query.finish()
+        for table in tables_of(capture, names):
+            query.assert_equal(table)
