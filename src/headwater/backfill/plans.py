@@ -75,6 +75,7 @@ class TableRecord:
     :ivar since: where its log began when it was planned last: when that moves, the log has a gap.
     :ivar origin: where its history comes from, chosen once: ``source``, or ``tables`` that we keep.
     :ivar queued: what is to be read once more when its history from our own table is over, as JSON.
+    :ivar empties: it was parked: the mirror of it is emptied by the batch that ends at this epoch; 0: by the next one.
     """
 
     last_position: str | None = None
@@ -87,6 +88,7 @@ class TableRecord:
     since: str | None = None
     origin: str | None = None
     queued: list[dict[str, Any]] = field(default_factory=list)
+    empties: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in TableRecord.__slots__}

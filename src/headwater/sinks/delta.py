@@ -35,7 +35,7 @@ from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import Staging
 from headwater.sinks.storage import Storage, directory_of
-from headwater.sinks.table_schema import Evolution, evolve
+from headwater.sinks.table_schema import Evolution, evolve, holds
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import IS_CURRENT
@@ -171,7 +171,7 @@ class DeltaSink(LakeSink):
                 self._staging(table, token).clean(token)
                 return False
             refuse_late(table, token, log.transaction(apps.generation) or 0)
-            evolution = self._evolution(log, fitted, wanted)
+            evolution = self._evolution(log, fitted, wanted, emptied=batch.is_truncated)
             if evolution.added and not evolution.must_rewrite:
                 if log.is_behind():
                     continue
@@ -199,6 +199,8 @@ class DeltaSink(LakeSink):
             transactions[apps.upsert] = 1
         waste: list[DataFile] = []
         try:
+            if batch.is_truncated and self.mode is Mode.MIRROR:
+                rewrite.truncate()
             if evolution.must_rewrite:
                 rewrite.recast(evolution.renamed)
             waste = self._apply(rewrite, fitted, token, batch, overlaps=overlaps)
@@ -239,13 +241,14 @@ class DeltaSink(LakeSink):
             self._partitioning(fitted),
         )
 
-    def _evolution(self, log: DeltaLog, fitted: SourceTable, wanted: pa.Schema) -> Evolution:
+    def _evolution(self, log: DeltaLog, fitted: SourceTable, wanted: pa.Schema, *, emptied: bool) -> Evolution:
         return evolve(
             fitted.full_name,
             log.schema(),
             wanted,
-            is_mirror=self.mode is not Mode.CHANGES,
+            self.mode,
             drops=self.on_drop is DropPolicy.DROP,
+            emptied=emptied,
         )
 
     def _fitting(self, table: SourceTable, log: DeltaLog | None = None) -> Fitting:
@@ -277,6 +280,16 @@ class DeltaSink(LakeSink):
         return DeltaLog(self._table(table), table.full_name, self._partitioning(table).names)
 
     def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> PartitionWriter:
+        """Files with the types that the table has, where those hold the rows."""
+        with self._log(table) as log:
+            there = log.schema() if log.open() else pa.schema([])
+        kinds = {one.name: one.type for one in there}
+        schema = pa.schema(
+            [
+                one.with_type(kinds[one.name]) if one.name in kinds and holds(kinds[one.name], one.type) else one
+                for one in schema
+            ]
+        )
         prefix = file_prefix(token.query, token.generation)
         by = self._partitioning(table)
         return PartitionWriter(self._table(table), by.added(table.full_name, schema), by, self._file_bytes, prefix)

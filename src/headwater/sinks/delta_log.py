@@ -254,6 +254,8 @@ class DeltaLog:
             app_transactions=[self._delta.Transaction(app, version) for app, version in transactions.items()],
             max_commit_retries=0,
         )
+        if schema is not None and not self._allow(schema):
+            return False
         before = self.version
         if added:
             self._storage.sync(".")
@@ -312,6 +314,24 @@ class DeltaLog:
 
     def _sync(self, version: int) -> None:
         self._storage.sync(_entry(version), "_delta_log")
+
+    def _allow(self, schema: pa.Schema) -> bool:
+        """Let the table have the types of *schema*: other commits than an overwrite see to that by themselves.
+
+        ``False``: another commit was faster.
+        """
+        protocol = self._handle.protocol()
+        has_wall_clock = "timestamp_ntz" in self._delta.Schema.from_arrow(schema).to_json()
+        if not has_wall_clock or "timestampNtz" in (protocol.writer_features or ()):
+            return True
+        before = self.version
+        if self.is_behind():
+            return False
+        self._handle.alter.add_feature(
+            self._delta.TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
+        )
+        self.open()
+        return self.version == before + 1
 
     def _check_features(self, handle: Any) -> None:
         protocol = handle.protocol()

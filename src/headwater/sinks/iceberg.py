@@ -164,7 +164,7 @@ class IcebergSink(LakeSink):
                 self._staging(table, token).clean(token)
                 return False
             refuse_late(table, token, int(found.token(tokens.generation) or 0))
-            plan = found.plan(wanted)
+            plan = found.plan(wanted, emptied=batch.is_truncated)
             if batch.is_empty and not plan.is_changed:
                 return True
             if self._commit(found, table, token, tokens, batch, plan):
@@ -190,6 +190,8 @@ class IcebergSink(LakeSink):
             overlaps = True
             made[tokens.upsert] = "1"
         try:
+            if batch.is_truncated and self.mode is Mode.MIRROR:
+                rewrite.truncate()
             if plan.must_rewrite:
                 rewrite.recast({})
             batch, waste = _relaid(rewrite, batch)

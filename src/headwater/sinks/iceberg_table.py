@@ -201,9 +201,10 @@ class IcebergTable:
     def partitioning(self) -> IcebergPartitioning:
         return IcebergPartitioning(spec=self._table.spec(), schema=self._table.schema())
 
-    def plan(self, wanted: pa.Schema) -> Plan:
+    def plan(self, wanted: pa.Schema, *, emptied: bool = False) -> Plan:
         """What its columns become for rows of *wanted*."""
-        made = plan(self._name, self.layout, wanted, self._table.metadata.last_column_id)
+        last_id = self._table.metadata.last_column_id
+        made = plan(self._name, self.layout, wanted, last_id, Mode(self._mode), emptied=emptied)
         parting = {one.source_id for one in self._table.spec().fields}
         if made.must_rewrite and parting - {one.field_id for one in made.layout.schema.fields}:
             raise SinkSchemaError(

@@ -88,7 +88,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             self._state = ParallelState([Split(0, part, UNKNOWN)])
         else:
             # rows that are replaced are found at the sink by their key
-            kind = SplitKind.KEY if record.renewal is not None and not self.options.whole else self.options.kind
+            kind = SplitKind.KEY if record.replacing is not None and not self.options.whole else self.options.kind
             planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=kind)
             splits = _covering(planned.splits)
             record.kind, record.why = planned.kind, planned.why
@@ -96,7 +96,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             self._state = ParallelState(splits)
             full = [place for place, split in enumerate(splits) if not split.empty]
             # a table without a row is read all the same: its empty history makes the sink create its table
-            if full and record.renewal is None and planned.kind is SplitKind.KEY:
+            if full and record.replacing is None and planned.kind is SplitKind.KEY:
                 before, after = full[0], len(splits) - 1 - full[-1]
                 self._state.free, self._state.next = (before, after), before
                 self._state.mark = snapshot.mark if before + after else None
