@@ -188,7 +188,7 @@ def _equal_after(postgres: Database, tmp_path: Path, while_down: bool) -> None:
 
 def _settle(capture: RunningCapture, query: Delivering) -> None:
     """Until two looks at the catalog have passed and every table is captured and read."""
-    looks = []
+    looks: list[float] = []
 
     def is_settled() -> bool:
         checked = capture.capture.statistics.checked_time
