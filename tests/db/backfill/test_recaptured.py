@@ -284,6 +284,8 @@ def test_a_re_read_begins_versions_of_what_differs_and_is_marked_in_changes(
     ):
         for query in (*histories, *changes):
             query.finish()
+        shop.execute("UPDATE texts SET v = 5 WHERE id = 3", "UPDATE keys SET v = -300 WHERE id = 3")
+        capture.catch_up()
         capture.stop()
         shop.execute(
             "ALTER TABLE same ALTER v TYPE int USING CASE WHEN id > 15 THEN -v ELSE v END",
@@ -313,7 +315,8 @@ def test_a_re_read_begins_versions_of_what_differs_and_is_marked_in_changes(
                 found = [row for batch in query.sink.shown(table, shown) for row in batch.to_pylist()]
                 kinds = Counter((row["_change_type"]) for row in found)
                 count = 19 if table is same else 20
-                assert kinds == {"insert": 20, "reread": count}, (query.sink.name, table.full_name)
+                changed = {} if table in (same, digits) else {"update_postimage": 1}
+                assert kinds == {"insert": 20, "reread": count} | changed, (query.sink.name, table.full_name)
 
 
 def of_kinds(places: dict[str, dict[str, Any]], *kinds: str) -> dict[str, dict[str, Any]]:
