@@ -206,7 +206,7 @@ class QueryTable:
             self._state.put_table(self.name)
         if self.executor is not None and changes.truncated is not None and not changes.emptied:
             self.executor.truncate(changes.truncated[0])
-        if self._options.keyed and changes.defaulted:
+        if (self._options.keyed or self._options.takes_columns) and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
             renewal = Renewal(f"{began}:{','.join(map(str, changes.defaulted))}", columns=changes.defaulted)
             if self.kept is not None:

@@ -18,7 +18,7 @@ from headwater.capture.source_state import CapturedTable, SourceRecord, SourceSt
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
+from headwater.log_store.log_events import FORMER_KEY, PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
 from headwater.sources.events import Changes, Finding, Registered, SchemaChanged, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
@@ -104,7 +104,8 @@ class CapturedLogs:
             self._open_writer(before)
         writer, change = self._writers[name], renewed_columns(before, table)
         told = SchemaChanged(before, table) if change is None else change
-        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json(), RESHAPED: reshaped(before, table).value})
+        shape = {RESHAPED: reshaped(before, table).value, FORMER_KEY: list(before.key_columns)}
+        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()} | shape)
         writer.change_schema(table.log_schema(self._position_type), table.key_columns)
         self.tables[name] = table
         self._statistics.stopped_tables.pop(name, None)

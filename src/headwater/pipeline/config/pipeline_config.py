@@ -138,6 +138,7 @@ class PipelineConfig(Section):
             split_rows=backfill.split_rows,
             split_kind=None if backfill.split_kind is None else SplitKind(backfill.split_kind),
             keyed=sink.delivery is Mode.MIRROR,
+            takes_columns=True,
             interval_seconds=backfill.interval_seconds,
             rows_per_second=backfill.rows_per_second,
             parallelism=parallelism,
