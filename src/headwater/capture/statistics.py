@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from headwater.sources.events import StreamStatus
 
-SILENT_SECONDS = 10.0
-"""A process or a source that has not answered for this long is not responding."""
+SILENT_SECONDS = 8.0
+"""A process or a source that has not answered for this long is not responding: it is seen within 10 s."""
 
 
 @dataclass(slots=True)
