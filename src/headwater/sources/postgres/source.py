@@ -417,9 +417,9 @@ class PostgresSource:
     def _lost(self, table: SourceTable, catalog: CatalogTable | None, publication: Publication | None) -> str | None:
         """Why the log has not all changes of a table any more."""
         if catalog is None:
-            return "The table was dropped at the source."
+            return "The table was dropped at the source. If it was not created again, do that first."
         if (catalog.name.namespace, catalog.name.name) != (table.namespace, table.name):
-            return f"The table is called {catalog.name} at the source by now."
+            return f"The table is called {catalog.name} at the source by now. Rename it back first."
         try:
             catalog.require_capturable()
             catalog.require_identity()
