@@ -26,7 +26,7 @@ from headwater.log_store.errors import LogNotFound
 from headwater.log_store.log_view import EpochEnd
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
-from headwater.process import status_fields
+from headwater.process import host_name, status_fields
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.storage import escaped
@@ -185,8 +185,11 @@ def read_status(config: PipelineConfig) -> PipelineStatus:
     owner = current_owner(folder / LOCK_FILE)
     facts = _facts(folder / FACTS_FILE)
     running = owner is not None
+    if owner is not None and owner.pid not in (0, facts.get("pid", owner.pid)):
+        facts = {}  # of the run before this one
     silent = _silent_since(facts.get("updated_ms")) if running else None
-    capture = _capture(facts.get("capture") or {}, running, silent)
+    here = owner is not None and owner.host == host_name()
+    capture = _capture(facts.get("capture") or {}, running, silent, here)
     lag = capture.get("lag_seconds")
     failure = facts.get("failure") or {}
     sinks = (
@@ -217,14 +220,14 @@ def _silent_since(*beats_ms: int | None) -> int | None:
     return newest if newest is not None and time.time() - newest / 1000 > SILENT_SECONDS else None
 
 
-def _capture(facts: Mapping[str, Any], running: bool, supervisor_silent: int | None) -> dict[str, Any]:
-    """What is true of the capture: what it reported last may be old."""
+def _capture(facts: Mapping[str, Any], running: bool, supervisor_silent: int | None, here: bool) -> dict[str, Any]:
+    """What is true of the capture: what it reported last may be old. :param here: it runs on this machine."""
     if not facts:
         return {}
     state, silent = facts["state"], None
     if not running:
         state = "not running"
-    elif "pid" in facts and status_fields(facts["pid"])[:1] in ([], ["Z"]):
+    elif here and "pid" in facts and status_fields(facts["pid"])[:1] in ([], ["Z"]):
         state = "down"
     elif supervisor_silent is not None:
         state = UNKNOWN
