@@ -72,7 +72,7 @@ class LogRanges:
     def stopped(self, name: str) -> str | None:
         """Why nobody captures the table any more."""
         known = self.captured[name]
-        return known.reason if known.state is TableState.STOPPED else None
+        return known.reason if known.state is not TableState.ACTIVE else None
 
     def end(self, after: int, upto: int, max_rows: int | None, max_epochs: int | None) -> int:
         """The epoch up to which about *max_rows* changes lie after *after*: one epoch at least, *upto* at most."""

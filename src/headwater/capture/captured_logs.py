@@ -116,14 +116,14 @@ class CapturedLogs:
         )
         self.state.put_table(self.sealer.batch, entry)
 
-    def stop(self, name: str, reason: str) -> SourceTable | None:
+    def stop(self, name: str, reason: str, state: TableState = TableState.STOPPED) -> SourceTable | None:
         """Its changes end here, those before are sealed with the epoch; what it was, if it was captured by now.
 
-        Whatever the reason is, once that is repaired one command captures it again: a reason without it gets it.
+        Whatever stopped it, once that is repaired one command captures it again: a reason without it gets it.
         """
-        if "headwater resnapshot" not in reason:
+        if state is TableState.STOPPED and "headwater resnapshot" not in reason:
             reason = f"{reason} Run: headwater resnapshot {name}"
-        self.state.stop_table(self.sealer.batch, name, reason)
+        self.state.stop_table(self.sealer.batch, name, reason, state)
         self._statistics.stopped_tables[name] = reason
         table = self.tables.pop(name, None)
         if table is not None:
@@ -134,6 +134,10 @@ class CapturedLogs:
     def captures(self, name: str) -> bool:
         """Whether a table is captured that may be meant by *name*, with or without its namespace."""
         return any(name in (full, table.name) for full, table in self.tables.items())
+
+    def rereading(self) -> list[str]:
+        """The tables that are about to be captured again."""
+        return [name for name, table in self.state.tables.items() if table.state is TableState.REREADING]
 
     def registered(self) -> list[Registered]:
         """How the source has the captured tables registered, as far as it was told."""

@@ -4,7 +4,8 @@
 request            what happens
 =================  ==================================================================================================
 ``renew_tables``   the source logs the tables (again) from a place on; they are stopped, and once the stream has
-                   passed that place they are captured anew, as they are described now
+                   passed that place they are captured anew, as they are described now. The capture does the same by
+                   itself for a table that must be read again
 ``renew_source``   at the start of a session: what the source kept for us is given up and made anew; all tables that
                    are there are captured from that place on, the others stop
 =================  ==================================================================================================
@@ -93,21 +94,38 @@ class TableRenewals:
                     f"Table {name} is not captured into this store.", next_step=f"Run: headwater add-table … {name}"
                 )
             self.named.add(name)
-            self._check(table)
+        try:
+            new = self._include(found)
+        except SourceBusy:
+            if not request.detail.get(_PATIENT):
+                raise
+            self._later[request.id] = self._clock() + self._pause
+            return []
+        self.requests.append(request.id)
+        return new
+
+    def include(self, name: str) -> None:
+        """Make the source log the table *name*, for which no request is waiting; while it is busy, try again later.
+
+        :raises SourceError: it does not exist, or cannot be captured.
+        """
+        if name in self.tables or self._clock() < self._later.get(name, 0.0):
+            return
+        try:
+            self._include(self._source.tables([name]))
+        except SourceBusy:
+            self._later[name] = self._clock() + self._pause
+
+    def _include(self, found: Sequence[SourceTable]) -> list[str]:
         new = [table for table in found if table.full_name not in self.tables]
+        for table in new:
+            self._check(table)
         if new:
-            try:
-                position = self._source.include(new)
-            except SourceBusy:
-                if not request.detail.get(_PATIENT):
-                    raise
-                self._later[request.id] = self._clock() + self._pause
-                return []
+            position = self._source.include(new)
             failpoints.hit(INCLUDED)
             registrations = self._source.register(new)
             for table in new:
                 self.tables[table.full_name] = TableRenewal(table, registrations[table.full_name], position)
-        self.requests.append(request.id)
         return [table.full_name for table in new]
 
     def are_ready(self, reached: CdcOffset, captured: dict[str, CapturedTable]) -> bool:
@@ -115,7 +133,7 @@ class TableRenewals:
 
         Readers know a renewal by another ``since``, so the log must have moved, too.
         """
-        return bool(self.requests) and all(
+        return bool(self.tables) and all(
             self._source.has_reached(renewal.position) and reached.to_json() != captured[name].since.to_json()
             for name, renewal in self.tables.items()
         )

@@ -21,6 +21,7 @@ class CaptureStatistics:
     :ivar behind_bytes: of the source's log, not read yet.
     :ivar held_bytes: of the source's log, kept for us.
     :ivar stopped_tables: why, by log.
+    :ivar checked_time: when the source's catalog was last compared with the captured tables, seconds since 1970.
     """
 
     rows: int = 0
@@ -38,6 +39,7 @@ class CaptureStatistics:
     held_bytes: int | None = None
     spilled_bytes: int = 0
     last_error: str = ""
+    checked_time: float = 0.0
     rows_by_table: dict[str, int] = field(default_factory=dict)
     stopped_tables: dict[str, str] = field(default_factory=dict)
 

@@ -15,6 +15,7 @@ import typer
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.metrics import serve_capture
+from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
@@ -38,6 +39,9 @@ def capture(
     schema_policy: Annotated[SchemaPolicy, typer.Option(help="When the columns of a table change.")] = (
         SchemaPolicy.EVOLVE
     ),
+    on_rewrite: Annotated[
+        OnRewrite, typer.Option(help="Read a table again when its rows changed without being logged, or stop it.")
+    ] = OnRewrite.REREAD,
     special_values: Annotated[
         list[str] | None,
         typer.Option(help="What Arrow cannot hold, per column: schema.table.column=error|null|text; again for more."),
@@ -62,7 +66,7 @@ def capture(
 ) -> None:
     """Follow a database's log: every change of the tables, once, durable before the database may forget it."""
     keep_freed_memory()
-    options = CaptureOptions(epoch_seconds=epoch_ms / 1000)
+    options = CaptureOptions(epoch_seconds=epoch_ms / 1000, on_rewrite=on_rewrite)
     source = open_source(
         dsn,
         spill=store / "spill",

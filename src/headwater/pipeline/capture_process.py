@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
+from headwater.capture.options import OnRewrite
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.sources.evolution import SchemaPolicy
@@ -104,6 +105,16 @@ class CaptureProcess:
         self._process.stdout.close()
 
 
+_OPTIONS: Final = (
+    "epoch_seconds",
+    "epoch_rows",
+    "epoch_bytes",
+    "heartbeat_seconds",
+    "retry_seconds",
+    "schema_check_seconds",
+)
+
+
 def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
     source = config.source
     options = config.capture_options
@@ -119,10 +130,8 @@ def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
         "special_values": {column: policy.value for column, policy in config.special_values.items()},
         "columns": config.columns,
         "schema_policy": source.schema_policy,
-        "options": {
-            name: getattr(options, name)
-            for name in ("epoch_seconds", "epoch_rows", "epoch_bytes", "heartbeat_seconds", "retry_seconds")
-        },
+        "on_rewrite": source.on_rewrite,
+        "options": {name: getattr(options, name) for name in _OPTIONS},
     }
 
 
@@ -144,6 +153,7 @@ def capture_facts(running: Capture) -> dict[str, Any]:
         "spilled_bytes": seen.spilled_bytes,
         "restarts": seen.restarts,
         "stopped_tables": dict(seen.stopped_tables),
+        "checked_time": seen.checked_time,
         "last_error": seen.last_error,
     }
 
@@ -179,7 +189,11 @@ def main() -> int:
             poll=settings["poll"],
             columns=settings["columns"],
         )
-        options = CaptureOptions(**settings["options"], schema_policy=SchemaPolicy(settings["schema_policy"]))
+        options = CaptureOptions(
+            **settings["options"],
+            schema_policy=SchemaPolicy(settings["schema_policy"]),
+            on_rewrite=OnRewrite(settings["on_rewrite"]),
+        )
         running = Capture(source, settings["store"], settings["tables"], options)
 
         def stop(_number: int, _frame: FrameType | None) -> None:

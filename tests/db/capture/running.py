@@ -14,6 +14,7 @@ import pyarrow as pa
 from tests.servers.postgres import Database
 
 from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState, TableState
+from headwater.capture.options import OnRewrite
 from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.log_store.log_events import LogEvent, events_of
@@ -25,7 +26,8 @@ from headwater.sources.postgres.snapshot import read_table
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 
-OPTIONS = CaptureOptions(epoch_seconds=0.05, heartbeat_seconds=0.5, retry_seconds=0.5)
+OPTIONS = CaptureOptions(epoch_seconds=0.05, heartbeat_seconds=0.5, retry_seconds=0.5, on_rewrite=OnRewrite.STOP)
+"""A table that must be read again stops, so that a test sees why; tests of the re-read itself choose otherwise."""
 
 
 class RunningCapture:

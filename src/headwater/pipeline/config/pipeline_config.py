@@ -9,6 +9,7 @@ from pydantic import Field
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
+from headwater.capture.options import OnRewrite
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.patterns import matching
 from headwater.pipeline.config.sections import (
@@ -81,6 +82,8 @@ class PipelineConfig(Section):
             heartbeat_seconds=source.heartbeat_seconds,
             retry_seconds=source.retry_seconds,
             schema_policy=SchemaPolicy(source.schema_policy),
+            schema_check_seconds=source.schema_check_seconds,
+            on_rewrite=OnRewrite(source.on_rewrite),
         )
 
     @property

@@ -265,7 +265,7 @@ class PostgresChangeStream:
                 raise
             self._known.pop(known.source_id, None)
             self._ignore(relation)
-            events.append(Stopped(known, _told(error)))
+            events.append(Stopped.by(known, error))
             return
         keys = [place for place, column in enumerate(relation.columns) if column.is_key]
         self._decoder.add_relation(relation.oid, len(relation.columns), keys)
@@ -412,11 +412,6 @@ class PostgresChangeStream:
             self._stream.close()
         finally:
             self._spill.close()
-
-
-def _told(error: SchemaStopped | UnsupportedTable) -> str:
-    what = error.change if isinstance(error, SchemaStopped) else error.reason
-    return f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()
 
 
 def _commit_times(times: NDArray[np.int64]) -> pa.TimestampArray:
