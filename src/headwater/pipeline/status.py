@@ -375,8 +375,9 @@ def _state_of(
         retry = f"{_RUN}headwater sink retry {sink}"
         step = f"{why['next_step']} Then {retry.lower()}" if why["next_step"] else retry
         return replace(table, phase=STOPPED, parked=True, reason=why["reason"], next_step=step, waiting=None)
-    if told.get("rereading"):
-        return replace(table, phase=REREADING)
+    known = told.get("since")
+    if told.get("rereading") or (known and captured is not None and captured.since.to_json() != known):
+        return replace(table, phase=REREADING)  # captured again after a gap, which the query may not have seen yet
     parts = () if captured is None else (captured.namespace, captured.name)
     if table.phase == LIVE and ".".join(escaped(part) for part in parts if part) in letters:
         return replace(

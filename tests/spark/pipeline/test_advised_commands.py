@@ -82,8 +82,11 @@ def test_what_the_status_advises_leads_back_to_live(start_pipeline: StartPipelin
     pipeline = start_pipeline(shop, '["public.*"]')
     names = {f"public.{table}": case for table, case in CASES.items()}
 
+    phases: set[str] = set()
+
     def are_live() -> bool:
         found = pipeline.status()
+        phases.update(one["phase"] for one in found["sinks"][0]["tables"])
         return bool(found["live"]) and {one["name"] for one in found["sinks"][0]["tables"]} == set(names)
 
     def equal(name: str) -> bool:
@@ -119,6 +122,7 @@ def test_what_the_status_advises_leads_back_to_live(start_pipeline: StartPipelin
     for name in names:
         pipeline.wait_for(lambda name=name: equal(name))  # type: ignore[misc]
     assert all(one["reason"] is None for one in by_name(pipeline).values())
+    assert "rereading" in phases
 
     drop_publication = partial(Database.execute, shop, "DROP PUBLICATION headwater")
     for damage in (partial(drop_slot, shop), drop_publication) if SOAK else (partial(drop_slot, shop),):
