@@ -118,7 +118,12 @@ class CapturedLogs:
         self.state.put_table(self.sealer.batch, entry)
 
     def stop(self, name: str, reason: str, state: TableState = TableState.STOPPED) -> SourceTable | None:
-        """Its changes end here, those before are sealed with the epoch; what it was, if it was captured by now."""
+        """Its changes end here, those before are sealed with the epoch; what it was, if it was captured by now.
+
+        Whatever stopped it, once that is repaired one command captures it again: a reason without it gets it.
+        """
+        if state is TableState.STOPPED and "headwater resnapshot" not in reason:
+            reason = f"{reason} Run: headwater resnapshot {name}"
         self.state.stop_table(self.sealer.batch, name, reason, state)
         self._statistics.stopped_tables[name] = reason
         table = self.tables.pop(name, None)

@@ -172,7 +172,7 @@ class _Line:
             "epochs": seen.epochs,
             "epoch": seen.epoch,
             "lag_bytes": seen.behind_bytes,
-            "lag_seconds": round(seen.lag_seconds(time.time_ns() // 1000), 3),
+            "lag_seconds": None if (lag := self._running.lag_seconds()) is None else round(lag, 3),
             "wal_held_bytes": seen.held_bytes,
             "spilled_bytes": seen.spilled_bytes,
             "restarts": seen.restarts,
@@ -186,7 +186,8 @@ class _Line:
             return f"[yellow]waiting[/] to try again · {seen.last_error}"
         parts = [f"{seen.rows:,} changes" if rate is None else f"{rate:,.0f} changes/s · {seen.rows:,} in all"]
         if seen.behind_bytes is not None:
-            parts.append(f"lag {amount(seen.behind_bytes)} {seen.lag_seconds(time.time_ns() // 1000):.1f} s")
+            lag = self._running.lag_seconds()
+            parts.append(f"lag {amount(seen.behind_bytes)} {'unknown' if lag is None else f'{lag:.1f} s'}")
         if seen.held_bytes is not None:
             parts.append(f"WAL held {amount(seen.held_bytes)}")
         if seen.epoch:

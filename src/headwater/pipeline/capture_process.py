@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Any, Final
 
 from headwater.allocation import keep_freed_memory
-from headwater.capture import Capture, CaptureOptions
+from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
@@ -137,8 +137,9 @@ def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
 
 def capture_facts(running: Capture) -> dict[str, Any]:
     """How a capture is, for others."""
-    seen = running.statistics
+    seen, now_ms, lag = running.statistics, time.time_ns() // 1_000_000, running.lag_seconds()
     return {
+        "beat_ms": seen.stepped_us // 1000 if running.state is CaptureState.RUNNING else now_ms,
         "state": running.state.value,
         "source": running.source.name,
         "rows": seen.rows,
@@ -147,7 +148,7 @@ def capture_facts(running: Capture) -> dict[str, Any]:
         "epoch": seen.epoch,
         "commit_time_us": seen.commit_time_us,
         "lag_bytes": seen.behind_bytes,
-        "lag_seconds": round(seen.lag_seconds(time.time_ns() // 1000), 3),
+        "lag_seconds": None if lag is None else round(lag, 3),
         "wal_held_bytes": seen.held_bytes,
         "spilled_bytes": seen.spilled_bytes,
         "restarts": seen.restarts,

@@ -59,7 +59,8 @@ class Projection:
             raise SchemaStopped(
                 self.table.full_name,
                 f"column {column.name!r} holds values that its captured type {column.type} does not.",
-                next_step="Start the capture with --schema-policy evolve: it goes on before the change.",
+                next_step="Start the capture with --schema-policy evolve (in pipeline.toml: source.schema_policy): it"
+                " goes on before the change.",
             ) from None
 
 
@@ -93,7 +94,8 @@ def follow(
         raise SchemaStopped(
             known.full_name,
             told(change),
-            next_step="Start the capture with --schema-policy evolve or ignore: it goes on before the change.",
+            next_step="Start the capture with --schema-policy evolve or ignore (in pipeline.toml:"
+            " source.schema_policy): it goes on before the change.",
         )
     if policy is SchemaPolicy.IGNORE:
         return _projection(known, now), None

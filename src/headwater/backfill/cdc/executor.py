@@ -356,6 +356,8 @@ class BackfillExecutor(ABC):
             paused=record.paused,
             limit=self._rate.rows_per_second,
             waiting=waiting or self._waiting(phase),
+            rereading=record.renewal is not None and not record.finished,
+            columns=(record.renewal and record.renewal.columns) or (),
         )
 
     def _waiting(self, phase: Phase) -> str:
