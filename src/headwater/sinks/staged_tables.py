@@ -11,7 +11,7 @@ from typing import Final, Self
 from headwater import __version__
 from headwater.sinks.errors import SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Sink, Staged
-from headwater.sources.errors import UnsupportedTable
+from headwater.sources.errors import RefusedValue, UnsupportedTable
 from headwater.sources.table import SourceTable
 
 _COMMITS: Final = 4
@@ -31,7 +31,7 @@ class TableFailure:
     @classmethod
     def of(cls, table: SourceTable, error: BaseException) -> Self | None:
         """``None``: *error* is not about the table alone."""
-        if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable):
+        if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable | RefusedValue):
             return None
         return cls(table, error.message, error.next_step)
 

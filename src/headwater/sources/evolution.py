@@ -59,7 +59,8 @@ class Projection:
             raise SchemaStopped(
                 self.table.full_name,
                 f"column {column.name!r} holds values that its captured type {column.type} does not.",
-                next_step="Start the capture with --schema-policy evolve: it goes on before the change.",
+                next_step="Start the capture with --schema-policy evolve; then run: headwater resnapshot"
+                f" {self.table.full_name}",
             ) from None
 
 

@@ -20,6 +20,8 @@ SOURCE_TYPE: Final = b"headwater.source_type"
 DROPPED: Final = b"headwater.dropped"
 SPECIAL_VALUES: Final = b"headwater.special_values"
 """Keys of the metadata of an Arrow field."""
+_STOP_OF_BEFORE: Final = "error"
+"""What logs of before 0.2 may call the policy ``stop``."""
 
 POSITION_COLUMN: Final = "_position"
 COMMIT_TIMESTAMP_COLUMN: Final = "_commit_timestamp"
@@ -33,7 +35,7 @@ RESERVED_COLUMNS: Final = frozenset(
 class SpecialValues(Enum):
     """What happens to a value that the column's Arrow type does not have."""
 
-    ERROR = "error"
+    STOP = "stop"  # its table stops, alone
     NULL = "null"
     TEXT = "text"  # the column is exact text from the start
 
@@ -53,7 +55,7 @@ class SourceColumn:
     source_type: str
     field_id: int
     nullable: bool = True
-    special_values: SpecialValues = SpecialValues.ERROR
+    special_values: SpecialValues = SpecialValues.STOP
     dropped: bool = False
 
     @property
@@ -62,7 +64,7 @@ class SourceColumn:
         metadata = {FIELD_ID: str(self.field_id).encode(), SOURCE_TYPE: self.source_type.encode()}
         if self.dropped:
             metadata[DROPPED] = b"1"
-        if self.special_values is not SpecialValues.ERROR:
+        if self.special_values is not SpecialValues.STOP:
             metadata[SPECIAL_VALUES] = self.special_values.value.encode()
         return pa.field(self.name, self.type, metadata=metadata)
 
@@ -70,13 +72,13 @@ class SourceColumn:
     def of_field(cls, field: pa.Field) -> SourceColumn:
         """The column that :attr:`field` was made of."""
         told = field.metadata
-        special = SpecialValues(told.get(SPECIAL_VALUES, SpecialValues.ERROR.value.encode()).decode())
+        special = told.get(SPECIAL_VALUES, b"").decode()
         return cls(
             field.name,
             field.type,
             told[SOURCE_TYPE].decode(),
             int(told[FIELD_ID]),
-            special_values=special,
+            special_values=SpecialValues.STOP if special in ("", _STOP_OF_BEFORE) else SpecialValues(special),
             dropped=DROPPED in told,
         )
 

@@ -22,7 +22,7 @@ from headwater.pipeline.config.sections import (
 )
 from headwater.sinks.sink import Mode
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.open import home_of
+from headwater.sources.open import full_name, home_of
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
 
@@ -85,12 +85,15 @@ class PipelineConfig(Section):
 
     @property
     def special_values(self) -> dict[str, SpecialValues]:
-        """By ``schema.table.column``."""
-        return {
-            f"{table}.{column}": SpecialValues(policy)
-            for table, section in self.table.items()
-            for column, policy in section.special_values.items()
-        }
+        """By ``schema.table.column``, or by ``schema.table`` for all its columns."""
+        found: dict[str, SpecialValues] = {}
+        for name, section in self.table.items():
+            table, policies = full_name(self.dsn, name), section.special_values
+            if isinstance(policies, str):
+                found[table] = SpecialValues(policies)
+            else:
+                found |= {f"{table}.{column}": SpecialValues(policy) for column, policy in policies.items()}
+        return found
 
     @property
     def columns(self) -> dict[str, str]:

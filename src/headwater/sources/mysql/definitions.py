@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -23,7 +24,8 @@ from headwater.sources.mysql.catalog import CatalogColumn, CatalogTable, present
 from headwater.sources.mysql.connection import Connection
 from headwater.sources.mysql.defaults import constant_default
 from headwater.sources.mysql.names import TableName
-from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, source_column
+from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, has_special_values, source_column
+from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 BINARY: Final = 63
@@ -110,7 +112,7 @@ class Definitions:
     """Describes tables.
 
     :param sql: gives the session for SQL.
-    :param special_values: policies by ``database.table.column``.
+    :param special_values: policies by ``database.table.column`` or ``database.table``.
     """
 
     def __init__(
@@ -172,17 +174,16 @@ class Definitions:
         assert told.name is not None
         now = None if catalog is None else catalog.column(told.name)
         text = now.type_text if now is not None and _fits(told, now.type_text) else type_text(told)
-        policy = self._special.get(f"{table}.{told.name}") or (
-            SpecialValues.ERROR if before is None else before.special_values
-        )
-        return source_column(
+        make = partial(
+            source_column,
             told.name,
             text,
             field_id if before is None else before.field_id,
             nullable=told.nullable,
-            special_values=policy,
             tinyint1_is_boolean=self._boolean,
         )
+        policy = SpecialValues.STOP if before is None else before.special_values
+        return with_policy(self._special, table, told.name, make, has_special_values, policy)
 
     def _catalog(self, known: SourceTable) -> CatalogTable | None:
         name = TableName(known.namespace, known.name)

@@ -45,7 +45,7 @@ def convert_columns(table: SourceTable, texts: Sequence[pa.StringArray]) -> list
 def convert_column(table: SourceTable, column: SourceColumn, text: pa.StringArray) -> pa.Array:
     """One typed column, from text.
 
-    :raises SpecialValue: the policy is ``error`` and there is a value that the Arrow type does not have.
+    :raises SpecialValue: the policy is ``stop`` and there is a value that the Arrow type does not have.
     :raises InvalidKey: a key column has a value that is none, or a null although it has none in the source.
     :raises UndecodableValue: a value is none of the type.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -22,8 +23,9 @@ from headwater.sources.postgres.catalog_types import CatalogType, read_types
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.convert import convert_column, convert_columns
 from headwater.sources.postgres.toast import Shards, no_shards
-from headwater.sources.postgres.types import source_column
-from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.postgres.types import has_special_values, source_column
+from headwater.sources.special_values import with_policy
+from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 _FULL: Final = "f"
 _TYPE_TEXTS: Final = """
@@ -51,7 +53,7 @@ class Relations:
     """What the server's catalog knows beyond Relation messages.
 
     :param sql: gives the session for SQL.
-    :param special_values: policies by ``schema.table.column``.
+    :param special_values: policies by ``schema.table.column`` or ``schema.table``.
     :param shards: where the rows of a table are.
     """
 
@@ -84,19 +86,21 @@ class Relations:
         ids = _field_ids(relation, known, catalog)
         key = _key(relation, known, ids)
         policies = {column.field_id: column.special_values for column in known.columns}
-        columns = tuple(
-            source_column(
+
+        def described(column: pgoutput.RelationColumn) -> SourceColumn:
+            make = partial(
+                source_column,
                 column.name,
                 self._types[column.type_oid],
                 column.typmod,
                 self._texts[column.type_oid, column.typmod],
                 ids[column.name],
                 nullable=column.name not in key or relation.replica_identity == _FULL,
-                special_values=self._special.get(f"{known.full_name}.{column.name}")
-                or policies.get(ids[column.name], SpecialValues.ERROR),
             )
-            for column in relation.columns
-        )
+            before = policies.get(ids[column.name], SpecialValues.STOP)
+            return with_policy(self._special, known.full_name, column.name, make, has_special_values, before)
+
+        columns = tuple(described(column) for column in relation.columns)
         table = SourceTable(known.namespace, known.name, columns, key, relation.oid)
         return DescribedTable(table, defaults_of(table, catalog))
 

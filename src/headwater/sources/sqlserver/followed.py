@@ -20,18 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
 from headwater.sources.errors import LogPurged, SchemaStopped, UnsupportedTable
 from headwater.sources.events import Event, SchemaChanged, Stopped
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
+from headwater.sources.special_values import with_policy
 from headwater.sources.sqlserver.connection import RESNAPSHOT
 from headwater.sources.sqlserver.instances import CaptureInstance
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName, literal
 from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import source_column
+from headwater.sources.sqlserver.types import has_special_values, source_column
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 
@@ -61,7 +63,7 @@ class _Followed:
 class FollowedTables:
     """The captured *tables*.
 
-    :param special_values: policies by ``schema.table.column``.
+    :param special_values: policies by ``schema.table.column`` or ``schema.table``.
     :param defaults: one row: what the rows from before have in columns that came, by the newer description.
     :param begins: what committed before is not of interest, of tables that came later than the others.
     :param instances: the ``change_id`` of the instance that each was followed through when that was last noted.
@@ -283,10 +285,9 @@ def described(
         if column.computed:
             continue
         was = known.get(column.number)
-        policy = special_values.get(f"{table.full_name}.{column.name}")
-        if policy is None:
-            policy = SpecialValues.ERROR if was is None else was.special_values
-        columns.append(source_column(column.name, column.type, column.number, special_values=policy, ticks=ticks))
+        make = partial(source_column, column.name, column.type, column.number, ticks=ticks)
+        before = SpecialValues.STOP if was is None else was.special_values
+        columns.append(with_policy(special_values, table.full_name, column.name, make, has_special_values, before))
     names = {column.field_id: column.name for column in columns}
     keys = [table.column(name).field_id for name in table.key_columns]
     if any(key not in names for key in keys):

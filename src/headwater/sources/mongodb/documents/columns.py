@@ -118,7 +118,7 @@ def _columns(
             "it cannot be a key",
             next_step='Declare _id = "key": bytes in the order of MongoDB, with _id as JSON beside them.',
         )
-    policy = special_values.get(ID, SpecialValues.ERROR)
+    policy = special_values.get(ID, SpecialValues.STOP)
     if id_type.kind is Kind.KEY:
         all_types = {ID_KEY: id_type.text, ID: "json", **types}
         key = ID_KEY
@@ -127,7 +127,7 @@ def _columns(
         key = ID
     ids = _field_ids(all_types)
     columns = tuple(
-        source_column(name, text, ids[name], special_values=special_values.get(name, SpecialValues.ERROR))
+        source_column(name, text, ids[name], special_values=special_values.get(name, SpecialValues.STOP))
         for name, text in all_types.items()
     )
     if policy is SpecialValues.NULL:

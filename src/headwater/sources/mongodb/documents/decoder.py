@@ -93,7 +93,7 @@ class DocumentDecoder:
 
     def decode(self, raw: RawDocuments) -> Decoded:
         """:raises SourceProtocolError: these are no documents.
-        :raises SpecialValue: a column does not take a value, and its policy is ``error``.
+        :raises SpecialValue: a column does not take a value, and its policy is ``stop``.
         :raises KeyOfOtherType: a document has no key that its column takes.
         """
         try:

@@ -43,7 +43,7 @@ _UNSIGNED: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64(
 def column_array(table: TablePlan, plan: ColumnPlan, layout: RowLayout, rows: int, buffers: ColumnBuffers) -> pa.Array:
     """The values of one column.
 
-    :raises SpecialValue: the policy is ``error`` and there is a value that the type does not have.
+    :raises SpecialValue: the policy is ``stop`` and there is a value that the type does not have.
     :raises UndecodableValue: a value is none of the type.
     """
     assert plan.type is not None
