@@ -41,7 +41,8 @@ def told_before(ends: Sequence[int], convert: Callable[[int], object]) -> int:
 
     def fails(end: int) -> bool:
         try:
-            convert(end)
+            if end:
+                convert(end)
         except (RefusedValue, SchemaStopped):
             return True
         return False

@@ -12,6 +12,7 @@ from headwater.capture import CaptureOptions
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.patterns import matching
 from headwater.pipeline.config.sections import (
+    ALL_COLUMNS,
     BackfillSection,
     LimitsSection,
     PipelineSection,
@@ -88,11 +89,9 @@ class PipelineConfig(Section):
         """By ``schema.table.column``, or by ``schema.table`` for all its columns."""
         found: dict[str, SpecialValues] = {}
         for name, section in self.table.items():
-            table, policies = full_name(self.dsn, name), section.special_values
-            if isinstance(policies, str):
-                found[table] = SpecialValues(policies)
-            else:
-                found |= {f"{table}.{column}": SpecialValues(policy) for column, policy in policies.items()}
+            table = full_name(self.dsn, name) if section.special_values else name
+            for column, policy in section.special_values.items():
+                found[table if column == ALL_COLUMNS else f"{table}.{column}"] = SpecialValues(policy)
         return found
 
     @property

@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 SpecialValue = Literal["stop", "null", "text"]
+ALL_COLUMNS: Final = "*"
+SpecialValueOf = Annotated[
+    dict[str, SpecialValue], BeforeValidator(lambda value: {ALL_COLUMNS: value} if isinstance(value, str) else value)
+]
+"""By column; one policy alone is that of all columns, as is that of ``*``."""
 Origin = Literal["auto", "source", "tables"]
 _CAPTURE: Final = CaptureOptions()
 _QUERY: Final[dict[str, Any]] = {field.name: field.default for field in fields(QueryOptions)}
@@ -52,7 +57,7 @@ class TableSection(Section):
     ``columns``: of a collection without a schema: ``inferred``, ``document``, or names and types.
     """
 
-    special_values: SpecialValue | dict[str, SpecialValue] = Field(default_factory=dict)
+    special_values: SpecialValueOf = Field(default_factory=dict)
     columns: Literal["inferred", "document"] | dict[str, str] = "inferred"
 
 

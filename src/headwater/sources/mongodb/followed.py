@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.errors import SchemaStopped
+from headwater.sources.errors import RefusedValue, SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.documents.decoder import Conflict, DocumentDecoder
+from headwater.sources.mongodb.documents.decoder import Conflict, Decoded, DocumentDecoder
 from headwater.sources.mongodb.event_rows import (
     DELETE,
     INSERT,
@@ -44,6 +44,7 @@ from headwater.sources.mongodb.event_rows import (
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, positions_of
+from headwater.sources.special_values import stop_reason, told_before
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
 
@@ -122,7 +123,7 @@ class FollowedTables:
         lacks |= self._may_have_moved(kinds_of(batch), batch)
         return max(1, int(np.searchsorted(np.cumsum(lacks), self._lookup.share, side="right")))
 
-    def _changes(self, rows: EventRows) -> Iterator[Changes]:
+    def _changes(self, rows: EventRows) -> Iterator[Changes | Stopped]:
         for name, chosen in rows.by_collection():
             table = self._tables.get(name)
             if table is None:
@@ -133,8 +134,8 @@ class FollowedTables:
             chosen = self._without_moved(table, chosen)
             lacks = (chosen.kinds != DELETE) & ~is_there(chosen.batch, "document")
             for whole in self._looked_up(table, chosen, lacks) if lacks.any() else [chosen]:
-                if whole.num_rows:
-                    yield self._made(name, table, whole)
+                if whole.num_rows and name in self._tables:
+                    yield from self._told(name, table, whole)
 
     def _may_have_moved(self, kinds: NDArray[np.int8], batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Deletes that may be the one half of an update of a shard key."""
@@ -171,6 +172,21 @@ class FollowedTables:
             end = int(np.searchsorted(np.cumsum(lacks), len(found), side="right"))
             yield filled(rows.slice(0, end), lacks[:end], found)
             rows, lacks = rows.slice(end, rows.num_rows), lacks[end:]
+
+    def _told(self, name: CollectionName, table: SourceTable, rows: EventRows) -> Iterator[Changes | Stopped]:
+        """*rows*; where a value is refused, the transactions before it, and that the table stops."""
+        try:
+            yield self._made(name, table, rows)
+        except RefusedValue as error:
+            ends = [0, *(np.flatnonzero(np.diff(rows.times)) + 1).tolist()]
+            end = told_before(ends, lambda end: self._decoded(name, rows.slice(0, end)))
+            if end:
+                yield self._made(name, table, rows.slice(0, end))
+            self._forget(name)
+            yield Stopped(table, stop_reason(error))
+
+    def _decoded(self, name: CollectionName, rows: EventRows) -> Decoded:
+        return self._decoders[name].decode(rows.documents(*rows.spread())[0])
 
     def _made(self, name: CollectionName, table: SourceTable, rows: EventRows) -> Changes:
         of_event, is_old = rows.spread()

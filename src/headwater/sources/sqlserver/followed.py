@@ -24,10 +24,10 @@ from functools import partial
 
 import pyarrow as pa
 
-from headwater.sources.errors import LogPurged, SchemaStopped, UnsupportedTable
+from headwater.sources.errors import LogPurged, RefusedValue, SchemaStopped, UnsupportedTable
 from headwater.sources.events import Event, SchemaChanged, Stopped
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
-from headwater.sources.special_values import with_policy
+from headwater.sources.special_values import stop_reason, with_policy
 from headwater.sources.sqlserver.connection import RESNAPSHOT
 from headwater.sources.sqlserver.instances import CaptureInstance
 from headwater.sources.sqlserver.lsn import Lsn
@@ -119,7 +119,7 @@ class FollowedTables:
             try:
                 yield from self._of(followed, instances, first, last, altered, was_told)
             except (SchemaStopped, UnsupportedTable) as error:
-                yield self._stopped(followed.table, error)
+                yield self.stopped(followed.table, error)
 
     def uncovered(self, instances: Mapping[int, Sequence[CaptureInstance]], first: Lsn) -> Iterator[Event]:
         """Stops the tables that no instance tells from *first* on, though nothing of them is to be read.
@@ -132,7 +132,7 @@ class FollowedTables:
             try:
                 self._require_covered(followed, known, begin, self._is_purged(instances, first))
             except SchemaStopped as error:
-                yield self._stopped(followed.table, error)
+                yield self.stopped(followed.table, error)
             else:
                 followed.instance = [one.change_id for one in known if one.start <= begin][-1]
 
@@ -141,14 +141,14 @@ class FollowedTables:
         name = table.full_name
         step = f"{enable_table(table)} Then run: headwater resnapshot {name}"
         what = "its capture instance was removed while it was read."
-        return self._stopped(table, SchemaStopped(name, what, next_step=step))
+        return self.stopped(table, SchemaStopped(name, what, next_step=step))
 
-    def _stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable) -> Stopped:
-        if self._policy is SchemaPolicy.STOP:
+    def stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable | RefusedValue) -> Stopped:
+        """Stops a table. :raises SchemaStopped: by policy."""
+        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
             raise error
         self.remove(table)
-        what = error.change if isinstance(error, SchemaStopped) else error.reason
-        return Stopped(table, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip())
+        return Stopped(table, stop_reason(error))
 
     def _of(
         self,

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headwater.sources.errors import RefusedValue, SchemaStopped
 from headwater.sources.events import Changes
+from headwater.sources.special_values import told_before
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.followed import Stretch
 from headwater.sources.sqlserver.lsn import Lsn
@@ -82,9 +84,24 @@ def read_stretch(session: Session, stretch: Stretch, interval: Interval, ticks: 
                 held = [column.slice(last) for column in block]
                 block = [column.slice(0, last) for column in block]
             if len(block[2]):
-                yield changes_of(stretch, block, interval, ticks)
+                yield from _told(stretch, block, interval, ticks)
     if held is not None:
-        yield changes_of(stretch, held, interval, ticks)
+        yield from _told(stretch, held, interval, ticks)
+
+
+def _told(stretch: Stretch, block: list[pa.Array], interval: Interval, ticks: Ticks) -> Iterator[Changes]:
+    """The rows of *block*. :raises SpecialValue: after those of the commits before it."""
+
+    def changes(end: int) -> Changes:
+        return changes_of(stretch, [column.slice(0, end) for column in block], interval, ticks)
+
+    try:
+        yield changes(len(block[0]))
+    except (RefusedValue, SchemaStopped):
+        end = told_before([0, *(np.flatnonzero(~_same(block[0])) + 1).tolist()], changes)
+        if end:
+            yield changes(end)
+        raise
 
 
 def _joined(one: pa.Array, other: pa.Array) -> pa.Array:

@@ -182,7 +182,7 @@ def test_a_special_value_is_an_error_that_names_the_option(
     with pytest.raises(SpecialValue) as caught:
         read(table_of(kind, "its type"), [usual, special])
     text = str(caught.value)
-    assert all(part in text for part in ("public.t", "'v'", "its type", "--special-values public.t.v=text"))
+    assert all(part in text for part in ("public.t", "'v'", "its type", "special_values of public.t.v to text"))
     assert special not in text.replace(caught.value.values, "")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
