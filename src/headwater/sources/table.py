@@ -21,7 +21,7 @@ DROPPED: Final = b"headwater.dropped"
 SPECIAL_VALUES: Final = b"headwater.special_values"
 """Keys of the metadata of an Arrow field."""
 _STOP_OF_BEFORE: Final = "error"
-"""What logs of before 0.2 may call the policy ``stop``."""
+"""What older logs may call the policy ``stop``."""
 
 POSITION_COLUMN: Final = "_position"
 COMMIT_TIMESTAMP_COLUMN: Final = "_commit_timestamp"

@@ -84,3 +84,22 @@ def test_a_special_value_stops_its_table_alone_and_its_reason_repairs_it(
     assert sorted(set(running.column("shop.old", "day"))) == ["0044-03-15 BC", "2026-01-01", "infinity"]
     assert running.column("shop.odd", "price").count(None) == 1
     assert running.stop() == 0, running.complaints()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_the_only_table_of_a_sink_is_repaired_in_the_same_way(tmp_path: Path) -> None:
+    with started_or_skipped("mariadb") as server:
+        server.execute("CREATE DATABASE `public`")
+        shop = MySqlShop(server)
+        shop.execute(
+            "CREATE TABLE orders (id bigint PRIMARY KEY, name varchar(40), day date)",
+            "SET sql_mode = ''",
+            "INSERT INTO orders VALUES (1, 'one', '0000-00-00'), (2, 'two', '2026-01-01')",
+        )
+        running = RunningPipeline(tmp_path, shop, '["orders"]')
+        running.start()
+        try:
+            running.wait_for(lambda: running.status()["sinks"] and running.status()["sinks"][0]["error"])
+        finally:
+            running.close()
