@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 
 from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
-from headwater.backfill.query_tables import PARKED
 from headwater.capture import TableState
 from headwater.capture.renewal import renew
 from headwater.cli.terminal import err
@@ -21,6 +20,7 @@ from headwater.pipeline.sink_commands import ask_sink
 from headwater.pipeline.sink_requests import SinkRequestKind
 from headwater.pipeline.status import SinkStatus, read_status
 from headwater.pipeline.tables import captured_tables
+from headwater.sinks.delivery_look import read_parked
 
 _ANSWER_SECONDS = 120.0
 FileOption = Annotated[Path, typer.Option("--pipeline", "-p", help="The pipeline.")]
@@ -95,7 +95,7 @@ def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
         return True
     stopped = [name for name, one in known.items() if one.state is TableState.STOPPED]
     wanted = matching([table], stopped, config.home)
-    held = [one.name for one in status.sinks if _holds(one, table, config.home)]
+    held = [one.name for one in status.sinks if _holds(config, one, table)]
     if held:  # its log may have to take other columns before its history can be read
         wanted = matching([table], list(known), config.home)
     if not wanted:
@@ -108,11 +108,10 @@ def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
     return True
 
 
-def _holds(sink: SinkStatus, table: str, home: str) -> bool:
+def _holds(config: PipelineConfig, sink: SinkStatus, table: str) -> bool:
     """Whether a sink has failed, with *table* among its tables, or has parked it."""
-    tables = {one.name: one.phase for one in sink.tables}
-    found = matching([table], list(tables), home)
-    return bool(found) and (sink.error is not None or any(tables[name] == PARKED for name in found))
+    held = [one.name for one in sink.tables] if sink.error else list(read_parked(config.store, _query(config, sink)))
+    return bool(matching([table], held, config.home))
 
 
 def _limit(text: str) -> int | None:

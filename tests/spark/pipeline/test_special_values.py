@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.db.backfill.shops import MySqlShop
+from tests.db.conftest import started_or_skipped
 from tests.servers.postgres import Database
 from tests.spark.pipeline.driven import RunningPipeline
 
@@ -100,6 +102,14 @@ def test_the_only_table_of_a_sink_is_repaired_in_the_same_way(tmp_path: Path) ->
         running = RunningPipeline(tmp_path, shop, '["orders"]')
         running.start()
         try:
-            running.wait_for(lambda: running.status()["sinks"] and running.status()["sinks"][0]["error"])
+            assert running.wait() != 0
+            assert "column 'day' (date) holds" in running.complaints()
+            set_policy(running, '[table.orders]\nspecial_values = "null"')
+            done = running.headwater("resnapshot", "orders")
+            assert done.returncode == 0, done.stderr
+            running.start()
+            running.wait_for(lambda: running.table("public.orders")["phase"] == "live")
+            running.wait_until_equal("public.orders")
+            assert running.column("public.orders", "day").count(None) == 1
         finally:
             running.close()
