@@ -38,6 +38,12 @@ class SpecialValues(Enum):
     STOP = "stop"  # its table stops, alone
     NULL = "null"
     TEXT = "text"  # the column is exact text from the start
+    PARK = "park"  # it is null in the log, and its row is kept apart from what a sink has
+
+    @property
+    def makes_null(self) -> bool:
+        """Whether such a value is null here."""
+        return self in (SpecialValues.NULL, SpecialValues.PARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,15 @@ class SourceTable:
     def full_name(self) -> str:
         """``namespace.name``, each quoted where it is no plain lower-case name."""
         return ".".join(_quoted(part) for part in (self.namespace, self.name) if part)
+
+    @property
+    def parking(self) -> tuple[SourceColumn, ...]:
+        """The columns whose special values park their rows: none of the key, without which a row has no place."""
+        return tuple(
+            one
+            for one in self.columns
+            if one.special_values is SpecialValues.PARK and not one.dropped and one.name not in self.key_columns
+        )
 
     @property
     def key_places(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-SpecialValue = Literal["stop", "null", "text"]
+SpecialValue = Literal["stop", "null", "text", "park"]
 ALL_COLUMNS: Final = "*"
 SpecialValueOf = Annotated[
     dict[str, SpecialValue], BeforeValidator(lambda value: {ALL_COLUMNS: value} if isinstance(value, str) else value)

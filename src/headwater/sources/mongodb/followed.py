@@ -22,12 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sources.errors import RefusedValue, SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.documents.decoder import Conflict, Decoded, DocumentDecoder
+from headwater.sources.mongodb.documents.decoder import Conflict, Decoded, DocumentDecoder, RawDocuments
 from headwater.sources.mongodb.event_rows import (
     DELETE,
     INSERT,
@@ -44,8 +45,9 @@ from headwater.sources.mongodb.event_rows import (
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, positions_of
-from headwater.sources.special_values import stop_reason, told_before
-from headwater.sources.table import SourceTable
+from headwater.sources.special_values import as_policy, stop_reason, told_before
+from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.unavailable import with_parked
 from headwater.stream import Op
 
 
@@ -196,6 +198,7 @@ class FollowedTables:
         if decoded.conflicts:
             self.conflicts.setdefault(table.full_name, []).extend(decoded.conflicts)
         columns = list(decoded.batch.columns)
+        parked = self._parked(table, documents, decoded) if decoded.conflicts and table.parking else {}
         if keys_only is not None:
             keep = pa.array(~keys_only)
             columns = [
@@ -210,11 +213,25 @@ class FollowedTables:
                 *columns,
                 positions_of(rows.times[of_event], seq.astype(np.uint32), rows.seen(of_event)),
                 rows.commit_times().take(pa.array(of_event)),
-                pa.nulls(len(of_event), pa.string()),
+                with_parked(
+                    pa.nulls(len(of_event), pa.string()),
+                    {one: mask & ~is_old & (kinds != DELETE) for one, mask in parked.items()},
+                ),
             ],
             schema=table.log_schema(POSITION_TYPE),
         )
         return Changes(table, made, pa.array(ops))
+
+    def _parked(self, table: SourceTable, documents: RawDocuments, decoded: Decoded) -> dict[str, NDArray[np.bool_]]:
+        """Where each column that parks has a special value: it is null, and its text is not."""
+        texts = DocumentDecoder(as_policy(table, SpecialValues.TEXT)).decode(documents).batch
+        found: dict[str, NDArray[np.bool_]] = {}
+        for column in table.parking:
+            text = texts.column(column.name)
+            is_value = pc.fill_null(pc.not_equal(text, "null"), False)
+            special = pc.and_(decoded.batch.column(column.name).is_null(), is_value)
+            found[column.name] = special.to_numpy(zero_copy_only=False)
+        return found
 
     # -- collections that go ---------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ a value that is refused                 the transactions before it, then ``Stopp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,6 +26,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sources.errors import RefusedValue, SchemaStopped, UnsupportedTable
@@ -39,8 +40,8 @@ from headwater.sources.mysql.definitions import Definition, Definitions
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
 from headwater.sources.special_values import stop_reason, told_before
-from headwater.sources.table import SourceTable
-from headwater.sources.unavailable import unavailable_texts
+from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable, SpecialValues
+from headwater.sources.unavailable import unavailable_texts, with_parked
 from headwater.stream import Op
 
 _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
@@ -188,17 +189,22 @@ class FollowedTables:
     ) -> tuple[DecodedRows, Changes, RefusedValue | SchemaStopped | None]:
         """The rows that are held, also as changes; where a value is refused, the transactions before it, and why."""
         held, followed.held = followed.held, []
+
+        def told(rows: DecodedRows, end: int) -> tuple[DecodedRows, Changes]:
+            changes = convert(rows)
+            if followed.definition.table.parking:
+                changes = _parked(followed, held[:end], rows, changes)
+            return rows, changes
+
         with suppress(RefusedValue, SchemaStopped):
-            rows = followed.decoder.take()
-            return rows, convert(rows), None
+            return *told(followed.decoder.take(), len(held)), None
         held = [one for one in held if one[1] not in self._void]
         decoder = make_rows_decoder(followed.definition.plan(followed.projection))
 
         def decoded(end: int) -> tuple[DecodedRows, Changes]:
             for event, place, seq in held[:end]:
                 decoder.add(event, place, seq)
-            rows = decoder.take()
-            return rows, convert(rows)
+            return told(decoder.take(), end)
 
         try:
             return *decoded(len(held)), None
@@ -350,6 +356,39 @@ def _lacking(rows: DecodedRows, followed: _Followed, void: list[int]) -> _Lackin
         if lacks.size and (found is None or rows.transaction[lacks[0]] < found.place):
             found = _Lacking(column.name, int(rows.transaction[lacks[0]]))
     return found
+
+
+def _parked(
+    followed: _Followed, held: Sequence[tuple[RowsEvent, int, int]], rows: DecodedRows, changes: Changes
+) -> Changes:
+    """*changes* with the rows marked that a special value parks: it is null, and its text is not."""
+    definition, parking = followed.definition, followed.definition.table.parking
+    places = dict(zip(definition.table.columns, definition.places, strict=True))
+    nulls = {column: rows.columns[places[column]] for column in parking}
+    if not any(decoded is not None and decoded.values.null_count for decoded in nulls.values()):
+        return changes
+    plan = definition.plan(followed.projection)
+    names = {column.name for column in parking}
+    columns = tuple(
+        replace(one, type=pa.string(), special_values=SpecialValues.TEXT)
+        if one.type is not None and one.name in names
+        else replace(one, type=None)
+        for one in plan.columns
+    )
+    decoder = make_rows_decoder(replace(plan, columns=columns))
+    for event, place, seq in held:
+        decoder.add(event, place, seq)
+    texts = decoder.take()
+    is_new = (rows.ops == Op.INSERT) | (rows.ops == Op.UPDATE_INSERT)
+    masks: dict[str, NDArray[np.bool_]] = {}
+    for column, typed in nulls.items():
+        text = texts.columns[places[column]]
+        if typed is not None and text is not None:
+            special = pc.and_(typed.values.is_null(), text.values.is_valid())
+            masks[column.name] = is_new & special.to_numpy(zero_copy_only=False)
+    place = changes.rows.schema.get_field_index(UNAVAILABLE_COLUMN)
+    told = with_parked(changes.rows.column(place), masks)
+    return replace(changes, rows=changes.rows.set_column(place, changes.rows.schema.field(place), told))
 
 
 def _changes(rows: DecodedRows, followed: _Followed, places: NDArray[np.uint64], times: NDArray[np.int64]) -> Changes:

@@ -30,6 +30,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sources.errors import RefusedValue, SchemaStopped, SourceError, UnsupportedTable
@@ -44,6 +45,8 @@ from headwater.sources.postgres.spill import SpillStore
 from headwater.sources.postgres.toast import complete
 from headwater.sources.special_values import stop_reason, told_before
 from headwater.sources.table import SourceTable
+from headwater.sources.unavailable import with_parked
+from headwater.stream import Op
 
 MAX_ROWS = 32_768
 MAX_BYTES = 16 << 20
@@ -339,7 +342,17 @@ class PostgresChangeStream:
 
     def _changes(self, raw: RawRows, followed: _Followed) -> Changes:
         texts, unavailable = complete(raw, followed.relation.table, self._relations.sql, self._relations.shards)
-        columns = followed.projection.apply(followed.relation.convert(texts), len(raw.ops))
+        described = followed.relation.table
+        typed = followed.relation.convert(texts)
+        if described.parking:
+            is_new = (raw.ops == Op.INSERT) | (raw.ops == Op.UPDATE_INSERT)
+            masks = {
+                column.name: is_new & pc.and_(made.is_null(), text.is_valid()).to_numpy(zero_copy_only=False)
+                for column, made, text in zip(described.columns, typed, texts, strict=True)
+                if column in described.parking
+            }
+            unavailable = with_parked(unavailable, masks)
+        columns = followed.projection.apply(typed, len(raw.ops))
         positions = positions_of(raw.commit_lsn, raw.seq, raw.xid)
         table = followed.projection.table
         rows = pa.RecordBatch.from_arrays(

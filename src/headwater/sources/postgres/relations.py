@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -143,5 +143,7 @@ def defaults_of(table: SourceTable, catalog: CatalogTable | None) -> pa.RecordBa
     """One row: for each column that has one, the value that rows from before the column have there."""
     texts = {} if catalog is None else {column.number: column.missing for column in catalog.columns}
     found = [column for column in table.columns if texts.get(column.field_id) is not None]
-    values = [convert_column(table, column, pa.array([texts[column.field_id]], pa.string())) for column in found]
+    # a default that would park every row of before stops the table
+    plain = [replace(one, special_values=SpecialValues.STOP) if one in table.parking else one for one in found]
+    values = [convert_column(table, column, pa.array([texts[column.field_id]], pa.string())) for column in plain]
     return pa.RecordBatch.from_arrays(values, schema=pa.schema([column.field for column in found]))

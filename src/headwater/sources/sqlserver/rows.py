@@ -26,8 +26,8 @@ from headwater.sources.sqlserver.server import Commit
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, selected
 from headwater.sources.sqlserver.values import broken_texts_named, column_of, forgiven_texts
-from headwater.sources.table import SourceColumn
-from headwater.sources.unavailable import Mask, unavailable_texts
+from headwater.sources.table import SourceColumn, SpecialValues
+from headwater.sources.unavailable import Mask, unavailable_texts, with_parked
 from headwater.stream import Op
 
 BLOCK_ROWS: Final = 8_192
@@ -174,6 +174,13 @@ def changes_of(stretch: Stretch, told: Sequence[pa.Array], interval: Interval, t
     rows = len(start_lsns)
     columns = [column_of(table, column, given, ticks) for column, given in zip(stretch.columns, values, strict=True)]
     ops = operations.to_numpy(zero_copy_only=False).astype(np.int8)
+    parked = {
+        column.name: (ops != _DELETED)
+        & (ops != _OLD)
+        & pc.and_(made.is_null(), given.is_valid()).to_numpy(zero_copy_only=False)
+        for column, made, given in zip(stretch.columns, columns, values, strict=True)
+        if column.special_values is SpecialValues.PARK
+    }
     missing = {name: np.ones(rows, np.bool_) for name in stretch.missing}
     if are_set:
         same = np.append(_same(start_lsns) & _same(changes), False)
@@ -187,7 +194,7 @@ def changes_of(stretch: Stretch, told: Sequence[pa.Array], interval: Interval, t
             *projected,
             positions_of(places, seq),
             pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows, [None, pa.py_buffer(times)]),
-            unavailable_texts(missing, rows),
+            with_parked(unavailable_texts(missing, rows), parked),
         ],
         schema=table.log_schema(POSITION_TYPE),
     )

@@ -135,7 +135,7 @@ def _columns(
     columns = tuple(
         source_column(name, text, ids[name], special_values=policy_of(name)) for name, text in all_types.items()
     )
-    if policy_of(ID) is SpecialValues.NULL:
+    if policy_of(ID).makes_null:
         raise InvalidType(
             ID, id_type.text, "the special values of a key cannot be null", next_step="Take =null for _id out of them."
         )

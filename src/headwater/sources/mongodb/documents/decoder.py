@@ -125,7 +125,8 @@ class DocumentDecoder:
         name, kind = column.name, column.source_type
         if name in self._table.key_columns:
             raise KeyOfOtherType(self._table.full_name, name, kind, found)
-        if column.special_values is SpecialValues.NULL:
+        is_inside = any(one.path != one.column for one in conflicts)
+        if column.special_values.makes_null and not (is_inside and column.special_values is SpecialValues.PARK):
             return
         for one in conflicts:
             if one.found == NO_TEXT:
