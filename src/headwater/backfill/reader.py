@@ -114,20 +114,20 @@ def parked_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> pa.
         tested = {f"{name} {policy.value}": test(found.column(name)) for name in names}
         return pa.table({name: found.column(name) for name in keys} | tested)
 
-    nulls = read(SpecialValues.NULL, lambda values: values.is_null())
+    nulls = read(SpecialValues.PARK, lambda values: values.is_null())
     texts = read(SpecialValues.TEXT, lambda values: pc.fill_null(pc.not_equal(values, "null"), False))
     both = nulls.join(texts, keys, join_type="inner").combine_chunks()
-    masks = {name: pc.and_(both.column(f"{name} null"), both.column(f"{name} text")).to_numpy() for name in names}
+    masks = {name: pc.and_(both.column(f"{name} park"), both.column(f"{name} text")).to_numpy() for name in names}
     parked = with_parked(pa.nulls(both.num_rows, pa.string()), masks)
     return both.select(keys).append_column(UNAVAILABLE_COLUMN, parked).filter(parked.is_valid())
 
 
 def read_history(
-    options: QueryOptions, unit: SplitUnit | SnapshotUnit, parking: SpecialValues = SpecialValues.NULL
+    options: QueryOptions, unit: SplitUnit | SnapshotUnit, parking: SpecialValues = SpecialValues.PARK
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a unit as its snapshot has them: the columns of its table alone.
 
-    :param parking: what becomes of values that park their rows.
+    :param parking: what becomes of values that park their rows; where that is nothing else, they are null.
     :raises SnapshotExpired: it must be planned anew.
     :raises LogBehind: the capture has not come to what was read. :raises OldRowsMissing: see :class:`Rewind`.
     """

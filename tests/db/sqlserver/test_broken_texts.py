@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.db.backfill.parking import Parking
 from tests.db.sqlserver.running import SqlServerCapture, running
 from tests.servers.sqlserver import AnySqlServer, track
 
@@ -130,6 +131,26 @@ def test_a_special_value_stops_its_table_alone_after_the_commits_before_it(
         again.catch_up()
         (told,) = [row for row in again.rows("shop.moments") if row["id"] == 4]
         assert (told["at"][-8:], told["n"]) == (".1234567", 4)
+
+
+def test_rows_with_special_values_are_parked_and_resolved(server: AnySqlServer, tmp_path: Path) -> None:
+    server.execute("CREATE TABLE shop.moments (id int NOT NULL PRIMARY KEY, at datetime2(7))")
+    track(server, "moments")
+    odd, good = "'2026-01-01T00:00:00.1234567'", "'2026-01-01T00:00:00'"
+    server.execute(f"INSERT INTO shop.moments VALUES (1, {good}), (2, {odd}), (3, NULL)")
+    with running(server, tmp_path, "shop.moments", special_values={"shop.moments": SpecialValues.PARK}) as capture:
+        query = Parking(capture, "shop.moments")
+        query.finish()
+        assert (query.mirror("at").keys(), query.letters.keys()) == ({1, 3}, {2})
+        server.execute(
+            f"UPDATE shop.moments SET at = {good} WHERE id = 2", f"UPDATE shop.moments SET at = {odd} WHERE id = 1"
+        )
+        query.catch_up()
+        assert (query.mirror("at").keys(), query.letters.keys()) == ({2, 3}, {1})
+        server.execute("DELETE FROM shop.moments WHERE id = 1")
+        query.catch_up()
+        assert query.letters == {}
+        query.planner.close()
 
 
 def test_a_key_with_half_a_pair_is_named_also_while_its_table_is_cut_into_splits(
