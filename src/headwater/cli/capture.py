@@ -44,7 +44,7 @@ def capture(
     ] = OnRewrite.REREAD,
     special_values: Annotated[
         list[str] | None,
-        typer.Option(help="What Arrow cannot hold: schema.table[.column]=stop|null|text; again for more."),
+        typer.Option(help="What Arrow cannot hold: schema.table[.column]=stop|null|text|park; again for more."),
     ] = None,
     columns: Annotated[
         list[str] | None,

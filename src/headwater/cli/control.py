@@ -67,21 +67,21 @@ def resnapshot(
 ) -> None:
     """Read a table, a range of its keys or some of its columns once more, while changes flow.
 
-    A table whose capture has stopped, or that a sink has parked, or after a slot was lost all tables, are captured
-    anew; that can also be asked for while nothing runs.
+    A table whose capture has stopped, that a sink has parked, or that has special_values in the pipeline, or after a
+    slot was lost all tables, are captured anew; that can also be asked for while nothing runs.
     """
     part = start or end or column
     if part and table is None:
         raise InputError("A range or a column is of one table.", next_step="Name the table.")
-    if not part and _captured_anew(load(pipeline), table):
+    if not part and _captured_anew(load(pipeline), table, sink):
         return
     detail = {"start": start or None, "end": end or None, "columns": column or None}
     for name in _ask(pipeline, sink, table, RESNAPSHOT, detail):
         err.print(f"{name}: read once more. Look: headwater status --watch", soft_wrap=True)
 
 
-def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
-    """Have the capture begin anew where it has stopped; ``False``: it has not, reading the history is enough."""
+def _captured_anew(config: PipelineConfig, table: str | None, sink: str | None) -> bool:
+    """Have the capture begin anew where it has stopped, or a policy counts from now on; ``False``: it need not."""
     status = read_status(config)
     running = status.running
     known = captured_tables(config.store)
@@ -96,13 +96,16 @@ def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
     stopped = [name for name, one in known.items() if one.state is not TableState.ACTIVE]
     wanted = matching([table], stopped, config.home)
     held = [one.name for one in status.sinks if _holds(config, one, table)]
+    told = [name for name in known if any(one == name or one.startswith(f"{name}.") for one in config.special_values)]
     if held:  # its log may have to take other columns before its history can be read
         wanted = matching([table], list(known), config.home)
+    elif not wanted and sink is None:
+        wanted = matching([table], told, config.home)
     if not wanted:
         return False
     done = renew(config.store, wanted, _ANSWER_SECONDS)
-    for sink in held:
-        ask_sink(config, sink, SinkRequestKind.RETRY)
+    for name in held:
+        ask_sink(config, name, SinkRequestKind.RETRY)
     when = "is captured anew and read once more" if done else "is captured anew at the next start. Run: headwater run"
     err.print(f"{wanted[0]} {when}")
     return True

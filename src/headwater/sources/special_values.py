@@ -22,14 +22,17 @@ def with_policy(
     column: str,
     make: Callable[..., SourceColumn],
     has_special: Callable[[pa.DataType], bool],
-    before: SpecialValues = SpecialValues.STOP,
+    before: SpecialValues | None = None,
 ) -> SourceColumn:
     """The column that *make* describes under the policy that it has.
 
-    :param has_special: whether a type has special values. :param before: its policy where none is named.
+    :param has_special: whether a type has special values. :param before: the policy of a column that is captured: it
+        stays, as rows of the log were told by it, until its table is captured anew.
     """
+    if before is not None:
+        return make(special_values=before)
     own = policies.get(f"{table}.{column}")
-    policy = own or policies.get(table) or before
+    policy = own or policies.get(table) or SpecialValues.STOP
     if own is None and table in policies and policy in (SpecialValues.TEXT, SpecialValues.PARK):
         plain = make(special_values=SpecialValues.STOP)
         if not has_special(plain.type):

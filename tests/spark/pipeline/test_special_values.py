@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,10 +73,11 @@ def test_a_special_value_stops_its_table_alone_and_its_reason_repairs_it(
     set_policy(
         running, '[table."shop.old"]\nspecial_values = "text"\n[table."shop.odd"]\nspecial_values.price = "null"'
     )
+    set_policy(running, '[table."shop.orders"]\nspecial_values = "park"')
     running.start()
     shop.execute("INSERT INTO shop.orders VALUES (102, 'still', NULL, NULL)")
     running.wait_until_equal("shop.orders")
-    for name in ("old", "odd"):
+    for name in NAMES:
         done = running.headwater("resnapshot", f"shop.{name}")
         assert done.returncode == 0, done.stderr
         running.wait_for(
@@ -85,6 +87,20 @@ def test_a_special_value_stops_its_table_alone_and_its_reason_repairs_it(
     running.wait_until_equal("shop.old", "shop.odd")
     assert sorted(set(running.column("shop.old", "day"))) == ["0044-03-15 BC", "2026-01-01", "infinity"]
     assert running.column("shop.odd", "price").count(None) == 1
+
+    shop.execute("UPDATE shop.orders SET day = 'infinity' WHERE id <= 2")
+    running.wait_for(lambda: len(running.mirror("shop.orders")) == 100)
+    (letters,) = json.loads(running.headwater("sink", "letters", "delta", "--json").stdout)
+    assert (letters["table"], letters["rows"]) == ("shop.orders", 2)
+    assert list(letters["reasons"]) == ["Special value: column 'day' holds a value that the type does not have."]
+    shop.execute("UPDATE shop.orders SET day = NULL WHERE id = 1")
+    running.wait_for(lambda: len(running.mirror("shop.orders")) == 101)
+    replayed = running.headwater("sink", "replay", "delta")
+    assert "1 rows of shop.orders" in replayed.stderr, replayed.stderr
+    running.wait_for(lambda: json.loads(running.headwater("sink", "letters", "delta", "--json").stdout))
+    shop.execute("DELETE FROM shop.orders WHERE id = 2")
+    running.wait_for(lambda: not json.loads(running.headwater("sink", "letters", "delta", "--json").stdout))
+    running.wait_until_equal("shop.orders")
     assert running.stop() == 0, running.complaints()
 
 

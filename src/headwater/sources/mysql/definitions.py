@@ -182,7 +182,7 @@ class Definitions:
             nullable=told.nullable,
             tinyint1_is_boolean=self._boolean,
         )
-        policy = SpecialValues.STOP if before is None else before.special_values
+        policy = None if before is None else before.special_values
         return with_policy(self._special, table, told.name, make, has_special_values, policy)
 
     def _catalog(self, known: SourceTable) -> CatalogTable | None:

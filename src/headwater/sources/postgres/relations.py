@@ -115,7 +115,7 @@ class Relations:
                 ids[column.name],
                 nullable=column.name not in key or relation.replica_identity == _FULL,
             )
-            before = policies.get(ids[column.name], SpecialValues.STOP)
+            before = policies.get(ids[column.name])
             return with_policy(self._special, known.full_name, column.name, make, has_special_values, before)
 
         columns = tuple(described(column) for column in relation.columns)

@@ -286,7 +286,7 @@ def described(
             continue
         was = known.get(column.number)
         make = partial(source_column, column.name, column.type, column.number, ticks=ticks)
-        before = SpecialValues.STOP if was is None else was.special_values
+        before = None if was is None else was.special_values
         columns.append(with_policy(special_values, table.full_name, column.name, make, has_special_values, before))
     names = {column.field_id: column.name for column in columns}
     keys = [table.column(name).field_id for name in table.key_columns]
