@@ -188,8 +188,8 @@ class SpecialValue(RefusedValue, InputError):
         self.table, self.column, self.source_type, self.values = table, column, source_type, values
         step = (
             f"Set special_values of {table}.{column} to text (the column becomes exact text), null (they become"
-            " null) or park (their rows are kept apart), in pipeline.toml or with headwater capture --special-values,"
-            f" and restart; then run: headwater resnapshot {table}"
+            " null) or park (their rows are kept apart), in pipeline.toml or with --special-values, and restart; then"
+            f" run: headwater resnapshot {table}"
         )
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}) holds {values}, which its Arrow type does not have.",

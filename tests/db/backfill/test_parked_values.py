@@ -63,13 +63,13 @@ def test_rows_with_special_values_are_parked_and_resolved(shop: Shop, tmp_path: 
         assert query.mirror("day").keys() == {1, 6}
 
         query.read_again()
-        assert (query.letters.keys(), query.mirror("day").keys()) == ({2, 5, 7}, {1, 6})
+        assert (set(query.letters), set(query.mirror("day"))) == ({2, 5, 7}, {1, 6})
         shop.execute("TRUNCATE orders", f"INSERT INTO orders VALUES (8, '{odd}', 8), (9, '2026-01-09', 9)")
         query.catch_up()
-        assert (query.letters.keys(), query.mirror("day").keys()) == ({8}, {9})
+        assert (set(query.letters), set(query.mirror("day"))) == ({8}, {9})
         shop.execute("UPDATE orders SET day = '2026-01-08'")
         query.catch_up()
-        assert (query.letters, query.mirror("day").keys()) == ({}, {8, 9})
+        assert (len(query.letters), set(query.mirror("day"))) == (0, {8, 9})
         query.planner.close()
 
 

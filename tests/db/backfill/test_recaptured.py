@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,7 +181,7 @@ CASES = {
 }
 
 
-def _run(shop: Shop, names: Sequence[str], step: int) -> None:
+def _run(shop: Shop, names: Iterable[str], step: int) -> None:
     for name in names:
         statement = CASES[name][step]
         shop.execute(statement.format(*[name] * statement.count("{}")))

@@ -156,13 +156,13 @@ def test_documents_with_values_of_another_type_are_parked_and_resolved(server: M
         query = Parking(capture, TABLE)
         query.key = "_id"
         query.finish()
-        assert (query.mirror("total"), query.letters.keys()) == ({1: 1, 3: None, 4: 4}, {2})
+        assert (query.mirror("total"), set(query.letters)) == ({1: 1, 3: None, 4: 4}, {2})
         orders.update_one({"_id": 2}, {"$set": {"total": 2}})
         orders.update_one({"_id": 3}, {"$set": {"total": "more"}})
         orders.update_one({"_id": 4}, {"$set": {"total": None}})
         orders.insert_one({"_id": 5, "total": "most"})
         query.catch_up()
-        assert (query.mirror("total"), query.letters.keys()) == ({1: 1, 2: 2, 4: None}, {3, 5})
+        assert (query.mirror("total"), set(query.letters)) == ({1: 1, 2: 2, 4: None}, {3, 5})
         orders.delete_many({"_id": {"$in": [3, 5]}})
         query.catch_up()
         assert query.letters == {}

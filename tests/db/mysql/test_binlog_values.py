@@ -278,9 +278,7 @@ def plan_types(columns: dict[str, Column]) -> dict[str, str]:
 
 def described(server: MariaDbServer, policy: SpecialValues) -> SourceTable:
     with closing(connect(Dsn(server.dsn))) as session:
-        return read_table(session, TableName("shop", "t")).described(
-            lambda column: SpecialValues.STOP if column == "id" else policy
-        )
+        return read_table(session, TableName("shop", "t")).described({"shop.t": policy})
 
 
 def snapshot_of(server: MariaDbServer, policy: SpecialValues) -> dict[str, list[Any]]:
