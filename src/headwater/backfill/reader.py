@@ -110,7 +110,8 @@ def parked_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> pa.
             raise
 
     def read(policy: SpecialValues, test: Callable[[Any], Any]) -> pa.Table:
-        found = pa.Table.from_batches(read_history(options, some, policy))
+        schema = pa.schema([as_policy(unit.table, policy).schema.field(name) for name in some.columns or ()])
+        found = pa.Table.from_batches((one.cast(schema) for one in read_history(options, some, policy)), schema)
         tested = {f"{name} {policy.value}": test(found.column(name)) for name in names}
         return pa.table({name: found.column(name) for name in keys} | tested)
 
