@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from headwater.capture.renewal import renewed_columns
+from headwater.capture.renewal import renewed_columns, reshaped
 from headwater.capture.requests import Answers
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import PARTITION, RENEWED, SCHEMA, TRUNCATE
+from headwater.log_store.log_events import PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
 from headwater.sources.events import Changes, Finding, Registered, SchemaChanged, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
@@ -104,7 +104,7 @@ class CapturedLogs:
             self._open_writer(before)
         writer, change = self._writers[name], renewed_columns(before, table)
         told = SchemaChanged(before, table) if change is None else change
-        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()})
+        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json(), RESHAPED: reshaped(before, table).value})
         writer.change_schema(table.log_schema(self._position_type), table.key_columns)
         self.tables[name] = table
         self._statistics.stopped_tables.pop(name, None)

@@ -16,6 +16,7 @@ tables once more. Before that seal a crash leaves the request unanswered, and th
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from headwater.capture.requests import RENEW_SOURCE, RENEW_TABLES, Request, ask,
 from headwater.capture.source_state import CapturedTable
 from headwater.errors import HeadwaterError, InputError
 from headwater.log_store.errors import ForeignSchema
+from headwater.log_store.log_events import Reshaped
 from headwater.sources.errors import SourceBusy, SourceNotFound, UnsupportedTable
 from headwater.sources.events import SchemaChanged
 from headwater.sources.offset import CdcOffset
@@ -190,6 +192,26 @@ def renewed_columns(known: SourceTable, now: SourceTable) -> SchemaChanged | Non
     same_key = known.key_columns == now.key_columns
     is_same = same_key and not (change.added or change.dropped or change.renamed or change.retyped)
     return None if is_same else change
+
+
+def reshaped(known: SourceTable, now: SourceTable) -> Reshaped:
+    """How the rows of *now* differ in shape from those of *known*, which was captured."""
+    if known.key_columns != now.key_columns:
+        return Reshaped.KEY
+    by_name, by_id = ({getattr(one, what): one for one in known.columns} for what in ("name", "field_id"))
+    for column in now.columns:
+        before = by_name.get(column.name), by_id.get(column.field_id)
+        if before == (None, None):
+            continue
+        old = before[0] if before[0] is before[1] else None
+        if old is None or old.type != column.type or _type_name(old) != _type_name(column):
+            return Reshaped.KEY if column.name in now.key_columns else Reshaped.COLUMNS
+    return Reshaped.NOTHING
+
+
+def _type_name(column: SourceColumn) -> str:
+    """The source's type without its length or digits."""
+    return re.sub(r"\(.*?\)", "", column.source_type)
 
 
 def renew(location: str | Path, tables: Sequence[str] | None, seconds: float = 60.0) -> bool:

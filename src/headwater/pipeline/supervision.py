@@ -29,7 +29,7 @@ from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
-from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables
+from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
 from headwater.spark.failure import Failure
 
 if TYPE_CHECKING:
@@ -252,13 +252,7 @@ class Supervisor:
         self._journal.note("notice", {"event": "sink_added", "sink": label})
 
     def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
-        found = matching(section.tables, names, self._config.home)
-        if not found:
-            raise ConfigError(
-                f"The sink {section.label!r} takes none of the tables: {', '.join(section.tables)}.",
-                key="sink.tables",
-                next_step=f"The pipeline has {', '.join(names)}.",
-            )
+        found = sink_tables(self._config, section, names, self._left_out)
         options = self._config.query_options(section, found, self._host.parallelism)
         return SinkQuery(self._config, section, options, self._host, self._journal.note)
 

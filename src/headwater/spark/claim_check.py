@@ -32,7 +32,6 @@ from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
-from headwater.errors import HeadwaterError
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.dead_letters import DeadLetters, Refusing, Sieve
 from headwater.sinks.delivery_look import DeliveryLook
@@ -248,7 +247,7 @@ class ClaimWriter(DataSourceStreamArrowWriter):
                 if self._delivery.dead_letters is None or claim.tries:
                     raise
                 self._stage_unit(replace(claim, tries=True), made)
-        except HeadwaterError as error:
+        except Exception as error:
             failure = TableFailure.of(claim.unit.table, error)
             if failure is None or len(self._delivery.may_park) < 2:
                 raise
@@ -324,6 +323,7 @@ def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Hist
         unit.position,
         unit.commit_time_us,
         replaces=unit.replaces,
+        rereads=unit.rereads,
         changed=changed_keys(options, unit),
         columns=unit.columns,
         order=open_snapshots(options.source).order(unit.table)

@@ -140,11 +140,13 @@ class RunningCapture:
     def assert_equal(self, *names: str) -> None:
         """The table that each log tells of is the table at the source."""
         self.catch_up()
+        stopped = {log: table.reason for log, table in self.tables().items() if table.state is TableState.STOPPED}
         for name in names:
             source = open_source(self._dsn, spill=self.folder / "unused", **self._source)
             (table,) = source.tables([name])
             source.close()
             expected = self.selected(table)
+            assert table.full_name not in stopped, stopped[table.full_name]
             found = self.replayed(table.full_name).select(expected.schema.names)
             order = [(column, "ascending") for column in table.key_columns]
             found, expected = found.sort_by(order), expected.sort_by(order)
