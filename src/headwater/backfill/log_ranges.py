@@ -14,7 +14,16 @@ from headwater.backfill.errors import TableNotCaptured
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.log_store import LogView
 from headwater.log_store.log import Log, LogRegistry
-from headwater.log_store.log_events import RENEWED, RESHAPED, SCHEMA, TRUNCATE, LogEvent, Reshaped, events_of
+from headwater.log_store.log_events import (
+    FORMER_KEY,
+    RENEWED,
+    RESHAPED,
+    SCHEMA,
+    TRUNCATE,
+    LogEvent,
+    Reshaped,
+    events_of,
+)
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
 from headwater.state import Snapshot, open_reader
@@ -78,6 +87,7 @@ class LogRanges:
 
     def end(self, after: int, upto: int, max_rows: int | None, max_epochs: int | None) -> int:
         """The epoch up to which about *max_rows* changes lie after *after*: one epoch at least, *upto* at most."""
+        upto = self._before_renewal(after, upto)
         if max_rows is None and max_epochs is None:
             return upto
         rows: defaultdict[int, int] = defaultdict(int)
@@ -121,6 +131,18 @@ class LogRanges:
             _defaulted(table, events),
         )
 
+    def _before_renewal(self, after: int, upto: int) -> int:
+        """*upto*, or where rows end that have another shape than those after them: sinks of changes get them as well.
+
+        Those of a sink with one row per key are replaced anyway.
+        """
+        if self._keyed:
+            return upto
+        changed = (Reshaped.KEY.value, Reshaped.COLUMNS.value)
+        events = (event for name in self._views for event in events_of(self._view, name, after, upto))
+        ends = (int(event.epoch.prev()) for event in events if event.detail.get(RESHAPED) in changed)
+        return min((end for end in ends if end > after), default=upto)
+
     def _empties(self, event: LogEvent) -> bool:
         """Whether rows from before *event* cannot stay beside those after it."""
         if RENEWED not in event.detail:
@@ -149,7 +171,12 @@ class LogRanges:
             following = next(iter(self._views[name].epochs(upto)), None)
             version = log.schema_version if following is None else following.first_schema_version
         schema = log.schema_of(version)
-        return SourceTable.of_log(known.namespace, known.name, schema, _key_columns(log, schema), known.source_id)
+        later = (event.detail for event in events_of(self._view, name, upto, self.newest))
+        former = next((detail[FORMER_KEY] for detail in later if FORMER_KEY in detail), None)
+        keys = _key_columns(log, schema) if former is None else tuple(former)
+        if not set(keys) <= set(schema.names):  # renamed since
+            keys = _key_columns(log, schema)
+        return SourceTable.of_log(known.namespace, known.name, schema, keys, known.source_id)
 
 
 def _defaulted(table: SourceTable, events: Sequence[LogEvent]) -> tuple[int, ...]:

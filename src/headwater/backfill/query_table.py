@@ -47,7 +47,7 @@ class QueryTable:
         self.held_back: str | None = None
         self.is_stopped = False
         self.rests_until = 0.0
-        is_kept = options.history and origin_of(options, state, self.name) == TABLES
+        is_kept = options.history and not table.parking and origin_of(options, state, self.name) == TABLES
         self.kept = KeptHistory(options, state, self.name) if is_kept else None
         self.executor = self._backfill() if options.history and self.kept is None else None
         self._come_back()
@@ -206,7 +206,7 @@ class QueryTable:
             self._state.put_table(self.name)
         if self.executor is not None and changes.truncated is not None and not changes.emptied:
             self.executor.truncate(changes.truncated[0])
-        if self._options.keyed and changes.defaulted:
+        if (self._options.keyed or self._options.takes_columns) and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
             renewal = Renewal(f"{began}:{','.join(map(str, changes.defaulted))}", columns=changes.defaulted)
             if self.kept is not None:

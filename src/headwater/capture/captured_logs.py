@@ -18,7 +18,7 @@ from headwater.capture.source_state import CapturedTable, SourceRecord, SourceSt
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
+from headwater.log_store.log_events import FORMER_KEY, PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
 from headwater.sources.events import Changes, Finding, Registered, SchemaChanged, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
@@ -104,7 +104,8 @@ class CapturedLogs:
             self._open_writer(before)
         writer, change = self._writers[name], renewed_columns(before, table)
         told = SchemaChanged(before, table) if change is None else change
-        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json(), RESHAPED: reshaped(before, table).value})
+        shape = {RESHAPED: reshaped(before, table).value, FORMER_KEY: list(before.key_columns)}
+        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()} | shape)
         writer.change_schema(table.log_schema(self._position_type), table.key_columns)
         self.tables[name] = table
         self._statistics.stopped_tables.pop(name, None)
@@ -131,9 +132,14 @@ class CapturedLogs:
         self.rows += 1
         return table
 
+    @property
+    def stopped(self) -> list[str]:
+        """The tables whose changes are captured no longer."""
+        return [name for name, known in self.state.tables.items() if known.state is TableState.STOPPED]
+
     def captures(self, name: str) -> bool:
-        """Whether a table is captured that may be meant by *name*, with or without its namespace."""
-        return any(name in (full, table.name) for full, table in self.tables.items())
+        """Whether a table is known that may be meant by *name*, with or without its namespace."""
+        return any(name in (full, table.name) for full, table in self.state.tables.items())
 
     def rereading(self) -> list[str]:
         """The tables that are about to be captured again."""

@@ -33,6 +33,8 @@ RENEWED: Final = "renewed"
 """In the detail of a schema event: the new ``since``. Columns from before it need not be those of the same number."""
 RESHAPED: Final = "reshaped"
 """In the detail of a renewal: whether rows from before it have another shape, a value of :class:`Reshaped`."""
+FORMER_KEY: Final = "former_key"
+"""In the detail of a renewal: the key columns of rows from before it."""
 
 
 class Reshaped(Enum):

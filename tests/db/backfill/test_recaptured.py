@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
 from headwater.pipeline.sink_state import let_back
+from headwater.pipeline.verify.mirrors import SinkMirror
 from headwater.sinks import mysql, open_sink, postgres
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.sink import Mode, Sink
@@ -41,7 +42,7 @@ class IntoSink:
         self.capture, self.sink = capture, sink
         self.options = QueryOptions(
             **{"store": str(capture.store), "source": capture.database.dsn, "query": name, "tables": tuple(tables)}
-            | {"keyed": sink.mode is not Mode.CHANGES, "split_rows": 30}
+            | {"keyed": sink.mode is Mode.MIRROR, "takes_columns": True, "split_rows": 30}
             | options
         )
         self._delivery = ClaimDelivery(self.options, sink, "/nowhere")
@@ -180,7 +181,7 @@ CASES = {
 }
 
 
-def _run(shop: Shop, names: Sequence[str], step: int) -> None:
+def _run(shop: Shop, names: Iterable[str], step: int) -> None:
     for name in names:
         statement = CASES[name][step]
         shop.execute(statement.format(*[name] * statement.count("{}")))
@@ -214,7 +215,7 @@ def test_mirrors_equal_a_source_that_was_captured_anew(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 "
             "AND attrelid = 'public.retyped'::regclass"
         ).fetchall()
-    kinds = dict(found)
+    kinds: dict[str, str] = dict(found)
     assert [kinds[name] for name in ("digits", "doc", "number", "small", "array_text")] == [
         "numeric(10,1)",
         "jsonb",
@@ -246,8 +247,13 @@ def test_columns_that_come_with_a_value_are_read_whatever_they_are_called_by_the
             f"CREATE TABLE {name} (id int PRIMARY KEY, v int)",
             f"INSERT INTO {name} SELECT n, n FROM generate_series(1, 20) n",
         )
-    with running(shop, tmp_path, *names) as capture, sinks(capture, places, names) as queries:
-        for query in queries:
+    with (
+        running(shop, tmp_path, *names) as capture,
+        sinks(capture, places, names) as queries,
+        sinks(capture, of_kinds(moved(places), "delta"), names, Mode.HISTORY) as histories,
+        sinks(capture, of_kinds(moved(moved(places)), "postgres"), names, Mode.CHANGES) as changes,
+    ):
+        for query in (*queries, *histories, *changes):
             query.finish()
         for number in range(3):
             for name, statements in ADDED.items():
@@ -259,6 +265,12 @@ def test_columns_that_come_with_a_value_are_read_whatever_they_are_called_by_the
             query.finish()
             for table in tables:
                 query.assert_equal(table)
+        for query in (*histories, *changes):
+            query.finish()
+            for table in tables:
+                mirror = SinkMirror(query.sink).read(table, table.schema.names)
+                shown = [row for batch in mirror for row in batch.to_pylist()]
+                assert sorted(map(repr, shown)) == sorted(map(repr, capture.selected(table).to_pylist()))
 
 
 @only(POSTGRES)
@@ -284,6 +296,8 @@ def test_a_re_read_begins_versions_of_what_differs_and_is_marked_in_changes(
     ):
         for query in (*histories, *changes):
             query.finish()
+        shop.execute("UPDATE texts SET v = 5 WHERE id = 3", "UPDATE keys SET v = -300 WHERE id = 3")
+        capture.catch_up()
         capture.stop()
         shop.execute(
             "ALTER TABLE same ALTER v TYPE int USING CASE WHEN id > 15 THEN -v ELSE v END",
@@ -313,7 +327,8 @@ def test_a_re_read_begins_versions_of_what_differs_and_is_marked_in_changes(
                 found = [row for batch in query.sink.shown(table, shown) for row in batch.to_pylist()]
                 kinds = Counter((row["_change_type"]) for row in found)
                 count = 19 if table is same else 20
-                assert kinds == {"insert": 20, "reread": count}, (query.sink.name, table.full_name)
+                changed = {} if table in (same, digits) else {"update_postimage": 1}
+                assert kinds == {"insert": 20, "reread": count} | changed, (query.sink.name, table.full_name)
 
 
 def of_kinds(places: dict[str, dict[str, Any]], *kinds: str) -> dict[str, dict[str, Any]]:
@@ -323,8 +338,8 @@ def of_kinds(places: dict[str, dict[str, Any]], *kinds: str) -> dict[str, dict[s
 
 def moved(places: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Places beside *places*."""
-    own = {kind: {"table": "{table}_changes"} for kind in ("postgres", "mysql")}
-    lakes = {kind: {key: f"{value}_changes" for key, value in places[kind].items()} for kind in ("delta", "iceberg")}
+    own = {kind: {"table": f"{places[kind].get('table', '{table}')}_moved"} for kind in ("postgres", "mysql")}
+    lakes = {kind: {key: f"{value}_moved" for key, value in places[kind].items()} for kind in ("delta", "iceberg")}
     return {kind: options | own.get(kind, {}) | lakes.get(kind, {}) for kind, options in places.items()}
 
 

@@ -30,11 +30,9 @@ from headwater.sources.table import SourceTable, SpecialValues
 ALL = KeyRange()
 
 
-def described(server: MariaDbServer, name: str, policy: SpecialValues = SpecialValues.ERROR) -> SourceTable:
+def described(server: MariaDbServer, name: str, policy: SpecialValues = SpecialValues.STOP) -> SourceTable:
     with closing(connect(Dsn(server.dsn))) as session:
-        return read_table(session, TableName("shop", name)).described(
-            lambda column: SpecialValues.ERROR if column == "id" else policy
-        )
+        return read_table(session, TableName("shop", name)).described({f"shop.{name}": policy})
 
 
 def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
