@@ -223,7 +223,6 @@ class QueryTable:
 
     def _begin_anew(self, since: str, emptied: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
-        self.record.renewed = True
         self._forget_heap()
         if self.kept is not None:
             self._read_from_source()
@@ -423,6 +422,4 @@ class QueryTable:
             told = self.kept.executor.progress(self.kept.waiting or "").to_json()
         elif self.executor is not None:
             told = self.executor.progress((self.waiting or "") if self.is_reading else "").to_json()
-        if self.record.renewed and not self.is_done:
-            told["rereading"] = True
         return told | {"delivered": int(self.consumer.delivered()), "since": self.record.since}

@@ -448,10 +448,12 @@ def test_a_renewal_of_columns_drops_no_change_since_it_brings_no_whole_rows() ->
     executor = stored.open(database.table, PARALLEL)
     executor.truncate(1)
     executor.settle(database.place(1), 1)
-    executor.renew(Renewal("b", columns=("b",)))
+    name = database.table.columns[1].name
+    executor.renew(Renewal("b", columns=(database.table.columns[1].field_id,)))
+    assert (executor.progress().rereading, executor.progress().columns) == (True, (name,))
     executor.hand_out(1, database.export(), 9)
     assert rules(executor.filter()) == [(None, "emit")]
-    assert stored.again(executor).renewal == Renewal("b", columns=("b",))
+    assert stored.again(executor).renewal == executor.renewal
 
 
 def test_heap_splits_filter_all_keys_by_the_first_snapshot() -> None:
