@@ -148,7 +148,8 @@ def plan(table: str, layout: Layout, wanted: pa.Schema, last_id: int, mode: Mode
     fields: list[NestedField] = []
     names: dict[int, str] = {}
     rewritten = False
-    for name in (*kept, *(one for one in evolution.schema.names if one not in kept and one not in moved)):
+    gone = moved.keys() - evolution.renamed.keys()
+    for name in (*kept, *(one for one in evolution.schema.names if one not in kept and one not in gone)):
         old = there.get(origins.get(name) or "")
         kind = evolution.schema.field(name).type
         if old is None:

@@ -224,6 +224,9 @@ def test_debezium_envelopes(kafka: KafkaServer, make: Make) -> None:
     assert (source["ts_ms"], source["ts_us"], source["commit_version"]) == (1000, 1_000_000, 100)
     assert rows[0]["source"]["snapshot"] == "true"
     assert rows[0]["ts_us"] // 1000 == rows[0]["ts_ms"] > 1_700_000_000_000
+    feed.history(2, [order(1, "paid")], replaces=True)
+    again = values(kafka, sink)[-1]
+    assert (again["op"], again["source"]["snapshot"], again["after"]["id"]) == ("r", "incremental", 1)
 
 
 def test_an_update_whose_halves_come_in_two_pieces_is_one_message() -> None:
