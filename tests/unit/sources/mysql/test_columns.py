@@ -89,6 +89,16 @@ def told(kind: str, default: str | None, *, nullable: bool = True, extra: str = 
         (told("datetime", "CURRENT_TIMESTAMP", extra="DEFAULT_GENERATED"), None),
         (told("timestamp", "current_timestamp()"), None),
         (told("int", "5", extra="VIRTUAL GENERATED"), None),
+        (told("int", None, nullable=False, extra="auto_increment"), None),
+        (told("timestamp", "2026-01-02 03:04:05"), None),
+        (told("bit(4)", "b'101'"), b"\x05"),
+        (told("bit(12)", None, nullable=False), b"\0\0"),
+        (told("binary(3)", "0x610000"), None),
+        (told("decimal(8,2)", "1.555"), None),
+        (told("year", "26"), None),
+        (told("char(5)", "'a '"), "a"),
+        (told("enum('x','y')", "z"), None),
+        (told("date", "0000-00-00"), None),
     ],
 )
 def test_rows_from_before_a_column_have_its_constant_default(column: CatalogColumn, expected: Any) -> None:
