@@ -83,7 +83,7 @@ def parse_column(name: str, tokens: Tokens, *, certain: bool = True) -> ColumnCl
     kind, place = _type(tokens)
     charset: str | None = ""
     default: tuple[Literal, str] | None = None
-    nullable, computed = True, not certain
+    nullable, says_null, computed = True, False, not certain
     while place < len(tokens):
         word, after = _word(tokens, place), _word(tokens, place + 1)
         place += 1
@@ -100,7 +100,7 @@ def parse_column(name: str, tokens: Tokens, *, certain: bool = True) -> ColumnCl
         elif word == "NOT" and after == "NULL":
             nullable, place = False, place + 1
         elif word == "NULL":
-            default = default or (Literal.NULL, "")
+            says_null = True
         elif word == "PRIMARY":
             nullable = False
         elif word == "DEFAULT":
@@ -111,6 +111,8 @@ def parse_column(name: str, tokens: Tokens, *, certain: bool = True) -> ColumnCl
             place += 1
         elif _text(tokens, place - 1) == "(":
             place = _closed(tokens, place - 1)
+    if says_null and nullable and default is None:
+        default = Literal.NULL, ""
     if charset == "binary" or not certain:
         kind, charset = "", None
     return ColumnClause(name, kind, charset, nullable, default, computed)

@@ -353,7 +353,7 @@ class FollowedTables:
             if after is not None and before is None and shape is not None:
                 continue  # MODIFY IF EXISTS
             if before is None or after is None or not before.keeps_values(after) or _recomputes(shape, before, after):
-                types = "" if before is None else f" from {before.type} to {clause.type or 'another type'}"
+                types = "" if before is None else f" from {before} to {after or 'another definition'}"
                 raise RereadNeeded(known.full_name, f"column {clause.name!r} changed{types}: values may differ.")
         if shape is None:
             if effect.converts:

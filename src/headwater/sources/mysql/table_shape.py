@@ -40,6 +40,10 @@ class ColumnShape:
     nullable: bool = True
     expression: str = ""
 
+    def __str__(self) -> str:
+        charset = f" character set {self.charset}" if self.charset else ""
+        return f"{self.type}{charset}{'' if self.nullable else ' not null'}"
+
     def keeps_values(self, new: ColumnShape) -> bool:
         """Whether every value is the same, certainly, once the column is *new*."""
         if self.expression or new.expression:
@@ -201,8 +205,8 @@ class TableShape:
             if name not in now.columns:
                 return f"column {name!r} was dropped or renamed, and the log does not have the statement."
             if not column.keeps_values(now.columns[name]):
-                before, after = column.type, now.columns[name].type
-                return f"column {name!r} changed from {before} to {after}, and the log does not have the statement."
+                after = now.columns[name]
+                return f"column {name!r} changed from {column} to {after}, and the log does not have the statement."
         for name in now.columns:
             if name not in self.columns:
                 return f"column {name!r} was added, and the log does not have the statement."

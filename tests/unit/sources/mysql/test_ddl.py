@@ -152,6 +152,8 @@ NUMBER, TEXT, COMPUTED = Literal.NUMBER, Literal.TEXT, Literal.COMPUTED
         ("DEC(8) DEFAULT -1.5", ("decimal(8,0)", "", True, (NUMBER, "-1.5"))),
         ("double precision default 1e-5 null", ("double", "", True, (NUMBER, "1e-5"))),
         ("FLOAT(30)", ("double", "", True, None)),
+        ("timestamp NULL", ("timestamp", "", True, (Literal.NULL, ""))),
+        ("timestamp NULL NOT NULL", ("timestamp", "", False, None)),
         ("char CHARACTER SET utf8 DEFAULT 'it''s'", ("char(1)", "utf8mb3", True, (TEXT, "it's"))),
         ("varchar(9) COLLATE latin1_bin DEFAULT 'a\\n'", ("varchar(9)", "latin1", True, (COMPUTED, ""))),
         ("bit(4) DEFAULT b'101'", ("bit(4)", "", True, (Literal.BITS, "101"))),
