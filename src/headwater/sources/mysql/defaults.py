@@ -101,6 +101,8 @@ def _value(literal: Literal, text: str, kind: MySqlType, type_text: str, arrow: 
         return (datetime.fromisoformat(text) - _EPOCH) // timedelta(microseconds=1)
     if kind.name == "time" and _is_time(text, kind):
         return time.fromisoformat(text)
+    if kind.name == "year" and literal is Literal.TEXT and len(text.lstrip("0")) < 4:  # '0' is 2000, and 0 is 0
+        raise ValueError
     return _number(text, kind, arrow)
 
 
@@ -133,9 +135,11 @@ def _text(literal: Literal, text: str, kind: MySqlType, type_text: str) -> Any:
         kind.name in ("enum", "set") and literal is not Literal.TEXT
     ):
         raise ValueError
-    if kind.name == "enum" and text not in labels(type_text):
+    if kind.name == "enum" and (text not in labels(type_text) or not text.isascii()):
         raise ValueError
-    if kind.name == "set" and text not in ("", *labels(type_text)):
+    if kind.name == "set" and (text not in ("", *labels(type_text)) or not text.isascii()):
+        raise ValueError
+    if kind.name == "varchar" and len(text) > (kind.numbers or (0,))[0]:  # blanks at its end are cut
         raise ValueError
     return text.rstrip(" ") if kind.name == "char" else text
 
