@@ -130,6 +130,8 @@ def _text(literal: Literal, text: str, kind: MySqlType, type_text: str) -> Any:
         raise ValueError
     if kind.name in BINARIES:
         value = text.encode("ascii")
+        if kind.numbers and len(value) > kind.numbers[0]:
+            raise ValueError
         return value.ljust(kind.numbers[0] if kind.numbers else 1, b"\0") if kind.name == "binary" else value
     if kind.name in ("json", "uuid", "inet4", "inet6") or (
         kind.name in ("enum", "set") and literal is not Literal.TEXT
