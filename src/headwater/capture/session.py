@@ -39,6 +39,8 @@ from headwater.sources.events import (
     Changes,
     ChangeStream,
     Event,
+    Finding,
+    Registered,
     SchemaChanged,
     Stopped,
 )
@@ -383,6 +385,8 @@ class CaptureSession:
             self._logs.write(event)
         elif isinstance(event, SchemaChanged):
             self._logs.change_schema(event)
+        elif isinstance(event, Registered):
+            self._logs.found(Finding(event.table, "", stops=False, registration=event.registration))
         elif isinstance(event, Stopped):
             self._stop_table(event.table.full_name, event.reason, reread=event.reread)
         else:

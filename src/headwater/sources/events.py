@@ -128,7 +128,15 @@ class Boundary:
     identity: Mapping[str, Any] | None = None
 
 
-Event: TypeAlias = Changes | Truncated | SchemaChanged | Stopped | Boundary
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A captured table and how the source had it registered for us when that was last looked at."""
+
+    table: SourceTable
+    registration: str
+
+
+Event: TypeAlias = Changes | Truncated | SchemaChanged | Stopped | Boundary | Registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +156,6 @@ class Finding:
     registration: str | None = None
     reread: bool = False
     change: SchemaChanged | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A captured table and how the source had it registered for us when that was last looked at."""
-
-    table: SourceTable
-    registration: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from tests.db.mongodb.running import MongoCapture, running
 from tests.sampled import share
 from tests.servers.mongodb import MongoServer
 
-from headwater.capture import renewal
+from headwater.capture import TableState, renewal
+from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.errors import InputError
 from headwater.sources.errors import SchemaStopped, SourceNotFound, UnsupportedTable
@@ -324,6 +326,30 @@ def test_the_only_database_is_dropped_and_the_capture_goes_on_with_tables_that_a
         capture.catch_up()
         assert [row["_id"] for row in capture.rows(TABLE)] == [1]
         assert capture.failure is None
+
+
+@pytest.mark.parametrize("how", ["dropped", "taken"])
+def test_a_collection_that_was_created_again_is_read_again(how: str, server: MongoServer, tmp_path: Path) -> None:
+    create(server, 3)
+    server.client.shop.other.insert_one({"_id": 1})
+    capture = MongoCapture(server, tmp_path, [TABLE])
+    capture.options = replace(capture.options, on_rewrite=OnRewrite.REREAD)
+    capture.start()
+    before = capture.tables()[TABLE]
+    if how == "dropped":
+        capture.stop()
+        server.client.shop.orders.drop()
+        create(server, 3)
+        capture.start()
+    else:
+        server.client.shop.other.rename("orders", dropTarget=True)
+
+    def is_renewed() -> bool:
+        table = capture.tables()[TABLE]
+        return table.state is TableState.ACTIVE and table.since != before.since
+
+    capture.wait_for(lambda: capture.failure is not None or is_renewed())
+    capture.stop()
 
 
 @pytest.mark.soak

@@ -213,11 +213,11 @@ def test_a_collection_of_a_restored_server_is_noticed(server: MongoServer, tmp_p
     found: list[Any] = []
     for _ in range(20):
         stream.poll(0.5, stop_at_boundary=False)
-        source._checked = 0.0
         found = source.check([Registered(known, "{}")])
         if found:
             break
     assert found[0].stops
+    assert found[0].reread
     assert "headwater resnapshot" in found[0].reason
     stream.close()
     source.close()

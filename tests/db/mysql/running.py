@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -66,9 +67,15 @@ def selected(server: Executing, table: SourceTable) -> pa.Table:
     """The rows of a table, as the library gives them to anybody who asks."""
     columns = ", ".join(f"`{column.name}`" for column in table.columns)
     rows = server.execute("SET time_zone = '+00:00'", f"SELECT {columns} FROM `{table.namespace}`.`{table.name}`")
-    by_column = [[row[place] for row in rows] for place in range(len(table.columns))]
+    by_column = [[_plain(row[place], column.type) for row in rows] for place, column in enumerate(table.columns)]
     arrays = [pa.array(values, column.type) for values, column in zip(by_column, table.columns, strict=True)]
     return pa.Table.from_arrays(arrays, schema=table.schema)
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    if pa.types.is_boolean(kind) and isinstance(value, bytes):
+        return value != b"\0"
+    return value // timedelta(microseconds=1) if isinstance(value, timedelta) else value
 
 
 @contextlib.contextmanager

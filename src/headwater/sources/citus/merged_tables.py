@@ -20,7 +20,7 @@ from headwater.sources.citus.merge import Piece
 from headwater.sources.citus.numbers import CommitNumbers, node_commits
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, merged_rows, positions_of
 from headwater.sources.errors import SchemaStopped
-from headwater.sources.events import Boundary, Changes, Event, SchemaChanged, Stopped, Truncated
+from headwater.sources.events import Boundary, Changes, Event, Registered, SchemaChanged, Stopped, Truncated
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 
@@ -120,7 +120,7 @@ class MergedTables:
         events: list[Event] = []
         for group, piece in taken.items():
             for event in piece.events:
-                assert not isinstance(event, Boundary)
+                assert not isinstance(event, (Boundary, Registered))
                 name = (event.before if isinstance(event, SchemaChanged) else event.table).full_name
                 merged = self._merged.get(name)
                 if merged is None or not self._is_told(group, name, event):

@@ -22,7 +22,8 @@ import pyarrow as pa
 from headwater.sources.errors import SourceError
 from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.connection import BadToken, Client, Dsn
+from headwater.sources.mongodb.catalog import present
+from headwater.sources.mongodb.connection import BadToken, Client, Dsn, server_errors
 from headwater.sources.mongodb.documents.decoder import Conflict
 from headwater.sources.mongodb.event_rows import token_of
 from headwater.sources.mongodb.followed import FollowedTables
@@ -78,7 +79,14 @@ class MongoChangeStream:
     ) -> None:
         self._dsn, self._client, self._server, self._images = dsn, client, server, images
         self._clock, self._wall_clock = clock, wall_clock
-        self._followed = FollowedTables(tables, policy, Lookup(dsn, client), after, is_sharded=server.is_sharded)
+        self._followed = FollowedTables(
+            tables,
+            policy,
+            Lookup(dsn, client),
+            after,
+            is_sharded=server.is_sharded,
+            is_present=self._is_present,
+        )
         self._told = start
         self.spaces = watched_spaces(dsn, self._followed.names, start)
         self._last: _Last | None = None
@@ -116,6 +124,10 @@ class MongoChangeStream:
     def begin_at(self, table: SourceTable, position: MongoOffset) -> None:
         """What comes before *position* of a table that is about to be added is not of interest."""
         self._after[CollectionName(table.namespace, table.name)] = position.time
+
+    def _is_present(self, name: CollectionName) -> bool:
+        with server_errors(self._dsn):
+            return bool(present(self._client, [name]))
 
     def add_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary: there the stream begins anew."""

@@ -9,8 +9,8 @@ update of a document that is gone       nothing: its delete follows; see :mod:`.
 delete                                  ``DELETE``: the key alone, or the old document where it is known
 delete on one shard of a document       nothing: an insert on another one was told, or follows
 that a transaction moved
-drop, rename, dropDatabase,             ``Stopped``
-reshardCollection
+drop, rename, dropDatabase              ``Stopped``; to be read again where another collection has its name now
+reshardCollection                       ``Stopped``, to be read again
 ======================================  ====================================================================
 
 The documents stay raw until they are decoded, all rows of a table at once.
@@ -18,14 +18,14 @@ The documents stay raw until they are decoded, all rows of a table at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import RefusedValue, SchemaStopped
+from headwater.sources.errors import RefusedValue, RereadNeeded, SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb.documents.decoder import Conflict, Decoded, DocumentDecoder, RawDocuments
@@ -57,6 +57,7 @@ class FollowedTables:
     :param lookup: the documents of updates that come without one.
     :param after: by collection: changes up to this cluster time are not of interest.
     :param is_sharded: documents may move from shard to shard.
+    :param is_present: whether there is a collection of this name now.
     :ivar conflicts: values that a column did not take and that are null, by table, since they were last looked at.
     """
 
@@ -68,7 +69,9 @@ class FollowedTables:
         after: Mapping[CollectionName, int] | None = None,
         *,
         is_sharded: bool = False,
+        is_present: Callable[[CollectionName], bool] = lambda _: False,
     ) -> None:
+        self._is_present = is_present
         self._policy, self._lookup, self._is_sharded = policy, lookup, is_sharded
         self._tables: dict[CollectionName, SourceTable] = {}
         self._decoders: dict[CollectionName, DocumentDecoder] = {}
@@ -241,22 +244,30 @@ class FollowedTables:
         name = CollectionName(row["database"] or "", row["collection"] or "")
         if kind == "dropDatabase":
             for known in [one for one in self._tables if one.namespace == name.namespace]:
-                self._stop(known, time, "its database was dropped at the source.", events)
+                self._stop(known, time, "its database was dropped at the source.", events, "Create it again")
         elif kind == "drop":
-            self._stop(name, time, "the collection was dropped at the source.", events)
+            self._stop(name, time, "the collection was dropped at the source.", events, "Create it again")
         elif kind == "reshardCollection":  # told where expanded events are, see Server.commit_options
             self._stop(name, time, "the collection was resharded, or moved, at the source.", events)
         elif kind == "rename":
             now = CollectionName(row["to_database"] or "", row["to_collection"] or "")
-            self._stop(name, time, f"the collection is called {now} at the source by now.", events)
+            away, advice = (
+                f"the collection is called {now} at the source now.",
+                f"Capture {now} instead, or rename it back",
+            )
+            self._stop(name, time, away, events, advice)
             self._stop(now, time, f"another collection, {name}, took its name.", events)
 
-    def _stop(self, name: CollectionName, time: int, change: str, events: list[Event]) -> None:
+    def _stop(self, name: CollectionName, time: int, change: str, events: list[Event], advice: str = "") -> None:
+        """:param advice: what to do where no collection has the name now; empty where one has."""
         known = self._tables.get(name)
         if known is None or time <= self._from[name]:
             return
-        step = f"Run: headwater resnapshot {known.full_name}"
+        error: SchemaStopped = RereadNeeded(known.full_name, change)
+        if advice and not self._is_present(name):
+            step = f"{advice}, then run: headwater resnapshot {known.full_name}"
+            error = SchemaStopped(known.full_name, change, next_step=step)
         if self._policy is SchemaPolicy.STOP:
-            raise SchemaStopped(known.full_name, change, next_step=step)
+            raise error
         self._forget(name)
-        events.append(Stopped(known, f"{change[0].upper()}{change[1:]} {step}"))
+        events.append(Stopped.by(known, error))

@@ -6,21 +6,21 @@ Nothing is made at the server: it logs all collections, for everybody, and keeps
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
 from headwater.sources.errors import (
     ForeignOffset,
+    RereadNeeded,
     SourceBusy,
     SourceMisconfigured,
     SourceWentBack,
     UnsupportedTable,
 )
-from headwater.sources.events import ChangeStream, Finding, Registered
+from headwater.sources.events import ChangeStream, Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.changes import MongoChangeStream
@@ -34,8 +34,6 @@ from headwater.sources.mongodb.server import Server, cluster_time, operation_tim
 from headwater.sources.mongodb.watch import now
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
-
-_CHECK_SECONDS: Final = 30.0
 
 
 class MongoSource:
@@ -61,7 +59,6 @@ class MongoSource:
         self._stream: MongoChangeStream | None = None
         self._since: dict[str, MongoOffset] = {}
         self._seen: dict[Finding, MongoOffset] = {}
-        self._checked = -math.inf
 
     @property
     def name(self) -> str:
@@ -234,9 +231,6 @@ class MongoSource:
         Another collection of the same name, of which the log told nothing, is what a restored server has.
         """
         found = self._conflicts(tables)
-        if time.monotonic() - self._checked < _CHECK_SECONDS:
-            return found
-        self._checked = time.monotonic()
         names = {CollectionName(entry.table.namespace, entry.table.name): entry.table for entry in tables}
         with server_errors(self._dsn):
             present = catalog.present(self._client, list(names))
@@ -247,10 +241,11 @@ class MongoSource:
                 if name in present:
                     present[name].require_capturable()
                     if present[name].source_id != table.source_id:
-                        raise UnsupportedTable(table.full_name, "another collection has its name by now.")
-            except UnsupportedTable as error:
-                reason = f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
-                finding = Finding(table, f"{reason} Run: headwater resnapshot {table.full_name}", stops=True)
+                        raise RereadNeeded(table.full_name, "another collection has its name now.")
+            except (RereadNeeded, UnsupportedTable) as error:
+                stopped = Stopped.by(table, error)
+                again = "" if stopped.reread else f" Then run: headwater resnapshot {table.full_name}"
+                finding = Finding(table, f"{stopped.reason}{again}", stops=True, reread=stopped.reread)
                 seen[finding] = self._seen.get(finding, seen_at)
         self._seen = seen
         return found + [finding for finding, place in seen.items() if self.has_reached(place)]

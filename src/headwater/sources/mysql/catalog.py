@@ -8,22 +8,30 @@ is told by the statements in the log.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+import pymysql
+
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
-from headwater.sources.mysql.connection import Connection, ask
+from headwater.sources.mysql.column_clause import charset_of
+from headwater.sources.mysql.connection import Connection, ask, version_of
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.types import has_special_values, source_column
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceTable, SpecialValues
 
+_PLAIN: Final = re.compile(r"\w+", re.ASCII)
+_NO_ACCESS: Final = (1044, 1109, 1142, 1227)
+
 SYSTEM: Final = ("information_schema", "mysql", "performance_schema", "sys")
 
 _TABLES: Final = """
 SELECT t.table_schema AS namespace, t.table_name AS name, t.table_type AS type, t.engine AS engine,
+       t.table_collation AS table_collation, t.create_time AS created,
        t.table_rows AS table_rows, COALESCE(t.data_length, 0) + COALESCE(t.index_length, 0) AS size
 FROM information_schema.tables t WHERE {where} ORDER BY 1, 2
 """
@@ -65,6 +73,7 @@ class CatalogColumn:
     extra: str
     charset: str | None
     collation: str | None
+    expression: str = ""
 
     @property
     def is_generated(self) -> bool:
@@ -88,6 +97,7 @@ class CatalogTable:
     :ivar key: the columns that name a row, in the order of their index; empty where there is none.
     :ivar key_index: the name of that index.
     :ivar rows: about how many, by the server's statistics. :ivar size: bytes on disk.
+    :ivar charset: of new columns. :ivar created: when the table was created or rebuilt.
     """
 
     name: TableName
@@ -98,6 +108,8 @@ class CatalogTable:
     key_index: str
     rows: int
     size: int
+    charset: str = ""
+    created: str = ""
 
     def column(self, name: str) -> CatalogColumn | None:
         return next((column for column in self.columns if column.name == name), None)
@@ -204,8 +216,27 @@ def present_tables(session: Connection, names: Sequence[TableName]) -> dict[Tabl
             key_index=index,
             rows=int(row["table_rows"] or 0),
             size=int(row["size"] or 0),
+            charset=charset_of(str(row["table_collation"] or "").lower()),
+            created=str(row["created"] or ""),
         )
     return made
+
+
+def table_ids(session: Connection, tables: Mapping[TableName, CatalogTable]) -> dict[TableName, str]:
+    """What changes when a table is created again or rebuilt: InnoDB's number where it can be read, else a time."""
+    ids = {name: f"created:{table.created}" for name, table in tables.items() if table.created}
+    plain = {f"{name.namespace}/{name.name}": name for name in tables if _PLAIN.fullmatch(name.namespace + name.name)}
+    if not plain:
+        return ids
+    view = "INNODB_SYS_TABLES" if version_of(session).is_mariadb else "INNODB_TABLES"
+    query = f"SELECT t.name AS name, t.table_id AS id FROM information_schema.{view} t WHERE t.name IN "
+    try:
+        rows = ask(session, f"{query}({', '.join(['%s'] * len(plain))})", list(plain))
+    except pymysql.err.Error as error:
+        if error.args[0] not in _NO_ACCESS:
+            raise
+        return ids
+    return ids | {plain[row["name"]]: f"innodb:{row['id']}" for row in rows if row["name"] in plain}
 
 
 def _grouped(rows: Iterable[Mapping[str, Any]]) -> dict[TableName, list[Mapping[str, Any]]]:
@@ -225,6 +256,7 @@ def _column(row: Mapping[str, Any]) -> CatalogColumn:
         extra=row["extra"] or "",
         charset=row["charset"],
         collation=row["collation"],
+        expression=row["expression"] or "",
     )
 
 

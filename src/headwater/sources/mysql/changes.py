@@ -27,6 +27,7 @@ from headwater.sources.mysql.gtid import contains
 from headwater.sources.mysql.log_place import LogPlace
 from headwater.sources.mysql.offset import MySqlOffset
 from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
+from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -50,6 +51,7 @@ class MySqlChangeStream:
 
     :param behind_bytes: asks how much of the server's log lies after a position.
     :param rolled_back: places of transactions that are known to have been; it grows.
+    :param shapes: of the tables, by full name; kept as statements come.
     """
 
     def __init__(
@@ -62,11 +64,12 @@ class MySqlChangeStream:
         behind_bytes: Callable[[MySqlOffset], int | None] = lambda _: None,
         wall_clock: Callable[[], float] = time.time,
         rolled_back: set[int] | None = None,
+        shapes: dict[str, TableShape] | None = None,
     ) -> None:
         self._stream = stream
         self._rolled_back = set() if rolled_back is None else rolled_back
         folds_names = stream.server.settings.get("lower_case_table_names", "0") != "0"
-        self._tables = FollowedTables(definitions, tables, policy, folds_names=folds_names)
+        self._tables = FollowedTables(definitions, tables, policy, folds_names=folds_names, shapes=shapes)
         self._behind_bytes = behind_bytes
         self._wall_clock = wall_clock
         self._decoder = EventDecoder()
@@ -102,6 +105,10 @@ class MySqlChangeStream:
     def remove_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`."""
         self._tables.remove(table)
+
+    def statements(self, table: str) -> int:
+        """How many statements were read that name the table of this full name."""
+        return self._tables.statements[table]
 
     def has_reached(self, position: MySqlOffset) -> bool:
         """Whether all that was committed before *position* was told."""
@@ -243,8 +250,7 @@ class MySqlChangeStream:
             )
 
     def _effects(self, event: binlog.Query, sql: str, events: list[Event]) -> None:
-        quotes = bool((event.sql_mode or 0) & ddl.ANSI_QUOTES)
-        found = ddl.effects(sql, event.database, ansi_quotes=quotes)
+        found = ddl.effects(sql, event.database, sql_mode=event.sql_mode or 0)
         if not found and (ddl.is_row_statement(sql) or sql[:11].upper() == "ROLLBACK TO"):
             if self._tables.are_meant(sql, event.database):
                 raise SourceMisconfigured(
@@ -254,8 +260,7 @@ class MySqlChangeStream:
                     "headwater resnapshot",
                 )
             return
-        for effect in found:
-            self._tables.apply(effect, self._row_position(), events)
+        self._tables.apply_all(sql, found, self._row_position(), events)
 
     def _row_position(self) -> MySqlOffset:
         position = replace(self._log.before, seq=self._seq)

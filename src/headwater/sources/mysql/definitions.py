@@ -16,13 +16,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.sources.errors import SchemaStopped, SpecialValue
+from headwater.sources.errors import RereadNeeded, SchemaStopped
 from headwater.sources.evolution import Projection
 from headwater.sources.mysql.binlog.rows import ColumnPlan, TablePlan
 from headwater.sources.mysql.binlog.table_map import BinlogColumn, ColumnType, TableMap
 from headwater.sources.mysql.catalog import CatalogColumn, CatalogTable, present_tables
+from headwater.sources.mysql.column_clause import ColumnClause
 from headwater.sources.mysql.connection import Connection
-from headwater.sources.mysql.defaults import constant_default, default_text
+from headwater.sources.mysql.defaults import constant_default
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, has_special_values, source_column
 from headwater.sources.special_values import with_policy
@@ -87,12 +88,14 @@ class Definition:
     :ivar table: its columns in the order of the row events, without those that no user sees.
     :ivar places: where they are in the row events.
     :ivar defaults: one row: for each new column that has one, the value that rows from before the column have there.
+    :ivar unknown: new columns of which that is not known.
     """
 
     table_map: TableMap
     table: SourceTable
     places: tuple[int, ...]
     defaults: pa.RecordBatch
+    unknown: frozenset[str] = frozenset()
 
     def plan(self, projection: Projection) -> TablePlan:
         """How rows are decoded: the columns that *projection* takes, the others are passed over."""
@@ -147,7 +150,7 @@ class Definitions:
         live = {column.name: column for column in known.columns if not column.dropped}
         places = [place for place, told in enumerate(table_map.columns) if not (told.name or "").startswith(_HIDDEN)]
         news = [told for told in (table_map.columns[place] for place in places) if not self._is_same(told, live)]
-        catalog = self._catalog(known) if news else None
+        catalog = self.catalog(known) if news else None
         next_id = max(column.field_id for column in known.columns) + 1
         columns = []
         for place in places:
@@ -161,7 +164,9 @@ class Definitions:
             next_id += before is None
         table = SourceTable(known.namespace, known.name, tuple(columns), _key(table_map, known, columns))
         added = [column for column in columns if column.name not in live]
-        return Definition(table_map, table, tuple(places), self._defaults(name, added, catalog))
+        values = self._defaults(added, catalog)
+        unknown = frozenset(column.name for column in added if column not in values)
+        return Definition(table_map, table, tuple(places), defaults_of(values), unknown)
 
     def _is_same(self, told: BinlogColumn, live: Mapping[str, SourceColumn]) -> bool:
         """Whether a captured column has that name and a type of the same values."""
@@ -185,27 +190,41 @@ class Definitions:
         policy = None if before is None else before.special_values
         return with_policy(self._special, table, told.name, make, has_special_values, policy)
 
-    def _catalog(self, known: SourceTable) -> CatalogTable | None:
+    def of_clause(
+        self, clause: ColumnClause, known: SourceTable, before: SourceColumn | None, field_id: int
+    ) -> SourceColumn:
+        """The column that a statement defines. :param before: as it was, if it is not new."""
+        make = partial(
+            source_column,
+            clause.name,
+            clause.type,
+            field_id if before is None else before.field_id,
+            nullable=clause.nullable,
+            tinyint1_is_boolean=self._boolean,
+        )
+        policy = None if before is None else before.special_values
+        return with_policy(self._special, known.full_name, clause.name, make, has_special_values, policy)
+
+    def catalog(self, known: SourceTable) -> CatalogTable | None:
+        """The table of that name as it is now."""
         name = TableName(known.namespace, known.name)
         with self._sql() as session:
             return present_tables(session, [name]).get(name)
 
-    def _defaults(self, table: str, added: list[SourceColumn], catalog: CatalogTable | None) -> pa.RecordBatch:
-        """:raises SpecialValue: rows from before have one, and the policy does not make it null."""
-        found: dict[SourceColumn, pa.Array] = {}
+    def _defaults(self, added: list[SourceColumn], catalog: CatalogTable | None) -> dict[SourceColumn, pa.Array]:
+        values: dict[SourceColumn, pa.Array] = {}
         for column in added:
             now: CatalogColumn | None = None if catalog is None else catalog.column(column.name)
             value = None if now is None else constant_default(now, column)
             if value is not None:
-                found[column] = value
-            elif (
-                now is not None
-                and default_text(now) is not None
-                and has_special_values(column.type)
-                and column.special_values is not SpecialValues.NULL
-            ):
-                raise SpecialValue(table, column.name, column.source_type, "a default of no calendar, or of no day")
-        return pa.RecordBatch.from_arrays(list(found.values()), schema=pa.schema([column.field for column in found]))
+                values[column] = value
+        return values
+
+
+def defaults_of(values: Mapping[SourceColumn, pa.Array]) -> pa.RecordBatch:
+    """One row: what older rows have in new columns, where that is not null."""
+    given = {column: value for column, value in values.items() if not value.null_count}
+    return pa.RecordBatch.from_arrays(list(given.values()), schema=pa.schema([column.field for column in given]))
 
 
 def _fits(told: BinlogColumn, source_type: str) -> bool:
@@ -217,13 +236,11 @@ def _fits(told: BinlogColumn, source_type: str) -> bool:
 
 
 def _key(table_map: TableMap, known: SourceTable, columns: list[SourceColumn]) -> tuple[str, ...]:
-    """The captured key, where the table map does not tell another one. :raises SchemaStopped: it does."""
+    """The captured key, where the table map does not tell another one. :raises RereadNeeded: it does."""
     names = {column.name for column in columns}
     told = None
     if table_map.primary_key:
         told = {table_map.columns[place].name for place in table_map.primary_key}
     if not names.issuperset(known.key_columns) or (told is not None and told != set(known.key_columns)):
-        raise SchemaStopped(
-            known.full_name, "its key changed.", next_step=f"Run: headwater resnapshot {known.full_name}"
-        )
+        raise RereadNeeded(known.full_name, "its key changed.")
     return known.key_columns

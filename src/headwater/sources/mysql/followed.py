@@ -6,11 +6,13 @@ What happens to a table:
 in the log                              told
 ======================================  ====================================================================
 rows of another layout                  ``SchemaChanged``, by policy; a change that cannot be followed stops it
-columns renamed or dropped              ``SchemaChanged`` at once: rows alone would not tell a rename
+columns renamed, dropped, added         ``SchemaChanged`` at once: rows alone would not tell a rename, or a default
+columns redefined, values may differ    ``Stopped``, to be read again
 ``TRUNCATE``                            ``Truncated``
-dropped, made anew, called otherwise    ``Stopped``
+dropped, called otherwise               ``Stopped``; to be read again where another table has its name now
 swapped with its copy by gh-ost, pt-osc the copy is followed: it has the same rows
-partitions dropped, exchanged, …        ``Stopped``: rows came or went untold
+partitions dropped, exchanged, …        ``Stopped``, to be read again: rows came or went untold
+any statement that names it             ``Registered``: its shape after it
 rows without all their columns          ``Stopped``, with the setting that mends it
 a value that is refused                 the transactions before it, then ``Stopped``
 ======================================  ====================================================================
@@ -18,7 +20,9 @@ a value that is refused                 the transactions before it, then ``Stopp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -29,23 +33,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import RefusedValue, SchemaStopped, UnsupportedTable
-from headwater.sources.events import Changes, Event, Stopped, Truncated
+from headwater.sources.errors import RefusedValue, RereadNeeded, SchemaStopped, UnsupportedTable
+from headwater.sources.events import Changes, Event, Registered, Stopped, Truncated
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
 from headwater.sources.mysql import ddl
 from headwater.sources.mysql.binlog.events import RowsEvent
 from headwater.sources.mysql.binlog.rows import DecodedRows, RowsDecoder, make_rows_decoder
 from headwater.sources.mysql.binlog.table_map import TableMap
-from headwater.sources.mysql.definitions import Definition, Definitions
+from headwater.sources.mysql.defaults import clause_default
+from headwater.sources.mysql.definitions import Definition, Definitions, defaults_of
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
+from headwater.sources.mysql.table_shape import ColumnShape, TableShape
 from headwater.sources.special_values import told_before
-from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable, SpecialValues
+from headwater.sources.table import UNAVAILABLE_COLUMN, SourceColumn, SourceTable, SpecialValues
 from headwater.sources.unavailable import unavailable_texts, with_parked
 from headwater.stream import Op
 
 _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
 """How gh-ost and pt-online-schema-change call the copy of a table, and the table that it replaced."""
+
+_CREATED_SECONDS: Final = 1.0  # a script that drops a table and creates it again
 
 
 @dataclass(slots=True)
@@ -66,12 +74,22 @@ class FollowedTables:
     """The captured *tables*.
 
     :param folds_names: the server takes names of tables in any case (``lower_case_table_names``).
+    :param shapes: by full name, as far as they are known; kept as statements come.
+    :ivar statements: how many named each table, by its full name.
     :ivar held_rows: rows that were taken and not told yet. :ivar held_bytes: of their events.
     """
 
     def __init__(
-        self, definitions: Definitions, tables: Iterable[SourceTable], policy: SchemaPolicy, *, folds_names: bool
+        self,
+        definitions: Definitions,
+        tables: Iterable[SourceTable],
+        policy: SchemaPolicy,
+        *,
+        folds_names: bool,
+        shapes: dict[str, TableShape] | None = None,
     ) -> None:
+        self._shapes = {} if shapes is None else shapes
+        self.statements: Counter[str] = Counter()
         self._definitions = definitions
         self._folds_names = folds_names
         self._policy = policy
@@ -140,6 +158,8 @@ class FollowedTables:
         try:
             definition = self._definitions.describe(table_map, known)
             projection, change = follow(known, definition.table, self._policy, definition.defaults)
+            if change is not None:
+                _require_defaults(known, definition.unknown.intersection(change.added))
         except (SchemaStopped, UnsupportedTable, RefusedValue) as error:
             self._stop(key, error, events)
             return None
@@ -219,6 +239,22 @@ class FollowedTables:
 
     # -- statements ------------------------------------------------------------------------------------------------
 
+    def apply_all(self, sql: str, effects: Iterable[ddl.Effect], position: MySqlOffset, events: list[Event]) -> None:
+        """What a statement at *position* did, and that it may have rebuilt the tables that it names."""
+        words = ddl.words_of(sql, ansi_quotes=True)
+        named = [key for key in self._known if key[1].lower() in words and position.place >= self._from.get(key, 0)]
+        for key in named:
+            name = self._known[key].full_name
+            self.statements[name] += 1
+            if name in self._shapes:
+                self._shapes[name] = replace(self._shapes[name], table_id="")
+        for effect in effects:
+            self.apply(effect, position, events)
+        for key in named:
+            known = self._known.get(key)
+            if known is not None and known.full_name in self._shapes:
+                events.append(Registered(known, self._shapes[known.full_name].to_json()))
+
     def apply(self, effect: ddl.Effect, position: MySqlOffset, events: list[Event]) -> None:
         """What a statement at *position* did."""
         if self._folds_names:
@@ -231,7 +267,6 @@ class FollowedTables:
             if known is None:
                 continue
             name = known.full_name
-            again = f"Run: headwater resnapshot {name}"
             try:
                 match effect:
                     case ddl.Emptied():
@@ -239,11 +274,11 @@ class FollowedTables:
                     case ddl.Altered():
                         self._alter(key, effect, events)
                     case ddl.Dropped():
-                        raise SchemaStopped(name, "the table was dropped at the source.", next_step=again)
+                        self._leave(known, "the table was dropped at the source", "Create it again")
                     case ddl.Moved():
-                        raise SchemaStopped(name, f"{effect.how}, and the log does not tell its rows.", next_step=again)
+                        raise RereadNeeded(name, f"{effect.how}, and the log does not have its rows.")
                     case ddl.Renamed():
-                        self._rename(key, effect, again)
+                        self._rename(key, effect)
             except (SchemaStopped, UnsupportedTable) as error:
                 self._stop(key, error, events)
 
@@ -269,41 +304,119 @@ class FollowedTables:
         key = effect.table.namespace, effect.table.name
         return [key] if key in self._known else []
 
+    def _leave(self, known: SourceTable, what: str, advice: str) -> None:
+        """:raises RereadNeeded: another table has its name now. :raises SchemaStopped: none has."""
+        end = time.monotonic() + _CREATED_SECONDS
+        while self._definitions.catalog(known) is None:
+            if time.monotonic() > end:
+                step = f"{advice}, then run: headwater resnapshot {known.full_name}"
+                raise SchemaStopped(known.full_name, f"{what}.", next_step=step)
+            time.sleep(_CREATED_SECONDS / 10)
+        raise RereadNeeded(known.full_name, f"{what}, and another table has its name now.")
+
     def _alter(self, key: tuple[str, str], effect: ddl.Altered, events: list[Event]) -> None:
-        """:raises SchemaStopped: the policy says stop, the key changed, or a rename cannot be kept apart."""
+        """:raises SchemaStopped: the policy says stop, the key or values changed, or a rename cannot be kept apart."""
         known = self._known[key]
         renamed = {old.lower(): new for old, new in effect.renamed}
         dropped = {name.lower() for name in effect.dropped}
-        columns = tuple(
-            replace(column, name=renamed.get(column.name.lower(), column.name))
-            for column in known.columns
-            if not column.dropped and column.name.lower() not in dropped
-        )
-        if any(name.lower() in dropped for name in known.key_columns):
+        old_key = [name.lower() for name in known.key_columns]
+        new_key = None if effect.key is None else [name.lower() for name in effect.key]
+        if dropped.intersection(old_key) or new_key not in (
+            None,
+            [renamed.get(name, name).lower() for name in old_key],
+        ):
+            raise RereadNeeded(known.full_name, "its key changed.")
+        shape = self._altered_shape(known, effect, renamed, dropped)
+        if self._policy is SchemaPolicy.IGNORE and any(column.name.lower() in renamed for column in known.columns):
             raise SchemaStopped(
-                known.full_name, "its key changed.", next_step=f"Run: headwater resnapshot {known.full_name}"
+                known.full_name,
+                "a column was renamed, and the policy ignore keeps the old name.",
+                next_step=f"Capture with --schema-policy evolve; then run: headwater resnapshot {known.full_name}",
             )
         if self._policy is SchemaPolicy.IGNORE:
-            if any(column.name.lower() in renamed for column in known.columns):
-                raise SchemaStopped(
-                    known.full_name,
-                    "a column was renamed, and the policy ignore keeps the old name.",
-                    next_step=f"Capture with --schema-policy evolve; then run: headwater resnapshot {known.full_name}",
-                )
-            return
+            live = {column.name.lower() for column in known.columns if not column.dropped}
+            _require_defaults(known, [clause.name for clause in effect.added if clause.name.lower() in live])
+        else:
+            self._evolve(key, effect, renamed, dropped, events)
+        if shape is not None:
+            self._shapes[known.full_name] = shape
+
+    def _evolve(
+        self,
+        key: tuple[str, str],
+        effect: ddl.Altered,
+        renamed: dict[str, str],
+        dropped: set[str],
+        events: list[Event],
+    ) -> None:
+        known = self._known[key]
+        modified = {old.lower(): clause for old, clause in effect.modified}
+        columns = []
+        for column in known.columns:
+            name = column.name.lower()
+            if column.dropped or name in dropped:
+                continue
+            column = replace(column, name=renamed.get(name, column.name))
+            clause = modified.get(name)
+            if clause is not None:
+                retyped = self._definitions.of_clause(clause, known, column, 0)
+                column = column if retyped.type == column.type else replace(retyped, name=column.name)
+            columns.append(column)
+        values: dict[SourceColumn, pa.Array] = {}
+        next_id = max(column.field_id for column in known.columns) + 1
+        present = {column.name.lower() for column in columns}
+        for number, clause in enumerate(clause for clause in effect.added if clause.name.lower() not in present):
+            added = self._definitions.of_clause(clause, known, None, next_id + number)
+            value = clause_default(clause, added) if clause.type else None
+            if value is None:
+                _require_defaults(known, [clause.name])
+            values[added] = value
         now = SourceTable(
             known.namespace,
             known.name,
-            columns,
+            (*columns, *values),
             tuple(renamed.get(name.lower(), name) for name in known.key_columns),
         )
-        projection, change = follow(known, now, self._policy)
+        projection, change = follow(known, now, self._policy, defaults_of(values))
         if change is not None:
             events.append(change)
             self._known[key] = projection.table
             self._followed.pop(key, None)
 
-    def _rename(self, key: tuple[str, str], effect: ddl.Renamed, again: str) -> None:
+    def _altered_shape(
+        self, known: SourceTable, effect: ddl.Altered, renamed: dict[str, str], dropped: set[str]
+    ) -> TableShape | None:
+        """The shape after a statement. :raises RereadNeeded: values may be others than before."""
+        shape = self._shapes.get(known.full_name)
+        for old, clause in effect.modified:
+            before = None if shape is None else shape.columns.get(old.lower())
+            after = None if shape is None else shape.of_clause(clause)
+            if after is not None and before is None and shape is not None:
+                continue  # MODIFY IF EXISTS
+            if before is None or after is None or not before.keeps_values(after) or _recomputes(shape, before, after):
+                types = "" if before is None else f" from {before} to {after or 'another definition'}"
+                raise RereadNeeded(known.full_name, f"column {clause.name!r} changed{types}: values may differ.")
+        if shape is None:
+            if effect.converts:
+                raise RereadNeeded(known.full_name, "its character set was converted: values may differ.")
+            return None
+        if effect.converts:
+            shape = shape.converted(effect.charset)
+            if shape is None:
+                raise RereadNeeded(known.full_name, "its character set was converted: values may differ.")
+        shape = replace(shape, charset=effect.charset or shape.charset)
+        modified = {old.lower(): shape.of_clause(clause) for old, clause in effect.modified}
+        columns = {}
+        for name, column in shape.columns.items():
+            if name not in dropped:
+                columns[renamed.get(name, name).lower()] = modified.get(name) or column
+        for clause in effect.added:
+            column_shape = shape.of_clause(clause)
+            if column_shape is not None:
+                columns.setdefault(clause.name.lower(), column_shape)
+        return replace(shape, columns=columns)
+
+    def _rename(self, key: tuple[str, str], effect: ddl.Renamed) -> None:
         """:raises SchemaStopped: the table of that name is not the captured one any more."""
         own = TableName(*key)
         names: dict[TableName, TableName] = {}  # what each table was called before
@@ -319,10 +432,22 @@ class FollowedTables:
                     and names.get(TableName(own.namespace, replaced.format(own.name))) == own
                 ):
                     self._followed.pop(key, None)
+                    self._follow_copy(known)
                     return
-            raise SchemaStopped(known.full_name, f"another table, {came}, took its name.", next_step=again)
+            raise RereadNeeded(known.full_name, f"another table, {came}, took its name.")
         now = next((new for new, old in names.items() if old == own), None)
-        raise SchemaStopped(known.full_name, f"the table is called {now} at the source by now.", next_step=again)
+        self._leave(known, f"the table is called {now} at the source now", f"Capture {now} instead, or rename it back")
+
+    def _follow_copy(self, known: SourceTable) -> None:
+        """:raises RereadNeeded: the copy that took the table's name does not have the same values."""
+        shape, catalog = self._shapes.get(known.full_name), self._definitions.catalog(known)
+        if shape is None or catalog is None:
+            return
+        now = TableShape.of_catalog(catalog, shape.server, "")
+        for name, column in shape.columns.items():
+            if name in now.columns and not column.keeps_values(now.columns[name]):
+                raise RereadNeeded(known.full_name, f"column {name!r} is another one in the copy that took its name.")
+        self._shapes[known.full_name] = now
 
     def _stop(
         self, key: tuple[str, str], error: SchemaStopped | UnsupportedTable | RefusedValue, events: list[Event]
@@ -412,3 +537,15 @@ def _changes(rows: DecodedRows, followed: _Followed, places: NDArray[np.uint64],
         schema=table.log_schema(POSITION_TYPE),
     )
     return Changes(table, made, pa.array(rows.ops))
+
+
+def _recomputes(shape: TableShape | None, before: ColumnShape, after: ColumnShape) -> bool:
+    """Whether columns that are computed from a redefined one may be others now."""
+    return shape is not None and shape.is_generating and before.type != after.type
+
+
+def _require_defaults(known: SourceTable, unknown: Collection[str]) -> None:
+    """:raises RereadNeeded: what older rows have in columns that are new, *unknown*, is not known."""
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise RereadNeeded(known.full_name, f"what older rows have in new columns is not in the log: {names}.")

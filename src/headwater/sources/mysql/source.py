@@ -6,21 +6,27 @@ is, and a number under which we read its log: a capture that takes over from one
 
 from __future__ import annotations
 
-import json
-import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
 
 from headwater.errors import TransientError
-from headwater.sources.errors import ForeignOffset, LogPurged, SourceBusy, SourceMisconfigured, UnsupportedTable
-from headwater.sources.events import ChangeStream, Finding, Registered
+from headwater.sources.errors import (
+    ForeignOffset,
+    LogPurged,
+    RereadNeeded,
+    SourceBusy,
+    SourceMisconfigured,
+    UnsupportedTable,
+)
+from headwater.sources.events import ChangeStream, Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_tables
+from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_tables, table_ids
 from headwater.sources.mysql.changes import MySqlChangeStream
 from headwater.sources.mysql.connection import Connection, Dsn, connect, server_errors
 from headwater.sources.mysql.definitions import Definitions
@@ -37,13 +43,22 @@ from headwater.sources.mysql.server import (
 )
 from headwater.sources.mysql.server_checks import setting_problems
 from headwater.sources.mysql.stream import RESNAPSHOT, SILENCE, BinlogStream
+from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
 
 _BEHIND_SECONDS: Final = 5.0
 _DECIDED_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.1
-_CHECK_SECONDS: Final = 60.0  # some servers open every table to answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The catalog at a position of the log. :ivar statements: how many had been read that name each table."""
+
+    position: MySqlOffset
+    present: Mapping[str, tuple[CatalogTable, TableShape]]
+    statements: Mapping[str, int]
 
 
 class MySqlSource:
@@ -65,9 +80,10 @@ class MySqlSource:
         self._session: Connection | None = None
         self._stream: MySqlChangeStream | None = None
         self._behind: tuple[float, int | None] = (0.0, None)
-        self._seen: dict[Finding, MySqlOffset] = {}
+        self._look: _Look | None = None
+        self._seen: set[Finding] = set()
+        self._shapes: dict[str, TableShape] = {}
         self._rolled_back: set[int] = set()
-        self._checked = -math.inf
         self._server: Server | None = None
         self._unlogged: tuple[MySqlOffset, MySqlOffset] | None = None
 
@@ -183,13 +199,20 @@ class MySqlSource:
                 f"The store holds a position of {start.kind}, and this is a MySQL or MariaDB server.",
                 next_step="Give the address of the source that was captured, or another --store.",
             )
-        self._seen, self._unlogged = {}, None
+        self._look, self._seen, self._unlogged = None, set(), None
         stream = BinlogStream.open(self._dsn, start, identity)
         self._server = stream.server
         definitions = Definitions(self._sql, self._special, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
         self._rolled_back = {place for place in self._rolled_back if place >= start.place}
         self._stream = MySqlChangeStream(
-            stream, definitions, tables, start, self._policy, self._behind_bytes, rolled_back=self._rolled_back
+            stream,
+            definitions,
+            tables,
+            start,
+            self._policy,
+            self._behind_bytes,
+            rolled_back=self._rolled_back,
+            shapes=self._shapes,
         )
         return self._stream
 
@@ -211,33 +234,79 @@ class MySqlSource:
     # -- looking after it ------------------------------------------------------------------------------------------
 
     def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
-        """See :class:`~headwater.sources.source.Source`: a server logs all tables, none is registered."""
-        return {table.full_name: json.dumps({"database": table.namespace}) for table in tables}
+        """See :class:`~headwater.sources.source.Source`: a server logs all tables; what counts is their shape."""
+        with self._sql() as session:
+            now = self._shapes_now(session, Server.ask(session), tables)
+        self._shapes.update({name: shape for name, (_, shape) in now.items()})
+        shapes = {table.full_name: now.get(table.full_name) for table in tables}
+        return {name: "{}" if found is None else found[1].to_json() for name, found in shapes.items()}
+
+    def resume(self, tables: Sequence[Registered]) -> None:
+        """See :class:`~headwater.sources.source.Registering`."""
+        shapes = {entry.table.full_name: TableShape.parse(entry.registration) for entry in tables}
+        self._shapes = {name: shape for name, shape in shapes.items() if shape is not None}
 
     def check(self, tables: Sequence[Registered]) -> list[Finding]:
-        """See :class:`~headwater.sources.source.Source`. That tables changed is told by the log, in its place.
+        """See :class:`~headwater.sources.source.Source`. How tables change is in the log; what is not in it is found
+        by comparing their shapes with the catalog at a position that the stream has passed.
 
         :raises LogPurged: see :meth:`_require_logged`.
         """
         self._require_logged()
-        if time.monotonic() - self._checked < _CHECK_SECONDS:
+        look, self._look = self._look or self._look_at(tables), None
+        if not self.has_reached(look.position):
+            self._look = look
             return []
-        self._checked = time.monotonic()
-        names = {TableName(entry.table.namespace, entry.table.name): entry.table for entry in tables}
+        findings = [self._compared(entry, look) for entry in tables if entry.table.full_name in look.statements]
+        found = [finding for finding in findings if finding is not None]
+        before, self._seen = self._seen, {finding for finding in found if finding.stops}
+        # A server may show what a statement did before the statement is in its log: what stays is what counts.
+        return [finding for finding in found if not finding.stops or finding in before]
+
+    def _statements(self, table: SourceTable) -> int:
+        return 0 if self._stream is None else self._stream.statements(table.full_name)
+
+    def _look_at(self, tables: Sequence[Registered]) -> _Look:
+        statements = {entry.table.full_name: self._statements(entry.table) for entry in tables}
         with self._sql() as session:
-            present = present_tables(session, list(names))
-            seen_at = log_position(session, Server.ask(session))
-        found: dict[Finding, MySqlOffset] = {}
-        for name, table in names.items():
-            try:
-                if name in present:
-                    present[name].require_capturable()
-            except UnsupportedTable as error:
-                reason = f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
-                finding = Finding(table, f"{reason} Run: headwater resnapshot {table.full_name}", stops=True)
-                found[finding] = self._seen.get(finding, seen_at)
-        self._seen = found
-        return [finding for finding, place in found.items() if self.has_reached(place)]
+            server = Server.ask(session)
+            present = self._shapes_now(session, server, [entry.table for entry in tables])
+            return _Look(log_position(session, server), present, statements)
+
+    def _shapes_now(
+        self, session: Connection, server: Server, tables: Sequence[SourceTable]
+    ) -> dict[str, tuple[CatalogTable, TableShape]]:
+        names = {TableName(table.namespace, table.name): table.full_name for table in tables}
+        found = present_tables(session, list(names))
+        ids = table_ids(session, found)
+        return {
+            names[name]: (table, TableShape.of_catalog(table, server.server, ids.get(name, "")))
+            for name, table in found.items()
+        }
+
+    def _compared(self, entry: Registered, look: _Look) -> Finding | None:
+        """What differs between the catalog and the shape of a table, both at the position of *look*."""
+        table, name = entry.table, entry.table.full_name
+        if self._statements(table) != look.statements[name]:  # read meanwhile; the next look is as good
+            return None
+        if name not in look.present:
+            reason = f"The table does not exist at the source. Create it again, then run: headwater resnapshot {name}"
+            return Finding(table, reason, stops=True)
+        catalog, now = look.present[name]
+        try:
+            catalog.require_capturable()
+        except UnsupportedTable as error:
+            reason = Stopped.by(table, error).reason
+            return Finding(table, f"{reason} Then run: headwater resnapshot {name}", stops=True)
+        shape = self._shapes.get(name)
+        change = None if shape is None else shape.change_to(now)
+        if catalog.key != table.key_columns:
+            change = "its key changed."
+        if change is not None:
+            stopped = Stopped.by(table, RereadNeeded(name, change))
+            return Finding(table, stopped.reason, stops=True, reread=True)
+        self._shapes[name] = now
+        return None if shape == now else Finding(table, "", stops=False, registration=now.to_json())
 
     def _require_logged(self) -> None:
         """:raises LogPurged: transactions count as executed that the log will never tell: ``gtid_purged`` was set."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from headwater.sources.mysql.column_clause import ColumnClause, Literal, parse_column
 from headwater.sources.mysql.ddl import (
+    ANSI_QUOTES,
     Altered,
     Dropped,
     Effect,
@@ -16,6 +18,7 @@ from headwater.sources.mysql.ddl import (
     words_of,
 )
 from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.table_shape import ColumnShape
 
 T = TableName("shop", "t")
 
@@ -27,15 +30,44 @@ def pair(old: str, new: str) -> tuple[TableName, TableName]:
 @pytest.mark.parametrize(
     ("sql", "expected"),
     [
-        ("ALTER TABLE t ADD COLUMN x int", []),
-        ("ALTER TABLE t ADD INDEX (a), ADD (b int, c int)", []),
-        ("ALTER TABLE t MODIFY a bigint, ALGORITHM=INSTANT", []),
-        ("ALTER TABLE t DROP PRIMARY KEY, DROP INDEX i, DROP FOREIGN KEY f, DROP CONSTRAINT c", []),
+        ("ALTER TABLE t ADD COLUMN x int", [Altered(T, added=(ColumnClause("x", "int"),))]),
+        (
+            "ALTER TABLE t ADD INDEX (a), ADD (b int, c BOOL NOT NULL)",
+            [Altered(T, added=(ColumnClause("b", "int"), ColumnClause("c", "tinyint(1)", nullable=False)))],
+        ),
+        (
+            "ALTER TABLE t MODIFY a bigint, ALGORITHM=INSTANT",
+            [Altered(T, modified=(("a", ColumnClause("a", "bigint")),))],
+        ),
+        ("ALTER TABLE t DROP PRIMARY KEY, DROP INDEX i, DROP FOREIGN KEY f, DROP CONSTRAINT c", [Altered(T, key=())]),
+        (
+            "ALTER TABLE t DROP PRIMARY KEY, ADD CONSTRAINT k PRIMARY KEY USING BTREE (b, `a`)",
+            [Altered(T, key=("b", "a"))],
+        ),
+        ("ALTER TABLE t ENGINE=InnoDB DEFAULT CHARSET utf8 COMMENT 'charset x'", [Altered(T, charset="utf8mb3")]),
+        ("ALTER TABLE t COLLATE = latin1_bin", [Altered(T, charset="latin1")]),
+        (
+            "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin",
+            [Altered(T, charset="utf8mb4", converts=True)],
+        ),
+        ("ALTER TABLE t ALTER COLUMN a SET DEFAULT 5, FORCE, COMMENT 'x', AUTO_INCREMENT = 7", []),
         ("alter table t rename column a to b", [Altered(T, (("a", "b"),))]),
-        ("ALTER TABLE `t` CHANGE a b int COMMENT 'it''s, x', DROP COLUMN `c d`", [Altered(T, (("a", "b"),), ("c d",))]),
-        ("ALTER TABLE t CHANGE COLUMN a a bigint", []),
+        (
+            "ALTER TABLE `t` CHANGE a b int COMMENT 'it''s, x', DROP COLUMN `c d`",
+            [Altered(T, (("a", "b"),), ("c d",), (("a", ColumnClause("b", "int")),))],
+        ),
+        ("ALTER TABLE t CHANGE COLUMN a a bigint", [Altered(T, modified=(("a", ColumnClause("a", "bigint")),))]),
         ("ALTER TABLE shop.t DROP a, DROP IF EXISTS b", [Altered(T, (), ("a", "b"))]),
-        ("ALTER TABLE t ADD COLUMN c enum('x,y','DROP z') DEFAULT 'x,y', DROP d", [Altered(T, (), ("d",))]),
+        (
+            "ALTER TABLE t ADD COLUMN c enum('x,y','DROP z') DEFAULT 'x,y', DROP d",
+            [
+                Altered(
+                    T,
+                    dropped=("d",),
+                    added=(ColumnClause("c", "enum('x,y','DROP z')", default=(Literal.TEXT, "x,y")),),
+                )
+            ],
+        ),
         ("ALTER /* , DROP x */ TABLE t -- DROP y\n DROP z", [Altered(T, (), ("z",))]),
         ("ALTER TABLE t /*!80000 DROP z */", [Altered(T, (), ("z",))]),
         ("ALTER TABLE t RENAME TO t2", [Renamed((pair("t", "t2"),))]),
@@ -55,7 +87,7 @@ def pair(old: str, new: str) -> tuple[TableName, TableName]:
             [Moved(T, "rows that have the same key were removed")],
         ),
         ("ALTER IGNORE TABLE t CHANGE a a int UNIQUE", [Moved(T, "rows that have the same key were removed")]),
-        ("ALTER IGNORE TABLE t DROP PRIMARY KEY, ADD INDEX (a)", []),
+        ("ALTER IGNORE TABLE t DROP PRIMARY KEY, ADD INDEX (a)", [Altered(T, key=())]),
         ("ALTER TABLE t ADD UNIQUE (a)", []),
         ("SET STATEMENT lock_wait_timeout = 5, sql_mode = 'FOR x' FOR TRUNCATE TABLE t", [Emptied(T)]),
         ("set statement max_statement_time=1 for alter table t drop a", [Altered(T, (), ("a",))]),
@@ -86,7 +118,7 @@ def test_a_statement_does_this_to_tables(sql: str, expected: list[Effect]) -> No
 
 
 def test_double_quotes_stand_around_names_where_the_mode_says_so() -> None:
-    assert effects('ALTER TABLE "t" DROP "a"', "shop", ansi_quotes=True) == [Altered(T, (), ("a",))]
+    assert effects('ALTER TABLE "t" DROP "a"', "shop", sql_mode=ANSI_QUOTES) == [Altered(T, (), ("a",))]
 
 
 @pytest.mark.parametrize(
@@ -108,3 +140,97 @@ def test_statements_that_change_no_rows_are_none() -> None:
 
 def test_the_words_of_a_statement_have_no_texts_in_them() -> None:
     assert words_of("INSERT INTO `T x` VALUES ('orders', 1) -- orders") == {"insert", "into", "t x", "values", "1"}
+
+
+NUMBER, TEXT, COMPUTED = Literal.NUMBER, Literal.TEXT, Literal.COMPUTED
+
+
+@pytest.mark.parametrize(
+    ("definition", "expected"),
+    [
+        ("INTEGER UNSIGNED NOT NULL DEFAULT 5 AFTER b", ("int unsigned", "", False, (NUMBER, "5"))),
+        ("DEC(8) DEFAULT -1.5", ("decimal(8,0)", "", True, (NUMBER, "-1.5"))),
+        ("double precision default 1e-5 null", ("double", "", True, (NUMBER, "1e-5"))),
+        ("FLOAT(30)", ("double", "", True, None)),
+        ("timestamp NULL", ("timestamp", "", True, (Literal.NULL, ""))),
+        ("timestamp NULL NOT NULL", ("timestamp", "", False, None)),
+        ("char CHARACTER SET utf8 DEFAULT 'it''s'", ("char(1)", "utf8mb3", True, (TEXT, "it's"))),
+        ("varchar(9) COLLATE latin1_bin DEFAULT 'a\\n'", ("varchar(9)", "latin1", True, (COMPUTED, ""))),
+        ("bit(4) DEFAULT b'101'", ("bit(4)", "", True, (Literal.BITS, "101"))),
+        ("datetime(0) DEFAULT CURRENT_TIMESTAMP ON UPDATE NOW()", ("datetime", "", True, (COMPUTED, ""))),
+        ("char(36) DEFAULT (uuid()) NOT NULL", ("char(36)", "", False, (COMPUTED, ""))),
+        ("text(300)", ("", "", True, None)),
+        ("REAL", ("", "", True, None)),
+        ("national varchar(9)", ("", "", True, None)),
+        ("varchar(9) CHARACTER SET binary", ("", None, True, None)),
+        ("int COMMENT 'x NOT NULL' CHECK (a NOT NULL)", ("int", "", True, None)),
+    ],
+)
+def test_a_column_is_read_from_its_definition_where_that_is_certain(
+    definition: str, expected: tuple[object, ...]
+) -> None:
+    (altered,) = effects(f"ALTER TABLE t ADD c {definition}", "shop")
+    assert isinstance(altered, Altered)
+    column = altered.added[0]
+    assert (column.type, column.charset, column.nullable, column.default) == expected
+
+
+def test_columns_that_are_computed_are_known_as_such() -> None:
+    for definition in ("int AS (a + 1)", "int GENERATED ALWAYS AS (a) STORED", "int AUTO_INCREMENT UNIQUE"):
+        (altered,) = effects(f"ALTER TABLE t ADD c {definition}", "shop")
+        assert isinstance(altered, Altered)
+        assert altered.added[0].is_computed
+    assert parse_column("c", [("word", "int")], certain=False).is_computed
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "keeps"),
+    [
+        ("int", "bigint", True),
+        ("int unsigned", "bigint", True),
+        ("int unsigned", "int", False),
+        ("int", "bigint unsigned", False),
+        ("bigint", "int", False),
+        ("int", "decimal(12,2)", True),
+        ("int", "decimal(11,2)", False),
+        ("int", "varchar(11)", True),
+        ("int unsigned zerofill", "text", False),
+        ("decimal(8,2)", "decimal(10,3)", True),
+        ("decimal(8,2)", "decimal(9,3)", True),
+        ("decimal(8,2)", "decimal(8,1)", False),
+        ("float", "double", True),
+        ("double", "float", False),
+        ("double", "double(8,2)", False),
+        ("datetime", "datetime(6)", True),
+        ("datetime(6)", "datetime(3)", False),
+        ("varchar(20)", "varchar(40)", True),
+        ("varchar(20)", "varchar(10)", False),
+        ("varchar(20)", "char(40)", False),
+        ("char(20)", "varchar(20)", True),
+        ("varchar(63)", "tinytext", True),
+        ("varchar(64)", "tinytext", False),
+        ("text", "mediumtext", True),
+        ("text", "varchar(9000)", False),
+        ("varbinary(9)", "binary(9)", False),
+        ("binary(9)", "binary(10)", False),
+        ("binary(9)", "varbinary(9)", True),
+        ("bit(4)", "bit(5)", False),
+        ("enum('a','b')", "enum('b','c','a')", True),
+        ("enum('a','b')", "enum('a')", False),
+        ("set('a','b')", "set('a','x','b')", True),
+        ("set('a','b')", "set('b','a')", False),
+        ("date", "datetime", False),
+        ("date", "date", True),
+    ],
+)
+def test_a_type_keeps_the_values_of_another(old: str, new: str, keeps: bool) -> None:
+    assert ColumnShape(old).keeps_values(ColumnShape(new)) is keeps
+
+
+def test_nulls_character_sets_and_expressions_count() -> None:
+    text = ColumnShape("varchar(9)", "utf8mb3")
+    assert text.keeps_values(ColumnShape("varchar(9)", "utf8mb4"))
+    assert not text.keeps_values(ColumnShape("varchar(9)", "latin1"))
+    assert not text.keeps_values(ColumnShape("varchar(9)", "utf8mb3", nullable=False))
+    assert not ColumnShape("text", "latin1").keeps_values(ColumnShape("text", "utf8mb4"))
+    assert not ColumnShape("int", expression="a").keeps_values(ColumnShape("int", expression="b"))
