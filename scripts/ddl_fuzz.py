@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from dataclasses import asdict
@@ -16,14 +17,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="a round follows from the seed and its number alone")
     parser.add_argument("--rounds", type=int, default=WIDTH * len(MIRRORS), help="rounds for each database")
-    parser.add_argument(
-        "--first", type=int, default=0, help="the number of the first round: to go on, or to run one again"
-    )
+    parser.add_argument("--first", type=int, default=0, help="the first round: to go on, or to run one again")
     parser.add_argument("--source", action="append", choices=SOURCES, help="again for more; all by default")
     parser.add_argument("--mirror", action="append", choices=MIRRORS, help="again for more; all by default, in turn")
-    parser.add_argument(
-        "--without", action="append", default=[], help="a kind of statement to leave out; again for more"
-    )
+    parser.add_argument("--without", action="append", default=[], help="a kind of statement to leave out; again")
     parser.add_argument("--only", action="append", default=[], help="of schema changes only this kind; again for more")
     parser.add_argument("--tables", type=int, default=WIDTH, help="tables of a pipeline, and rounds side by side")
     parser.add_argument("--shrink-seconds", type=float, default=600, help="for each failure; 0: do not shrink")
@@ -33,6 +30,7 @@ def main() -> None:
     if unknown := {*without, *given.only} - KINDS:
         parser.error(f"no such kinds: {', '.join(sorted(unknown))}; there are {', '.join(sorted(KINDS))}")
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # servers and files are removed on the way out
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {text}", file=sys.stderr, flush=True)

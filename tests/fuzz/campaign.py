@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tests.fuzz.mirrors import MIRRORS
+from tests.fuzz.mysql_script import SCHEMA as MYSQL_SCHEMA
+from tests.fuzz.mysql_script import MySqlBuilder
 from tests.fuzz.postgres_script import SCHEMA as POSTGRES_SCHEMA
 from tests.fuzz.postgres_script import PostgresBuilder
 from tests.fuzz.rounds import Fuzzer, Outcome, Say
@@ -17,7 +19,7 @@ from tests.fuzz.shrink import shrink
 from tests.fuzz.sources import FuzzSource, open_source
 
 SOURCES: Final = ("postgres", "mariadb", "mysql")
-KINDS: Final = frozenset(POSTGRES_SCHEMA)
+KINDS: Final = frozenset({*POSTGRES_SCHEMA, *MYSQL_SCHEMA})
 """Of statements that change a table."""
 WIDTH: Final = 20
 _TRIALS: Final = 2
@@ -60,8 +62,8 @@ class Summary:
 
 def build(source: str, seed: int, number: int, without: Collection[str] = ()) -> Script:
     """Round *number* of *seed*."""
-    kinds: dict[str, type[Builder]] = {"postgres": PostgresBuilder}
-    return kinds[source](source, seed, number, frozenset(without)).build()
+    builder: type[Builder] = PostgresBuilder if source == "postgres" else MySqlBuilder
+    return builder(source, seed, number, frozenset(without)).build()
 
 
 def mirror_of(number: int, mirrors: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shlex
@@ -30,6 +31,7 @@ from headwater.sources.snapshots import open_snapshots
 
 CAPTURE: Final = b"headwater.pipeline.capture_process"
 CHECK_SECONDS: Final = 1
+_PR_SET_PDEATHSIG: Final = 1
 _COMMAND = re.compile(r"headwater ((?:resnapshot|sink|capture|run|resume|log)\b[^\n;]*)")
 
 
@@ -38,7 +40,8 @@ class FuzzPipeline(RunningPipeline):
 
     def __init__(self, folder: Path, source: FuzzSource, tables: Sequence[str], sink: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self._source = folder, source
+        self.folder, self.database = folder, source  # type: ignore[assignment]
+        self._source = source
         self._process: subprocess.Popen[bytes] | None = None
         self._held = 0
         self._lock = threading.Lock()
@@ -54,15 +57,17 @@ class FuzzPipeline(RunningPipeline):
         command, environment = super()._command(*arguments)
         return command, environment | {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1"}
 
-    @property
-    def database(self) -> Any:
-        return self._source
-
     def start(self) -> None:
         command, environment = self._command("run")
         with (self.folder / "out").open("ab") as out:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=out, stderr=out, start_new_session=True
+                command,
+                cwd=self.folder,
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                preexec_fn=_die_with_us,  # noqa: PLW1509 (one call, that allocates nothing)
             )
 
     @property
@@ -141,6 +146,11 @@ class FuzzPipeline(RunningPipeline):
                 assert self._process is not None
                 self._process.wait(20)
         super().close()
+
+
+def _die_with_us() -> None:
+    """A fuzzer that is killed leaves no pipeline behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def advised(status: dict[str, Any]) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 import threading
 import time
@@ -208,9 +209,7 @@ class Fuzzer:
         status = self.pipeline.status()
         said = [status.get("error"), status.get("next_step"), *(sink.get("error") for sink in status["sinks"])]
         text = " ".join(str(one) for one in said if one) or self.pipeline.complaints()[-500:]
-        named = [
-            one for one in outcomes if f"public.{one.table} " in f"{text} ".replace(".", ". ").replace(". t", ".t")
-        ]
+        named = [one for one in outcomes if re.search(rf"\bpublic\.{one.table}\b", text)]
         for one in named or outcomes:
             one.wrong, one.of_run = f"the run ended: {text}", True
         self._say(f"the run ended: {text}")

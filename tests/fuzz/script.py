@@ -1,7 +1,7 @@
 """A round of the fuzzer as data: one random script of statements on one table.
 
-Pure and seeded: round *k* of seed *S* follows from the pair alone, on any machine. Each action has random numbers of its
-own, so that a kind of statement that is left out changes no other action more than it must. ``{t}`` in a text is the
+Pure and seeded: round *k* of seed *S* follows from the pair alone, on any machine. Each action has its own random
+numbers, so that leaving out a kind of statement changes no other action more than it must. ``{t}`` in a text is the
 name of the table, and ``{c}`` the prefix of its columns: a script runs on any table.
 """
 

@@ -15,13 +15,24 @@ from tests.servers.postgres import Database, PostgresServer
 
 _POSTGRES_KINDS: Final = {
     **dict.fromkeys(("smallint", "integer", "bigint"), "int"),
-    **{"numeric": "decimal", "real": "real", "double precision": "double", "boolean": "bool", "bytea": "bytes"},
-    **{"character": "blanks", "date": "date", "time without time zone": "time"},
-    **{"timestamp without time zone": "moment", "timestamp with time zone": "moment"},
+    "numeric": "decimal",
+    "real": "real",
+    "double precision": "double",
+    "boolean": "bool",
+    "bytea": "bytes",
+    "date": "date",
+    "time without time zone": "time",
+    "timestamp without time zone": "moment",
+    "timestamp with time zone": "moment",
 }
 _MYSQL_KINDS: Final = {
     **dict.fromkeys(("tinyint", "smallint", "mediumint", "int", "bigint", "year"), "int"),
-    **{"decimal": "decimal", "float": "real", "double": "double", "date": "date", "time": "time", "bit": "bits"},
+    "decimal": "decimal",
+    "float": "real",
+    "double": "double",
+    "date": "date",
+    "time": "time",
+    "bit": "bits",
     **dict.fromkeys(("datetime", "timestamp"), "moment"),
     **dict.fromkeys(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"), "bytes"),
     "json": "json",
@@ -129,9 +140,14 @@ def postgres_rows(session: psycopg.Connection[Any], table: str) -> Rows:
     """The rows of a table of Postgres; what has no kind of its own as the server's text."""
     columns = session.execute(_COLUMNS, [table]).fetchall()
     kinds = [_postgres_kind(str(type_)) for _, type_ in columns]
-    shown = [f'"{name}"' + ("::text" if kind == "text" else "") for (name, _), kind in zip(columns, kinds, strict=True)]
+    shown = [_shown(str(name), kind) for (name, _), kind in zip(columns, kinds, strict=True)]
     rows = session.execute(f"SELECT {', '.join(shown)} FROM {table}".encode()).fetchall() if shown else []
     return Rows(tuple(name for name, _ in columns), tuple(kinds), tuple(rows))
+
+
+def _shown(name: str, kind: str) -> str:
+    """As the server writes it: a cast to text is something else for some types."""
+    return f'CASE WHEN num_nulls("{name}") = 0 THEN format(\'%s\', "{name}") END' if kind == "text" else f'"{name}"'
 
 
 def _postgres_kind(type_: str) -> str:
@@ -142,10 +158,8 @@ def _postgres_kind(type_: str) -> str:
 
 class MySqlWriter:
     def __init__(self, server: MariaDbServer) -> None:
-        self._session = server.connect(
-            database="public",
-            init_command="SET lock_wait_timeout = 15, innodb_lock_wait_timeout = 10, time_zone = '+00:00', sql_mode = ''",
-        )
+        settings = "SET lock_wait_timeout = 15, innodb_lock_wait_timeout = 10, time_zone = '+00:00', sql_mode = ''"
+        self._session = server.connect(database="public", init_command=settings)
 
     def execute(self, text: str) -> str | None:
         try:
@@ -186,17 +200,17 @@ class MySqlFuzz:
         return MySqlWriter(self.server)
 
     def rows(self, table: str) -> Rows:
-        with self.server.connect(database="public", init_command="SET time_zone = '+00:00'") as session:
-            with session.cursor() as cursor:
-                cursor.execute(
-                    "SELECT column_name, data_type, column_type FROM information_schema.columns"
-                    " WHERE table_schema = 'public' AND table_name = %s ORDER BY ordinal_position",
-                    (table,),
-                )
-                columns = cursor.fetchall()
-                names = tuple(str(name) for name, _, _ in columns)
-                cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in names)} FROM `{table}`")
-                return Rows(names, tuple(_MYSQL_KINDS.get(kind, "text") for _, kind, _ in columns), cursor.fetchall())
+        zone = "SET time_zone = '+00:00'"
+        with self.server.connect(database="public", init_command=zone) as session, session.cursor() as cursor:
+            cursor.execute(
+                "SELECT column_name, data_type, column_type FROM information_schema.columns"
+                " WHERE table_schema = 'public' AND table_name = %s ORDER BY ordinal_position",
+                (table,),
+            )
+            columns = cursor.fetchall()
+            names = tuple(str(name) for name, _, _ in columns)
+            cursor.execute(f"SELECT {', '.join(f'`{name}`' for name in names)} FROM `{table}`")
+            return Rows(names, tuple(_MYSQL_KINDS.get(kind, "text") for _, kind, _ in columns), cursor.fetchall())
 
     def close(self) -> None:
         self.server.close()

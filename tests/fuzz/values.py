@@ -85,7 +85,6 @@ KINDS: dict[str, Callable[[Any], Any]] = {
     "time": _time,
     "moment": _moment,
     "json": _json,
-    "blanks": str,
     "text": str,
 }
 
