@@ -31,15 +31,17 @@ Say = Callable[[str], None]
 class Outcome:
     """What came of one round.
 
-    :ivar wrong: how it failed; ``None``: the mirror was equal at each comparison. :ivar of_run: the pipeline as a whole
-        failed. :ivar repairs: the advised commands that were run. :ivar late: seconds for which the table was live, had
-        the position, and was not equal. :ivar refused: statements that the database refused.
+    :ivar wrong: how it failed; ``None``: the mirror was equal at each comparison. :ivar of_run: the run ended with it.
+    :ivar cut_off: the run ended and did not say by which table. :ivar repairs: the advised commands that were run.
+    :ivar late: seconds for which the table was live, had the position, and was not equal. :ivar reread: rows that were
+        read again. :ivar done: statements that the database took. :ivar refused: those that it refused.
     """
 
     script: Script
     table: str
     wrong: str | None = None
     of_run: bool = False
+    cut_off: bool = False
     repairs: list[str] = field(default_factory=list)
     late: float = 0.0
     reread: int = 0
@@ -83,11 +85,24 @@ class Fuzzer:
 
     def run(self, scripts: Sequence[Script]) -> list[Outcome]:
         """Run up to as many scripts as there are tables; what came of each."""
+        outcomes = self._run(scripts)
+        cut_off = [one for one in outcomes if one.cut_off]
+        if not cut_off or len(outcomes) == 1:
+            return outcomes
+        left = [one.script for one in cut_off]
+        half = len(left) if len(left) < len(outcomes) else len(left) // 2  # nobody was named: find who it was
+        again = [*self.run(left[:half]), *(self.run(left[half:]) if left[half:] else [])]
+        if len(left) == len(outcomes) and all(one.wrong is None for one in again):
+            again[0].wrong = f"with {len(left)} scripts side by side, and not again, {cut_off[0].wrong}"
+        return [*(one for one in outcomes if not one.cut_off), *again]
+
+    def _run(self, scripts: Sequence[Script]) -> list[Outcome]:
         outcomes = [Outcome(script, table) for script, table in zip(scripts, self.tables, strict=False)]
-        prefixes = self._prepare(outcomes)
+        prefix = self._prepare(outcomes)
         with ExitStack() as stack:
-            writers = [_Writer(self, one, prefixes[one.table], stack) for one in outcomes if one.wrong is None]
+            writers = [_Writer(self, one, prefix, stack) for one in outcomes if one.wrong is None]
             while any(writer.left for writer in writers):
+                self._say(f"{len(writers)} scripts on {self._source.kind}, to be compared in {self._kind}")
                 before = self._read_rows()
                 threads = [threading.Thread(target=writer.until_check) for writer in writers]
                 for thread in threads:
@@ -105,10 +120,10 @@ class Fuzzer:
     def _read_rows(self) -> dict[str, int]:
         return {name: int(table.get("rows") or 0) for name, table in self.pipeline.tables().items()}
 
-    def _prepare(self, outcomes: list[Outcome]) -> dict[str, str]:
-        """Give each script a fresh table in the pipeline, with its first rows in the mirror."""
+    def _prepare(self, outcomes: list[Outcome]) -> str:
+        """Give each script a fresh table in the pipeline, with its first rows in the mirror; the prefix of columns."""
         self._resets += 1
-        prefixes = {one.table: f"c{self._resets}_" for one in outcomes}
+        prefix = f"c{self._resets}_"
         if self._pipeline is not None and not self._pipeline.is_running:
             self.close()
         if self._pipeline is None:
@@ -117,7 +132,7 @@ class Fuzzer:
                 self._create(table, ("CREATE TABLE {t} (id bigint PRIMARY KEY)",), "")
         for one in outcomes:
             self._source.remove(one.table)
-            self._create(one.table, one.script.create, prefixes[one.table])
+            self._create(one.table, one.script.create, prefix)
         if self._pipeline is None:
             self._start()
         self._settle(outcomes, START_SECONDS)
@@ -127,7 +142,7 @@ class Fuzzer:
         for one in outcomes:
             one.repairs.clear()
             one.late = 0.0
-        return prefixes
+        return prefix
 
     def _create(self, table: str, texts: Sequence[str], prefix: str) -> None:
         writer = self._source.writer()
@@ -165,7 +180,7 @@ class Fuzzer:
         waiting = {one.table: one for one in outcomes if one.wrong is None}
         while waiting:
             if not self.pipeline.is_running:
-                self._failed_run(list(waiting.values()))
+                self._ended(list(waiting.values()))
                 return
             found = self.pipeline.tables()
             for name, one in list(waiting.items()):
@@ -205,13 +220,13 @@ class Fuzzer:
         is_stopped = told.get("stopped") or told.get("phase") in ("stopped", "parked")
         return advised(told) if is_stopped and len(one.repairs) < REPAIRS else None
 
-    def _failed_run(self, outcomes: list[Outcome]) -> None:
+    def _ended(self, outcomes: list[Outcome]) -> None:
         status = self.pipeline.status()
         said = [status.get("error"), status.get("next_step"), *(sink.get("error") for sink in status["sinks"])]
         text = " ".join(str(one) for one in said if one) or self.pipeline.complaints()[-500:]
         named = [one for one in outcomes if re.search(rf"\bpublic\.{one.table}\b", text)]
-        for one in named or outcomes:
-            one.wrong, one.of_run = f"the run ended: {text}", True
+        for one in outcomes:
+            one.wrong, one.of_run, one.cut_off = f"the run ended: {text}", True, one not in named
         self._say(f"the run ended: {text}")
 
 
