@@ -17,10 +17,8 @@ from typing import Any, Final
 
 from tests.fuzz.sources import FuzzSource
 from tests.spark.pipeline.driven import RunningPipeline
-from typer.testing import CliRunner
 
 from headwater.backfill.log_ranges import described_tables
-from headwater.cli.main import app
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import load
 from headwater.pipeline.config.sections import SourceSection
@@ -92,14 +90,10 @@ class FuzzPipeline(RunningPipeline):
 
     def command(self, text: str) -> str | None:
         """Run a command of ``headwater`` that was advised; what it complained of, or ``None``."""
-        os.environ["SHOP_DSN"] = self._source.dsn
-        arguments = shlex.split(text)
-        if arguments[0] == "resnapshot":
-            arguments += ["--pipeline", str(self.folder / "pipeline.toml")]
-        done = CliRunner().invoke(app, arguments)
-        if done.exit_code == 0:
+        done = self.headwater(*shlex.split(text))
+        if done.returncode == 0:
             return None
-        return f"`headwater {text}` ended with {done.exit_code}: {(done.stderr or repr(done.exception)).strip()}"
+        return f"`headwater {text}` ended with {done.returncode}: {(done.stdout + done.stderr).strip()[-300:]}"
 
     def position(self) -> CdcOffset:
         """Where the source is now."""

@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ LIVE_SECONDS: Final = 15.0
 """For so long a table may be live and differ: the next look at the catalog finds what changed."""
 START_SECONDS: Final = 180.0
 REPAIRS: Final = 3
+COMMANDS: Final = 4
+"""So many are run side by side."""
 Say = Callable[[str], None]
 
 
@@ -183,6 +186,7 @@ class Fuzzer:
                 self._ended(list(waiting.values()))
                 return
             found = self.pipeline.tables()
+            due: list[tuple[Outcome, str]] = []
             for name, one in list(waiting.items()):
                 told = found.get(name, {})
                 state = self._look(one, told, position, live_since)
@@ -192,11 +196,15 @@ class Fuzzer:
                     one.wrong = f"after {time.monotonic() - began:.0f} s {state}"
                     del waiting[name]
                 elif (command := self._due_repair(one, told)) is not None:
-                    one.repairs.append(command)
-                    ends[name] = time.monotonic() + seconds
-                    if complaint := self.pipeline.command(command):
-                        one.wrong = f"it stopped ({_reason(told)}) and its advised command failed: {complaint}"
-                        del waiting[name]
+                    due.append((one, command))
+            with ThreadPoolExecutor(COMMANDS) as pool:
+                complaints = list(pool.map(self.pipeline.command, [command for _, command in due]))
+            for (one, command), complaint in zip(due, complaints, strict=True):
+                one.repairs.append(command)
+                ends[one.table] = time.monotonic() + seconds
+                if complaint and self.pipeline.is_running:
+                    one.wrong = f"it stopped ({_reason(found[one.table])}) and its advised command failed: {complaint}"
+                    del waiting[one.table]
             time.sleep(0.3)
 
     def _look(self, one: Outcome, told: dict[str, Any], position: Any, live_since: dict[str, float]) -> str | None:
