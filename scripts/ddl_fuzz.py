@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], help="of schema changes only this kind; again for more")
     parser.add_argument("--tables", type=int, default=WIDTH, help="tables of a pipeline, and rounds side by side")
     parser.add_argument("--shrink-seconds", type=float, default=600, help="for each failure; 0: do not shrink")
+    parser.add_argument("--each", action="store_true", help="rounds with one kind of statement alone, for each kind")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     given = parser.parse_args()
     without = {*given.without, *(KINDS - set(given.only) if given.only else ())}
@@ -45,6 +46,7 @@ def main() -> None:
             without=frozenset(without),
             width=given.tables,
             shrink_seconds=given.shrink_seconds,
+            each=given.each,
         ),
         say,
     )
@@ -55,6 +57,8 @@ def main() -> None:
             print(
                 "\n".join(["", f"-- {failure['source']}, {failure['mirror']}: {failure['wrong']}", *failure["script"]])
             )
+        for kind, verdicts in sorted(summary.kinds.items()):
+            print(f"{kind:24} " + ", ".join(f"{where}: {verdict}" for where, verdict in verdicts.items()))
         print(
             f"{summary.rounds} rounds, {len(summary.failures)} failures, {summary.statements} statements, "
             f"{summary.repairs} repairs, {summary.reread} rows read again, {summary.seconds:.0f} s"

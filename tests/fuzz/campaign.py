@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any, Final
 
 from tests.fuzz.mirrors import MIRRORS
@@ -13,7 +14,7 @@ from tests.fuzz.mysql_script import SCHEMA as MYSQL_SCHEMA
 from tests.fuzz.mysql_script import MySqlBuilder
 from tests.fuzz.postgres_script import SCHEMA as POSTGRES_SCHEMA
 from tests.fuzz.postgres_script import PostgresBuilder
-from tests.fuzz.rounds import Fuzzer, Outcome, Say
+from tests.fuzz.rounds import VERDICTS, Fuzzer, Outcome, Say
 from tests.fuzz.script import CHECK, HARNESS, Builder, Script, Step
 from tests.fuzz.shrink import shrink
 from tests.fuzz.sources import FuzzSource, open_source
@@ -27,7 +28,11 @@ _TRIALS: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which rounds are run. :ivar shrink_seconds: how long each failure may be shrunk; 0: not at all."""
+    """Which rounds are run.
+
+    :ivar shrink_seconds: how long each failure may be shrunk; 0: not at all.
+    :ivar each: instead of rounds with all kinds of statements, *rounds* of them for each kind alone, into every mirror.
+    """
 
     seed: int
     rounds: int
@@ -37,6 +42,7 @@ class Plan:
     without: frozenset[str] = frozenset()
     width: int = WIDTH
     shrink_seconds: float = 600.0
+    each: bool = False
 
 
 @dataclass
@@ -51,8 +57,15 @@ class Summary:
     reread: int = 0
     seconds: float = 0.0
     failures: list[dict[str, Any]] = field(default_factory=list)
+    kinds: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Of rounds with one kind of statement alone: by kind, and by database and mirror, what came of it."""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, mirror: str, outcome: Outcome) -> None:
+        kinds = outcome.script.names & KINDS
+        if len(kinds) == 1:
+            of_kind = self.kinds.setdefault(next(iter(kinds)), {})
+            where = f"{outcome.script.source} {mirror}"
+            of_kind[where] = max(of_kind.get(where, ""), outcome.verdict, key=VERDICTS.index)
         self.rounds += 1
         self.statements += outcome.done
         self.refused += len(outcome.refused)
@@ -64,6 +77,11 @@ def build(source: str, seed: int, number: int, without: Collection[str] = ()) ->
     """Round *number* of *seed*."""
     builder: type[Builder] = PostgresBuilder if source == "postgres" else MySqlBuilder
     return builder(source, seed, number, frozenset(without)).build()
+
+
+def kinds_of(source: str) -> Mapping[str, int]:
+    """The kinds of schema changes of a database."""
+    return POSTGRES_SCHEMA if source == "postgres" else MYSQL_SCHEMA
 
 
 def mirror_of(number: int, mirrors: Sequence[str]) -> str:
@@ -87,18 +105,13 @@ def run(plan: Plan, say: Say) -> Summary:
 
 
 def _run_mirror(plan: Plan, source: FuzzSource, mirror: str, summary: Summary, say: Say, stack: ExitStack) -> None:
-    numbers = range(plan.first, plan.first + plan.rounds)
-    scripts = [
-        build(source.kind, plan.seed, number, plan.without)
-        for number in numbers
-        if mirror_of(number, plan.mirrors) == mirror
-    ]
+    scripts = list(_scripts(plan, source.kind, mirror))
     fuzzer = Fuzzer(source, mirror, min(plan.width, max(len(scripts), 1)), say, stack)
     try:
         for batch in _batches(scripts, len(fuzzer.tables)):
             failed = []
             for outcome in fuzzer.run(batch):
-                summary.add(outcome)
+                summary.add(mirror, outcome)
                 say(_line(mirror, outcome))
                 failed += [outcome] if outcome.wrong is not None else []
             for outcome in failed:
@@ -106,6 +119,18 @@ def _run_mirror(plan: Plan, source: FuzzSource, mirror: str, summary: Summary, s
                 summary.failures.append(_failure(mirror, outcome, small))
     finally:
         fuzzer.close()
+
+
+def _scripts(plan: Plan, source: str, mirror: str) -> Iterator[Script]:
+    numbers = range(plan.first, plan.first + plan.rounds)
+    if not plan.each:
+        for number in numbers:
+            if mirror_of(number, plan.mirrors) == mirror:
+                yield build(source, plan.seed, number, plan.without)
+        return
+    for kind in sorted(set(kinds_of(source)) - plan.without):
+        found = (build(source, plan.seed, number, KINDS - {kind}) for number in count(plan.first))
+        yield from islice((script for script in found if kind in script.names), max(1, plan.rounds))
 
 
 def _batches(scripts: Sequence[Script], size: int) -> Iterator[Sequence[Script]]:

@@ -27,6 +27,7 @@ START_SECONDS: Final = 180.0
 REPAIRS: Final = 3
 COMMANDS: Final = 4
 """So many are run side by side."""
+VERDICTS: Final = ("", "followed", "read again", "stopped, repaired", "FAILED")
 Say = Callable[[str], None]
 
 
@@ -50,6 +51,13 @@ class Outcome:
     reread: int = 0
     done: int = 0
     refused: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        """One of :data:`VERDICTS`."""
+        if self.wrong is not None:
+            return "FAILED"
+        return "stopped, repaired" if self.repairs else "read again" if self.reread else "followed"
 
 
 class Fuzzer:
