@@ -338,18 +338,24 @@ class PostgresBuilder(Builder):
             self._retype("json_to_jsonb", one, JSONB)
 
     def enum_rename_value(self) -> None:
+        if self.some("enum") is None:
+            return
         place = self.rng.randrange(len(self.labels))
         new = f"label{self.new_key()}"
         self.schema("enum_rename_value", f"ALTER TYPE {{t}}_mood RENAME VALUE '{self.labels[place]}' TO '{new}'")
         self.labels[place] = new
 
     def enum_add_value(self) -> None:
+        if self.some("enum") is None:
+            return
         new = f"label{self.new_key()}"
         where = self.rng.choice(["", f" BEFORE '{self.labels[0]}'"])
         self.schema("enum_add_value", f"ALTER TYPE {{t}}_mood ADD VALUE '{new}'{where}")
         self.labels.append(new)
 
     def composite_add_attribute(self) -> None:
+        if self.some("composite") is None:
+            return
         self.attributes += 1
         self.schema(
             "composite_add_attribute", f"ALTER TYPE {{t}}_pair ADD ATTRIBUTE a{self.attributes} integer CASCADE"

@@ -218,6 +218,7 @@ class Fuzzer:
     def _look(self, one: Outcome, told: dict[str, Any], position: Any, live_since: dict[str, float]) -> str | None:
         """``None``: the mirror is equal; else how the table is."""
         if told.get("stopped"):
+            live_since.pop(one.table, None)
             return f"it is stopped: {_reason(told)}"
         if told.get("phase") != "live":
             live_since.pop(one.table, None)
