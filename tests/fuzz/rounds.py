@@ -222,7 +222,7 @@ class Fuzzer:
             return f"it is stopped: {_reason(told)}"
         if told.get("phase") != "live":
             live_since.pop(one.table, None)
-            return f"it is {told.get('phase') or 'not there'}: {told.get('waiting') or told.get('next_step') or ''}"
+            return f"it is {told.get('phase') or 'not there'}: {_reason(told)}"
         if told.get("lag_rows") or not self.pipeline.has(one.table, position):
             live_since.pop(one.table, None)
             return "it is live and the mirror does not have the position of the source"
@@ -234,7 +234,7 @@ class Fuzzer:
         return f"it is live and differs: {differs}"
 
     def _due_repair(self, one: Outcome, told: dict[str, Any]) -> str | None:
-        is_stopped = told.get("stopped") or told.get("phase") in ("stopped", "parked")
+        is_stopped = told.get("stopped") or told.get("phase") in ("stopped", "parked", "incomplete")
         return advised(told) if is_stopped and len(one.repairs) < REPAIRS else None
 
     def _ended(self, outcomes: list[Outcome]) -> None:
@@ -292,4 +292,5 @@ def _filled(text: str, table: str, prefix: str) -> str:
 
 
 def _reason(told: dict[str, Any]) -> str:
-    return str(told.get("stopped") or told.get("waiting") or told.get("next_step") or told.get("phase"))
+    said = (told.get(name) for name in ("stopped", "reason", "waiting", "next_step"))
+    return next((str(text) for text in said if text), "")
