@@ -19,7 +19,8 @@ Stop = Callable[[], None]
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])  # workers import the test modules
+    paths = (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH"))  # workers import the test modules
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     made = session(
         "local[2]",
         app_name="headwater-tests",

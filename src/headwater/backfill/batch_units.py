@@ -24,7 +24,7 @@ _SHARES: Final = (4, 2, 1)
 
 def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, parallelism: int) -> list[LogUnit]:
     """The changes of *table* in a batch up to *end*, by ranges of vnodes."""
-    if changes.renewed and table.executor is not None:  # the sink empties its table; history follows
+    if changes.emptied and table.executor is not None:  # the sink empties its table; history follows
         return [LogUnit(changes.table, end.epoch, end.epoch, 0, 1, end.plan, truncated=changes.truncated)]
     kept = table.filter(end.plan)
     parts = parallelism if changes.rows > _SMALL_ROWS else 1
@@ -68,6 +68,7 @@ def split_units(
             changed_since=table.changed_since,
             until=None if table.changed_since is None else snapshot.mark.high,
             replaces=table.replaces,
+            rereads=table.rereads,
         )
         for parts in groups(table.handed_out(plan.number), parallelism)
     ]

@@ -116,7 +116,7 @@ def _renewal(request: Request, table: SourceTable, source: SnapshotSource) -> Re
         values = request.detail.get(side)
         cuts.append(Cut(tuple(map(str, values)), after) if values else None)
     part = None if cuts == [None, None] else source.key_range(table, KeyRange(*cuts))
-    return Renewal(request.id, part, tuple(columns) if columns else None)
+    return Renewal(request.id, part, tuple(table.column(name).field_id for name in columns) if columns else None)
 
 
 def ask_query(location: str, query: str, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> dict[str, Any]:

@@ -14,7 +14,16 @@ from headwater.backfill.errors import TableNotCaptured
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.log_store import LogView
 from headwater.log_store.log import Log, LogRegistry
-from headwater.log_store.log_events import RENEWED, SCHEMA, TRUNCATE, events_of
+from headwater.log_store.log_events import (
+    FORMER_KEY,
+    RENEWED,
+    RESHAPED,
+    SCHEMA,
+    TRUNCATE,
+    LogEvent,
+    Reshaped,
+    events_of,
+)
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import FIELD_ID, POSITION_COLUMN, SourceTable
 from headwater.state import Snapshot, open_reader
@@ -29,8 +38,8 @@ class TableChanges:
     :ivar table: the table as it is at the end of the range.
     :ivar after: where the range begins: after a gap in the log, the rows before it do not count.
     :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
-    :ivar defaulted: columns that came with a value for the rows that were there.
-    :ivar renewed: the table was captured anew with other columns or another key: what the sink has of it goes.
+    :ivar defaulted: the field ids of columns that came with a value for the rows that were there.
+    :ivar emptied: the table was captured anew in another shape: what the sink has of it goes, and is read again.
     """
 
     table: SourceTable
@@ -38,8 +47,8 @@ class TableChanges:
     rows: int
     events: bool
     truncated: tuple[int, int] | None
-    renewed: bool = False
-    defaulted: tuple[str, ...] = ()
+    emptied: bool = False
+    defaulted: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
         return self.rows > 0 or self.events
@@ -48,11 +57,13 @@ class TableChanges:
 class LogRanges:
     """The logs of *names* in one snapshot.
 
+    :param keyed: for a sink that has one row per key; others have rows of former shapes, and keep them.
     :raises TableNotCaptured: one has no log.
     """
 
-    def __init__(self, view: Snapshot, names: Sequence[str]) -> None:
+    def __init__(self, view: Snapshot, names: Sequence[str], *, keyed: bool = True) -> None:
         self._view = view
+        self._keyed = keyed
         self.record: SourceRecord | None
         self.captured: Mapping[str, CapturedTable]
         self.record, self.captured = SourceState.read(view)
@@ -72,10 +83,11 @@ class LogRanges:
     def stopped(self, name: str) -> str | None:
         """Why nobody captures the table any more."""
         known = self.captured[name]
-        return known.reason if known.state is TableState.STOPPED else None
+        return known.reason if known.state is not TableState.ACTIVE else None
 
     def end(self, after: int, upto: int, max_rows: int | None, max_epochs: int | None) -> int:
         """The epoch up to which about *max_rows* changes lie after *after*: one epoch at least, *upto* at most."""
+        upto = self._before_renewal(after, upto)
         if max_rows is None and max_epochs is None:
             return upto
         rows: defaultdict[int, int] = defaultdict(int)
@@ -99,7 +111,7 @@ class LogRanges:
     def changes(self, name: str, after: int, upto: int) -> TableChanges:
         """What *name* has in ``(after, upto]``."""
         events = list(events_of(self._view, name, after, upto))
-        renewals = [(int(event.epoch), event.seq) for event in events if RENEWED in event.detail]
+        renewals = [(int(event.epoch), event.seq) for event in events if self._empties(event)]
         if renewals:
             after = renewals[-1][0] - 1
         rows, version = 0, None
@@ -107,18 +119,36 @@ class LogRanges:
             rows += end.rows
             version = end.schema_version
         truncates = [event for event in events if event.kind == TRUNCATE]
-        changed = [event.detail for event in events if event.kind == SCHEMA and RENEWED not in event.detail]
-        defaulted = tuple(name for detail in changed if detail["defaults"] is not None for name in detail["added"])
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
+        table = self._table(name, version, upto)
         return TableChanges(
-            self._table(name, version, upto),
+            table,
             after,
             rows,
             bool(events),
             max(emptied, default=None),
             bool(renewals),
-            defaulted,
+            _defaulted(table, events),
         )
+
+    def _before_renewal(self, after: int, upto: int) -> int:
+        """*upto*, or where rows end that have another shape than those after them: sinks of changes get them as well.
+
+        Those of a sink with one row per key are replaced anyway.
+        """
+        if self._keyed:
+            return upto
+        changed = (Reshaped.KEY.value, Reshaped.COLUMNS.value)
+        events = (event for name in self._views for event in events_of(self._view, name, after, upto))
+        ends = (int(event.epoch.prev()) for event in events if event.detail.get(RESHAPED) in changed)
+        return min((end for end in ends if end > after), default=upto)
+
+    def _empties(self, event: LogEvent) -> bool:
+        """Whether rows from before *event* cannot stay beside those after it."""
+        if RENEWED not in event.detail:
+            return False
+        how = Reshaped(event.detail.get(RESHAPED, Reshaped.KEY.value))
+        return how is Reshaped.KEY or (how is Reshaped.COLUMNS and self._keyed)
 
     def latest(self, name: str) -> SourceTable:
         """The table as its log has it now."""
@@ -141,7 +171,22 @@ class LogRanges:
             following = next(iter(self._views[name].epochs(upto)), None)
             version = log.schema_version if following is None else following.first_schema_version
         schema = log.schema_of(version)
-        return SourceTable.of_log(known.namespace, known.name, schema, _key_columns(log, schema), known.source_id)
+        later = (event.detail for event in events_of(self._view, name, upto, self.newest))
+        former = next((detail[FORMER_KEY] for detail in later if FORMER_KEY in detail), None)
+        keys = _key_columns(log, schema) if former is None else tuple(former)
+        if not set(keys) <= set(schema.names):  # renamed since
+            keys = _key_columns(log, schema)
+        return SourceTable.of_log(known.namespace, known.name, schema, keys, known.source_id)
+
+
+def _defaulted(table: SourceTable, events: Sequence[LogEvent]) -> tuple[int, ...]:
+    """The columns of *table*, which is as *events* left it, that came among them with a value."""
+    names: list[str] = []
+    for detail in (event.detail for event in events if event.kind == SCHEMA):
+        names = [detail["renamed"].get(name, name) for name in names if name not in detail["dropped"]]
+        if detail["defaults"] is not None and RENEWED not in detail:
+            names += detail["added"]
+    return tuple(column.field_id for column in table.columns if column.name in names and not column.dropped)
 
 
 def _key_columns(log: Log, schema: pa.Schema) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ class QueryPlanner:
             self._requests = QueryRequests(options, self._state, self._source)
             stack.callback(self._requests.close)
             with self._reader.snapshot() as view:
-                ranges = LogRanges(view, options.tables)
+                ranges = LogRanges(view, options.tables, keyed=options.keyed)
                 consumers = stack.enter_context(ConsumerGroup.open(options.store, options.query, takeover=takeover))
                 self._tables = QueryTables(options, self._state, consumers, view, ranges, self._parked())
             self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save)
@@ -264,7 +264,7 @@ class QueryPlanner:
 
     def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         with self._reader.snapshot() as view:
-            ranges = LogRanges(view, list(self._tables))
+            ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
             self._seen = ranges.newest
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
             late = self._tables.begin_kept(start.epoch, self._place_of(start.epoch, ranges))
@@ -273,8 +273,8 @@ class QueryPlanner:
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
             found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
-            for name, changes in found.items():
-                self._tables[name].see(changes, ranges.since(name, end))
+            for name, table in self._tables.items():
+                changes = found[name] = table.see(found[name], ranges.since(name, end), start.epoch, end)
                 if self._tables[name].reads_source:
                     self._tables[name].latest = ranges.latest(name)
                 self._tables[name].catch_up(changes.rows, ranges, end)
@@ -318,7 +318,8 @@ class QueryPlanner:
         while True:
             with self._reader.snapshot() as view:
                 try:
-                    return large_first(self._units(LogRanges(view, list(self._tables)), start, end))
+                    ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
+                    return large_first(self._units(ranges, start, end))
                 except LogBehind:
                     if time.monotonic() > limit:
                         raise
@@ -330,7 +331,7 @@ class QueryPlanner:
         for name, table in self._tables.items():
             if end.plan > start.plan:
                 table.latest = ranges.latest(name)
-            changes = ranges.changes(name, table.after(start.epoch), end.epoch)
+            changes = table.emptying(ranges.changes(name, table.after(start.epoch), end.epoch), end.epoch)
             if changes:
                 made += log_units(table, changes, end, self._options.parallelism)
         if end.plan > start.plan:

@@ -73,8 +73,10 @@ class TableRecord:
     :ivar left: the query had no such table for a while: changes of that time are missing.
     :ivar unread: the query delivered changes of it without its history.
     :ivar since: where its log began when it was planned last: when that moves, the log has a gap.
+    :ivar renewed: its log had a gap once, so that what is read of it is read again.
     :ivar origin: where its history comes from, chosen once: ``source``, or ``tables`` that we keep.
     :ivar queued: what is to be read once more when its history from our own table is over, as JSON.
+    :ivar empties: it was parked: the mirror of it is emptied by the batch that ends at this epoch; 0: by the next one.
     """
 
     last_position: str | None = None
@@ -85,8 +87,10 @@ class TableRecord:
     left: bool = False
     unread: bool = False
     since: str | None = None
+    renewed: bool = False
     origin: str | None = None
     queued: list[dict[str, Any]] = field(default_factory=list)
+    empties: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in TableRecord.__slots__}

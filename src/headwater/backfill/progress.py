@@ -48,6 +48,7 @@ class TableProgress:
     :ivar limit: rows per second at most. :ivar waiting: why nothing is handed out; empty while it is.
     :ivar origin: where its rows come from: the ``source``, or ``tables`` that we keep.
     :ivar lag_epochs: of the log, after a snapshot of our own table.
+    :ivar rereading: the sink has the table and reads it again. :ivar columns: only these columns; empty: all.
     """
 
     table: str
@@ -65,6 +66,8 @@ class TableProgress:
     waiting: str = ""
     origin: str = "source"
     lag_epochs: int | None = None
+    rereading: bool = False
+    columns: tuple[str, ...] = ()
 
     @property
     def fraction(self) -> float | None:
@@ -78,7 +81,8 @@ class TableProgress:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> TableProgress:
-        return cls(**{**value, "phase": Phase(value["phase"])})
+        columns = tuple(value.get("columns", ()))
+        return cls(**{**value, "phase": Phase(value["phase"]), "columns": columns})
 
 
 def merged(name: str, parts: Sequence[TableProgress]) -> TableProgress:

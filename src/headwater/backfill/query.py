@@ -24,6 +24,8 @@ class QueryOptions:
     :ivar split_rows: about how many rows a split has.
     :ivar split_kind: ``None`` chooses.
     :ivar keyed: the sink upserts by key, so history may come by heap blocks and overlap changes.
+    :ivar takes_columns: the sink takes rows of some columns alone, as one that upserts does: a column that came with a
+        value is read again by itself.
     :ivar interval_seconds: about how long the history of one batch is read, and so how long a snapshot is held.
     :ivar rows_per_second: of history, for each table; ``None`` is no limit, 0 stands still.
     :ivar parallelism: how many tasks run side by side.
@@ -45,6 +47,7 @@ class QueryOptions:
     split_rows: int = 100_000
     split_kind: SplitKind | None = None
     keyed: bool = False
+    takes_columns: bool = False
     interval_seconds: float = 4.0
     rows_per_second: int | None = None
     parallelism: int = 2

@@ -61,7 +61,11 @@ class QueryTable:
         if self.executor is None:
             record.left, record.unread = False, True
         elif record.left or record.unread:
-            self.executor.restart(Renewal(uuid.uuid4().hex, KeyRange() if record.whole else None))
+            if not self._options.keyed:
+                record.empties = None
+            emptied = record.empties is not None
+            part = KeyRange() if record.whole and not emptied else None
+            self.executor.restart(Renewal(uuid.uuid4().hex, part, emptied=emptied))
             record.left = record.unread = False
             record.last_position, record.unseen = None, []
             self._forget_heap()
@@ -147,6 +151,11 @@ class QueryTable:
     @property
     def replaces(self) -> bool:
         """Whether the sink may have the rows already."""
+        return self.rereads and not (self.executor and self.executor.renewal and self.executor.renewal.emptied)
+
+    @property
+    def rereads(self) -> bool:
+        """Whether rows are read that the sink was given before."""
         return self.executor is not None and self.executor.renewal is not None
 
     @property
@@ -156,7 +165,8 @@ class QueryTable:
         if renewal is None or renewal.columns is None:
             return None
         keys = self.table.key_columns
-        return (*keys, *(name for name in renewal.columns if name not in keys))
+        wanted = [one for one in self.table.columns if {one.field_id, one.name}.intersection(renewal.columns)]
+        return (*keys, *(one.name for one in wanted if not one.dropped and one.name not in keys))
 
     @property
     def waits_for_commit(self) -> bool:
@@ -169,29 +179,41 @@ class QueryTable:
 
     # -- the log ---------------------------------------------------------------------------------------------------
 
-    def see(self, changes: TableChanges, since: CdcOffset | None) -> None:
-        """The next batch has *changes*, of a log that begins at *since*.
+    def emptying(self, changes: TableChanges, end: int) -> TableChanges:
+        """*changes* of the batch up to *end*, and whether it empties the sink's table."""
+        if self.record.empties in (None, 0) or self.record.empties != end:
+            return changes
+        return replace(changes, emptied=True, truncated=(end, 0), events=True)
+
+    def see(self, changes: TableChanges, since: CdcOffset | None, start: int, end: int) -> TableChanges:
+        """The next batch, from *start* to *end*, has *changes*, of a log that begins at *since*; what it has with it.
 
         Where that has moved, the table was captured anew after a gap: its history is read once more.
         """
+        if self.record.empties is not None:
+            was_emptied = 0 < self.record.empties <= start
+            self.record.empties = None if was_emptied else end if end > start else 0
+            self._state.put_table(self.name)
+        changes = self.emptying(changes, end)
         self.table = changes.table
         if self.executor is not None:
             self.executor.table = changes.table
         began = None if since is None else since.to_json()
         if began is not None and began != self.record.since:
             if self.record.since is not None:
-                self._begin_anew(began, changes.renewed)
+                self._begin_anew(began, changes.emptied)
             self.record.since = began
             self._state.put_table(self.name)
-        if self.executor is not None and changes.truncated is not None and not changes.renewed:
+        if self.executor is not None and changes.truncated is not None and not changes.emptied:
             self.executor.truncate(changes.truncated[0])
-        if self._options.keyed and changes.defaulted:
+        if (self._options.keyed or self._options.takes_columns) and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
-            renewal = Renewal(f"{began}:{','.join(changes.defaulted)}", columns=changes.defaulted)
+            renewal = Renewal(f"{began}:{','.join(map(str, changes.defaulted))}", columns=changes.defaulted)
             if self.kept is not None:
                 self.renew(renewal)
             elif self.executor is not None:
                 self.executor.renew(renewal)
+        return changes
 
     def catch_up(self, rows: int, ranges: LogRanges, end: int) -> None:
         """The next batch, up to *end*, has so many *rows*; while the log after a snapshot of ours is delivered."""
@@ -199,13 +221,15 @@ class QueryTable:
             self.kept.executor.take(rows)
             self.kept.executor.lag(ranges.lag(self.name, end))
 
-    def _begin_anew(self, since: str, renewed: bool) -> None:
+    def _begin_anew(self, since: str, emptied: bool) -> None:
         self.record.last_position, self.record.unseen = None, []  # positions of another server, perhaps
+        self.record.renewed = True
         self._forget_heap()
         if self.kept is not None:
             self._read_from_source()
         if self.executor is not None:
-            self.executor.restart(None if renewed else Renewal(since, KeyRange() if self.record.whole else None))
+            part = KeyRange() if self.record.whole and not emptied else None
+            self.executor.restart(Renewal(since, part, emptied=emptied))
 
     def unseen(self, fresh: pa.ChunkedArray | None, mark: SnapshotMark | None) -> None:
         """Keep in mind the changes that *mark*, taken after them, does not show; without one: all of them."""
@@ -236,6 +260,9 @@ class QueryTable:
             self.kept.executor.on_barrier(barrier)
 
     def wants(self) -> int:
+        if self.record.empties is not None:
+            self.waiting = "the sink's table is about to be emptied"
+            return 0
         if self.held_back is not None:
             self.waiting = self.held_back
             return 0
@@ -396,4 +423,6 @@ class QueryTable:
             told = self.kept.executor.progress(self.kept.waiting or "").to_json()
         elif self.executor is not None:
             told = self.executor.progress((self.waiting or "") if self.is_reading else "").to_json()
-        return told | {"delivered": int(self.consumer.delivered())}
+        if self.record.renewed and not self.is_done:
+            told["rereading"] = True
+        return told | {"delivered": int(self.consumer.delivered()), "since": self.record.since}

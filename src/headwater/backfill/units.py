@@ -95,6 +95,7 @@ class SplitUnit:
     :ivar changed_since: with ``HEAP``: changes after this epoch may have brought a row already, or another version of
         one that was read before. :ivar until: the place in the log before which lie all that the snapshot shows.
     :ivar replaces: the range may hold rows at the target already (a new snapshot of a part): they go.
+    :ivar rereads: the target was given rows of the table before.
     """
 
     table: SourceTable
@@ -111,6 +112,7 @@ class SplitUnit:
     changed_since: int | None = None
     until: CdcOffset | None = None
     replaces: bool = False
+    rereads: bool = False
 
 
 @dataclass(frozen=True, slots=True)

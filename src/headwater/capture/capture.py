@@ -26,6 +26,7 @@ from pathlib import Path
 from headwater.capture.options import CaptureOptions
 from headwater.capture.requests import RENEW_SOURCE, Requests, leave
 from headwater.capture.session import CaptureSession
+from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError, TransientError
 from headwater.sources.source import Source
@@ -43,6 +44,10 @@ class CaptureState(Enum):
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
 
 
 class Capture:
@@ -84,6 +89,10 @@ class Capture:
     def source(self) -> Source:
         return self._source
 
+    def lag_seconds(self) -> float | None:
+        """At most how old the oldest change of the source is that is not durable here; ``None``: unknown."""
+        return self.statistics.lag_seconds(_now_us()) if self.state is CaptureState.RUNNING else None
+
     def stop(self) -> None:
         """End at the next boundary; any thread, also a signal handler."""
         self._stop.set()
@@ -115,6 +124,9 @@ class Capture:
         session = CaptureSession(
             self._source, store, self._tables, self._options, self.statistics, self._now_ms, self._requests
         )
+        with store.snapshot() as view:
+            record, _ = SourceState.read(view)
+        self.statistics.begin(_now_us(), 0 if record is None else record.commit_time_us)
         self._tables = []  # the store knows them by now; one that stops or is gone later does not end the others
         sealed = self.statistics.epochs
         try:
@@ -125,6 +137,7 @@ class Capture:
                 if session.wants_restart:
                     break
                 session.step()
+                self.statistics.stepped(_now_us())
                 if self.statistics.epochs > sealed:
                     self._failures = 0
             session.finish()

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from headwater.capture.renewal import renewed_columns
+from headwater.capture.renewal import renewed_columns, reshaped
 from headwater.capture.requests import Answers
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import PARTITION, RENEWED, SCHEMA, TRUNCATE
+from headwater.log_store.log_events import FORMER_KEY, PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
 from headwater.sources.events import Changes, Finding, Registered, SchemaChanged, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
@@ -104,7 +104,8 @@ class CapturedLogs:
             self._open_writer(before)
         writer, change = self._writers[name], renewed_columns(before, table)
         told = SchemaChanged(before, table) if change is None else change
-        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()})
+        shape = {RESHAPED: reshaped(before, table).value, FORMER_KEY: list(before.key_columns)}
+        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()} | shape)
         writer.change_schema(table.log_schema(self._position_type), table.key_columns)
         self.tables[name] = table
         self._statistics.stopped_tables.pop(name, None)
@@ -116,9 +117,14 @@ class CapturedLogs:
         )
         self.state.put_table(self.sealer.batch, entry)
 
-    def stop(self, name: str, reason: str) -> SourceTable | None:
-        """Its changes end here, those before are sealed with the epoch; what it was, if it was captured by now."""
-        self.state.stop_table(self.sealer.batch, name, reason)
+    def stop(self, name: str, reason: str, state: TableState = TableState.STOPPED) -> SourceTable | None:
+        """Its changes end here, those before are sealed with the epoch; what it was, if it was captured by now.
+
+        Whatever stopped it, once that is repaired one command captures it again: a reason without it gets it.
+        """
+        if state is TableState.STOPPED and "headwater resnapshot" not in reason:
+            reason = f"{reason} Run: headwater resnapshot {name}"
+        self.state.stop_table(self.sealer.batch, name, reason, state)
         self._statistics.stopped_tables[name] = reason
         table = self.tables.pop(name, None)
         if table is not None:
@@ -129,6 +135,10 @@ class CapturedLogs:
     def captures(self, name: str) -> bool:
         """Whether a table is captured that may be meant by *name*, with or without its namespace."""
         return any(name in (full, table.name) for full, table in self.tables.items())
+
+    def rereading(self) -> list[str]:
+        """The tables that are about to be captured again."""
+        return [name for name, table in self.state.tables.items() if table.state is TableState.REREADING]
 
     def registered(self) -> list[Registered]:
         """How the source has the captured tables registered, as far as it was told."""

@@ -11,7 +11,7 @@ metric                                 meaning
 ``capture_restarts_total``             sessions that ended in a failure that passes
 ``capture_received_bytes_total``       of the source's log, in this session
 ``capture_lag_bytes``                  of the source's log, not read yet
-``capture_lag_seconds``                age of the newest durable transaction, 0 when there is nothing newer
+``capture_lag_seconds``                age of the oldest change that is not durable; absent: the source does not answer
 ``capture_source_log_held_bytes``      of its log that the source keeps for us
 ``capture_spilled_bytes``              of transactions that have not committed yet
 =====================================  ==================================================================
@@ -22,7 +22,6 @@ The metrics of the logs follow (:mod:`headwater.log_store.metrics`).
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -44,7 +43,9 @@ def capture_metrics(capture: Capture) -> Iterator[Metric]:
     yield Metric("capture_received_bytes_total", labels, float(seen.bytes_received))
     if seen.behind_bytes is not None:
         yield Metric("capture_lag_bytes", labels, float(seen.behind_bytes))
-    yield Metric("capture_lag_seconds", labels, seen.lag_seconds(time.time_ns() // 1000))
+    lag = capture.lag_seconds()
+    if lag is not None:
+        yield Metric("capture_lag_seconds", labels, lag)
     if seen.held_bytes is not None:
         yield Metric("capture_source_log_held_bytes", labels, float(seen.held_bytes))
     yield Metric("capture_spilled_bytes", labels, float(seen.spilled_bytes))

@@ -4,7 +4,8 @@
 request            what happens
 =================  ==================================================================================================
 ``renew_tables``   the source logs the tables (again) from a place on; they are stopped, and once the stream has
-                   passed that place they are captured anew, as they are described now
+                   passed that place they are captured anew, as they are described now. The capture does the same by
+                   itself for a table that must be read again
 ``renew_source``   at the start of a session: what the source kept for us is given up and made anew; all tables that
                    are there are captured from that place on, the others stop
 =================  ==================================================================================================
@@ -15,6 +16,7 @@ tables once more. Before that seal a crash leaves the request unanswered, and th
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,7 @@ from headwater.capture.requests import RENEW_SOURCE, RENEW_TABLES, Request, ask,
 from headwater.capture.source_state import CapturedTable
 from headwater.errors import HeadwaterError, InputError
 from headwater.log_store.errors import ForeignSchema
+from headwater.log_store.log_events import Reshaped
 from headwater.sources.errors import SourceBusy, SourceNotFound, UnsupportedTable
 from headwater.sources.events import SchemaChanged
 from headwater.sources.offset import CdcOffset
@@ -93,21 +96,38 @@ class TableRenewals:
                     f"Table {name} is not captured into this store.", next_step=f"Run: headwater add-table … {name}"
                 )
             self.named.add(name)
-            self._check(table)
+        try:
+            new = self._include(found)
+        except SourceBusy:
+            if not request.detail.get(_PATIENT):
+                raise
+            self._later[request.id] = self._clock() + self._pause
+            return []
+        self.requests.append(request.id)
+        return new
+
+    def include(self, name: str) -> None:
+        """Make the source log the table *name*, for which no request is waiting; while it is busy, try again later.
+
+        :raises SourceError: it does not exist, or cannot be captured.
+        """
+        if name in self.tables or self._clock() < self._later.get(name, 0.0):
+            return
+        try:
+            self._include(self._source.tables([name]))
+        except SourceBusy:
+            self._later[name] = self._clock() + self._pause
+
+    def _include(self, found: Sequence[SourceTable]) -> list[str]:
         new = [table for table in found if table.full_name not in self.tables]
+        for table in new:
+            self._check(table)
         if new:
-            try:
-                position = self._source.include(new)
-            except SourceBusy:
-                if not request.detail.get(_PATIENT):
-                    raise
-                self._later[request.id] = self._clock() + self._pause
-                return []
+            position = self._source.include(new)
             failpoints.hit(INCLUDED)
             registrations = self._source.register(new)
             for table in new:
                 self.tables[table.full_name] = TableRenewal(table, registrations[table.full_name], position)
-        self.requests.append(request.id)
         return [table.full_name for table in new]
 
     def are_ready(self, reached: CdcOffset, captured: dict[str, CapturedTable]) -> bool:
@@ -115,7 +135,7 @@ class TableRenewals:
 
         Readers know a renewal by another ``since``, so the log must have moved, too.
         """
-        return bool(self.requests) and all(
+        return bool(self.tables) and all(
             self._source.has_reached(renewal.position) and reached.to_json() != captured[name].since.to_json()
             for name, renewal in self.tables.items()
         )
@@ -172,6 +192,26 @@ def renewed_columns(known: SourceTable, now: SourceTable) -> SchemaChanged | Non
     same_key = known.key_columns == now.key_columns
     is_same = same_key and not (change.added or change.dropped or change.renamed or change.retyped)
     return None if is_same else change
+
+
+def reshaped(known: SourceTable, now: SourceTable) -> Reshaped:
+    """How the rows of *now* differ in shape from those of *known*, which was captured."""
+    if known.key_columns != now.key_columns:
+        return Reshaped.KEY
+    by_name, by_id = ({getattr(one, what): one for one in known.columns} for what in ("name", "field_id"))
+    for column in now.columns:
+        before = by_name.get(column.name), by_id.get(column.field_id)
+        if before == (None, None):
+            continue
+        old = before[0] if before[0] is before[1] else None
+        if old is None or old.type != column.type or _type_name(old) != _type_name(column):
+            return Reshaped.KEY if column.name in now.key_columns else Reshaped.COLUMNS
+    return Reshaped.NOTHING
+
+
+def _type_name(column: SourceColumn) -> str:
+    """The source's type without its length or digits."""
+    return re.sub(r"\(.*?\)", "", column.source_type)
 
 
 def renew(location: str | Path, tables: Sequence[str] | None, seconds: float = 60.0) -> bool:

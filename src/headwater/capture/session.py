@@ -19,7 +19,7 @@ from typing import Any
 from headwater import failpoints
 from headwater.capture.captured_logs import CapturedLogs
 from headwater.capture.chores import Chores
-from headwater.capture.options import CaptureOptions
+from headwater.capture.options import CaptureOptions, OnRewrite
 from headwater.capture.renewal import TableRenewals, present_tables, reason_of
 from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
 from headwater.capture.source_state import SourceRecord, TableState
@@ -161,7 +161,7 @@ class CaptureSession:
             if known is not None and known.state is TableState.STOPPED:
                 step = f"Run: headwater resnapshot {table.full_name}"
                 raise SchemaStopped(table.full_name, known.reason.removesuffix(step).rstrip(), next_step=step)
-        new = [table for table in found if table.full_name not in self._logs.tables]
+        new = [table for table in found if table.full_name not in self._logs.state.tables]
         if new:
             since = self._source.include(new).joined(self._record.offset)
             self._logs.capture(new, self._source.register(new), since)
@@ -208,12 +208,17 @@ class CaptureSession:
                 problem = error
             self.answers.put(self._logs.sealer.batch, request.id, problem)
             self._logs.rows += 1
+        self._reread()
         if self._renewals.are_ready(self._record.offset, self._logs.state.tables):
             self._renew_tables()
 
-    def _stop_table(self, name: str, reason: str) -> None:
-        """Its changes end here, those before are sealed with the epoch; the others go on."""
-        table = self._logs.stop(name, reason)
+    def _stop_table(self, name: str, reason: str, *, reread: bool = False) -> None:
+        """Its changes end here, those before are sealed with the epoch; the others go on.
+
+        :param reread: reading it again repairs it, which begins at the next boundary, where the options want that.
+        """
+        by_itself = reread and self._options.on_rewrite is OnRewrite.REREAD
+        table = self._logs.stop(name, reason, TableState.REREADING if by_itself else TableState.STOPPED)
         if table is not None:
             self._stream.remove_table(table)
 
@@ -226,8 +231,17 @@ class CaptureSession:
         """
         for name in self._renewals.take_up(request, self._logs.state.tables):
             if name in self._logs.tables:
-                step = f"Run: headwater resnapshot {name}"
-                self._stop_table(name, f"It is about to be captured anew; if that does not come about: {step}")
+                self._stop_table(name, "A resnapshot was requested.", reread=True)
+
+    def _reread(self) -> None:
+        """Begin to capture again what must be read again; a table that cannot be captured any more stops."""
+        for name in self._logs.rereading():
+            try:
+                self._renewals.include(name)
+            except TransientError:
+                raise
+            except HeadwaterError as error:
+                self._logs.stop(name, f"{reason_of(error)} Then run: headwater resnapshot {name}")
 
     def _renew_tables(self) -> None:
         """Capture them from the boundary that was reached on. On a new stream the source describes each table anew."""
@@ -311,6 +325,7 @@ class CaptureSession:
 
     def step(self) -> None:
         """Take what comes within an instant, and seal when it is time."""
+        options = self._options
         linger = min(max(self._left(), 0.0), _LINGER_SECONDS)
         asked = time.monotonic()
         events = self._stream.poll(self._patience(), linger=linger, stop_at_boundary=self._is_due())
@@ -321,7 +336,7 @@ class CaptureSession:
             self._seal()
         self._acknowledge()
         now = time.monotonic()
-        if self._at_boundary and now - self._looked >= self._options.heartbeat_seconds:
+        if self._at_boundary and now - self._looked >= min(options.heartbeat_seconds, options.schema_check_seconds):
             self._look()
         if now - self._asked >= _STATUS_SECONDS:
             self._asked = now
@@ -369,7 +384,7 @@ class CaptureSession:
         elif isinstance(event, SchemaChanged):
             self._logs.change_schema(event)
         elif isinstance(event, Stopped):
-            self._stop_table(event.table.full_name, event.reason)
+            self._stop_table(event.table.full_name, event.reason, reread=event.reread)
         else:
             self._logs.truncate(event)
 
@@ -398,10 +413,13 @@ class CaptureSession:
     def _look(self) -> None:
         """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
+        self._statistics.checked_time = time.time()
         for finding in self._source.check(self._logs.registered()):
             if finding.stops:
-                self._stop_table(finding.table.full_name, finding.reason)
+                self._stop_table(finding.table.full_name, finding.reason, reread=finding.reread)
             else:
+                if finding.change is not None:
+                    self._logs.change_schema(finding.change)
                 self._logs.found(finding)
 
     def finish(self) -> None:

@@ -45,16 +45,18 @@ Its identity is that of a source that is being prepared anew, after a gap; else 
 class TableState(Enum):
     """The life of a captured table.
 
-    ========  =================================================  ==================================
-    state     meaning                                            goes to
-    ========  =================================================  ==================================
-    active    its changes are captured                           stopped
-    stopped   they are not: *reason* says why and what to do     active (renewed, after a gap)
-    ========  =================================================  ==================================
+    =========  =================================================  ==================================
+    state      meaning                                            goes to
+    =========  =================================================  ==================================
+    active     its changes are captured                           stopped, rereading
+    stopped    they are not: *reason* says why and what to do     rereading, active (after a gap)
+    rereading  they are not: it is about to be captured again     active, stopped (it cannot be)
+    =========  =================================================  ==================================
     """
 
     ACTIVE = "active"
     STOPPED = "stopped"
+    REREADING = "rereading"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +143,9 @@ class SourceState:
         )
         self._captured.put(batch, 0, (table.log,), values)
 
-    def stop_table(self, batch: WriteBatch, log: str, reason: str) -> None:
+    def stop_table(self, batch: WriteBatch, log: str, reason: str, state: TableState = TableState.STOPPED) -> None:
         """The changes of a table end here."""
-        self.put_table(batch, replace(self.tables[log], state=TableState.STOPPED, reason=reason))
+        self.put_table(batch, replace(self.tables[log], state=state, reason=reason))
 
 
 def _table(log: str, values: tuple[Any, ...]) -> CapturedTable:

@@ -15,6 +15,7 @@ import typer
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.metrics import serve_capture
+from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
@@ -38,6 +39,9 @@ def capture(
     schema_policy: Annotated[SchemaPolicy, typer.Option(help="When the columns of a table change.")] = (
         SchemaPolicy.EVOLVE
     ),
+    on_rewrite: Annotated[
+        OnRewrite, typer.Option(help="Read a table again when its rows changed without being logged, or stop it.")
+    ] = OnRewrite.REREAD,
     special_values: Annotated[
         list[str] | None,
         typer.Option(help="What Arrow cannot hold, per column: schema.table.column=error|null|text; again for more."),
@@ -62,7 +66,7 @@ def capture(
 ) -> None:
     """Follow a database's log: every change of the tables, once, durable before the database may forget it."""
     keep_freed_memory()
-    options = CaptureOptions(epoch_seconds=epoch_ms / 1000)
+    options = CaptureOptions(epoch_seconds=epoch_ms / 1000, on_rewrite=on_rewrite)
     source = open_source(
         dsn,
         spill=store / "spill",
@@ -168,7 +172,7 @@ class _Line:
             "epochs": seen.epochs,
             "epoch": seen.epoch,
             "lag_bytes": seen.behind_bytes,
-            "lag_seconds": round(seen.lag_seconds(time.time_ns() // 1000), 3),
+            "lag_seconds": None if (lag := self._running.lag_seconds()) is None else round(lag, 3),
             "wal_held_bytes": seen.held_bytes,
             "spilled_bytes": seen.spilled_bytes,
             "restarts": seen.restarts,
@@ -182,7 +186,8 @@ class _Line:
             return f"[yellow]waiting[/] to try again · {seen.last_error}"
         parts = [f"{seen.rows:,} changes" if rate is None else f"{rate:,.0f} changes/s · {seen.rows:,} in all"]
         if seen.behind_bytes is not None:
-            parts.append(f"lag {amount(seen.behind_bytes)} {seen.lag_seconds(time.time_ns() // 1000):.1f} s")
+            lag = self._running.lag_seconds()
+            parts.append(f"lag {amount(seen.behind_bytes)} {'unknown' if lag is None else f'{lag:.1f} s'}")
         if seen.held_bytes is not None:
             parts.append(f"WAL held {amount(seen.held_bytes)}")
         if seen.epoch:

@@ -89,7 +89,7 @@ def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
         renew(config.store, None)
         err.print("The source is captured anew at the next start, and every table read once more. Run: headwater run")
         return True
-    stopped = [name for name, one in known.items() if one.state is TableState.STOPPED]
+    stopped = [name for name, one in known.items() if one.state is not TableState.ACTIVE]
     wanted = matching([table], stopped, config.home)
     if not wanted:
         return False

@@ -23,7 +23,7 @@ from headwater.cli.terminal import err
 from headwater.pipeline.config import DEFAULT_FILE
 from headwater.pipeline.metrics import serve_metrics
 from headwater.pipeline.pipeline import Pipeline
-from headwater.pipeline.status import LIVE, PipelineStatus
+from headwater.pipeline.status import LIVE, REREADING, PipelineStatus
 from headwater.pipeline.supervision import LOG_FOLDER
 
 _LOOK_SECONDS = 0.5
@@ -141,7 +141,7 @@ def _news(found: PipelineStatus) -> Iterator[tuple[object, tuple[str, str]]]:
                     text += f", {table.rows_per_second:,.0f} rows/s"
                 if table.eta_seconds:
                     text += f", {duration(table.eta_seconds)} left"
-            yield (sink.name, table.name), (phase, text)
+            yield (sink.name, table.name), (table.phase if table.phase == REREADING else phase, text)
     told = " ".join(str(text) for text in problems(found))
     if told:
         yield "problems", (told, told)

@@ -38,7 +38,7 @@ def list_sinks(pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False)
             "state": sink.state,
             "tables": len(sink.tables),
             "lag_rows": sum(table.lag_rows for table in sink.tables),
-            "lag_seconds": max((table.lag_seconds for table in sink.tables), default=0.0),
+            "lag_seconds": max((one.lag_seconds for one in sink.tables if one.lag_seconds is not None), default=None),
             "error": sink.error,
         }
         for sink in found.sinks
@@ -63,7 +63,7 @@ def list_sinks(pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False)
     for title in ("sink", "kind", "mode", "state", "tables", "rows behind", "for", "last error"):
         shown.add_column(title, overflow="fold")
     for row in rows:
-        lag = f"{row['lag_seconds']:.1f} s" if row["lag_rows"] else ""
+        lag = "unknown" if row["lag_seconds"] is None else f"{row['lag_seconds']:.1f} s" if row["lag_seconds"] else ""
         cells = (row["name"], row["kind"], row["mode"], row["state"], row["tables"], f"{row['lag_rows']:,}", lag)
         shown.add_row(*map(str, cells), str(row["error"] or ""))
     out.print(shown)

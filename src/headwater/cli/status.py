@@ -19,7 +19,18 @@ from rich.text import Text
 
 from headwater.cli.terminal import amount, out
 from headwater.pipeline.config import DEFAULT_FILE, load
-from headwater.pipeline.status import LIVE, DerivedStatus, PipelineStatus, SinkStatus, TableStatus, read_status
+from headwater.pipeline.status import (
+    INCOMPLETE,
+    LIVE,
+    NOT_RESPONDING,
+    REREADING,
+    STOPPED,
+    DerivedStatus,
+    PipelineStatus,
+    SinkStatus,
+    TableStatus,
+    read_status,
+)
 
 _WATCH_SECONDS = 1.0
 _RATE_SECONDS = 5.0
@@ -30,7 +41,15 @@ _ABANDONED_SECONDS = 60.0
 _HISTORY = ("waiting", "reading")
 _KEPT_PHASES = {"reading": "snapshot", "settling": "change log"}
 """What the phases are of a table whose history comes from our own."""
-_STYLES = {"running": "green", "waiting": "yellow", "failed": "bold red", "stopped": "dim", "not running": "dim"}
+_STYLES = {
+    "running": "green",
+    "waiting": "yellow",
+    "failed": "bold red",
+    "down": "bold red",
+    NOT_RESPONDING: "bold red",
+    "stopped": "dim",
+    "not running": "dim",
+}
 PipelineFile = Annotated[Path, typer.Argument(help="The pipeline.", show_default=True)]
 
 
@@ -105,17 +124,24 @@ def parts(found: PipelineStatus, rates: Rates) -> Iterator[RenderableType]:
 
 def _headline(found: PipelineStatus, rate: float | None) -> Text:
     capture = found.capture
-    state = found.state if found.running else f"not running ({found.state})"
+    state = _since(found.state, found.silent_since_ms) if found.running else f"not running ({found.state})"
     text = Text.assemble((found.name, "bold"), " · ", (state, _STYLES.get(found.state, "")))
     if capture:
-        text.append(f" · capture {capture['state']}", _STYLES.get(capture["state"], ""))
-    if found.running and capture.get("lag_seconds") is not None:
-        text.append(f" · lag {capture['lag_seconds']:.1f} s")
+        state = _since(capture["state"], capture.get("silent_since_ms"))
+        text.append(f" · capture {state}", _STYLES.get(capture["state"], ""))
+        lag = capture.get("lag_seconds")
+        text.append(f" · lag {'unknown' if lag is None else f'{lag:.1f} s'}")
     if capture.get("wal_held_bytes") is not None:
         text.append(f" · WAL held {amount(capture['wal_held_bytes'])}")
     if rate is not None:
         text.append(f" · {rate:,.0f} changes/s")
     return text
+
+
+def _since(state: str, silent_since_ms: int | None) -> str:
+    if silent_since_ms is None:
+        return state
+    return f"{state} since {time.strftime('%H:%M:%S', time.localtime(silent_since_ms / 1000))}"
 
 
 class _Tables:
@@ -172,17 +198,18 @@ def _derived(found: PipelineStatus) -> Table:
     for one in found.derived:
         took = duration(one.seconds) if one.seconds else ""
         phase = one.state if one.state in ("paused", "dropped", "failed") else one.phase
-        lag = f"{one.lag_rows:,} rows, {duration(one.lag_seconds)}" if one.lag_rows else "0"
+        lag = _ago(one.lag_rows, None, one.lag_seconds)
         table.add_row(one.table, ", ".join(one.tables), one.sink, phase, f"{one.rows:,}", took, lag)
     return table
 
 
 def phase_of(table: TableStatus) -> str:
     """The phase of a table in a word or two."""
-    if table.stopped:
-        return "stopped"
-    if table.paused and table.phase != LIVE:
+    if table.paused and table.phase not in (LIVE, STOPPED, INCOMPLETE):
         return "paused"
+    if table.phase == REREADING:
+        percent = f"{min(100, 100 * table.rows // table.total)} %" if table.total else ""
+        return " ".join(filter(None, (REREADING, ", ".join(table.columns), percent)))
     if table.origin == "tables":
         return _KEPT_PHASES.get(table.phase, table.phase)
     return table.phase
@@ -212,9 +239,14 @@ def _left(table: TableStatus) -> str:
 
 
 def _lag(table: TableStatus) -> str:
-    if table.lag_epochs:
-        return f"{table.lag_rows:,} rows, {table.lag_epochs:,} epochs, {duration(table.lag_seconds)}"
-    return f"{table.lag_rows:,} rows, {duration(table.lag_seconds)}" if table.lag_rows else "0"
+    return _ago(table.lag_rows, table.lag_epochs, table.lag_seconds)
+
+
+def _ago(rows: int, epochs: int | None, seconds: float | None) -> str:
+    if not rows and not epochs and seconds == 0:
+        return "0"
+    counts = [f"{number:,} {what}" for number, what in ((rows, "rows"), (epochs, "epochs")) if number]
+    return ", ".join([*counts, "unknown" if seconds is None else duration(seconds)])
 
 
 def duration(seconds: float) -> str:
@@ -227,18 +259,36 @@ def duration(seconds: float) -> str:
 
 def problems(found: PipelineStatus) -> Iterator[Text]:
     """What is wrong, each with what to do."""
+    if found.silent_since_ms is not None:
+        text = f"It is {_since(found.state, found.silent_since_ms)}; what follows was reported before."
+        step = f"If that does not pass, kill {found.owner}, then run: headwater run"
+        yield from _problem("", text, step, failed=True)
+    if (silent := found.capture.get("silent_since_ms")) is not None:
+        text = f"it is {_since(NOT_RESPONDING, silent)}: it is frozen, or the source does not answer."
+        step = f"If that does not pass: kill -9 {found.capture['pid']}; it is started again by the pipeline."
+        yield from _problem("capture: ", text, step, failed=True)
     if found.error is not None:
         yield from _problem("", found.error, found.next_step, failed=True)
     elif found.capture.get("last_error"):
         yield from _problem("capture: ", found.capture["last_error"], found.capture.get("next_step"))
+    shown: list[tuple[str, str, str | None]] = []
     for sink in found.sinks:
+        if sink.silent_since_ms is not None:
+            text = f"it is {_since(sink.state, sink.silent_since_ms)}: Spark or its process does not answer."
+            step = "If that does not pass, stop the pipeline, then run: headwater run"
+            yield from _problem(f"{sink.name}: ", text, step, failed=True)
         if sink.error is not None and sink.error != found.error:
             yield from _problem(_about(sink), sink.error, sink.next_step, failed=sink.state == "failed")
         if sink.problem:
             yield from _problem(f"{sink.name}: ", sink.problem, None)
         for table in sink.tables:
-            if table.stopped:
-                yield from _problem(f"{table.name}: ", table.stopped, None, failed=True)
+            if table.reason:
+                is_of_sink = table.parked or table.phase == INCOMPLETE
+                about = f"{sink.name}, {table.name}: " if is_of_sink else f"{table.name}: "
+                problem = about, table.reason, table.next_step
+                if problem not in shown:  # a table that is not captured is so in every sink
+                    yield from _problem(*problem, failed=table.phase == STOPPED)
+                shown.append(problem)
             elif table.waiting and table.phase in _HISTORY and not table.paused:
                 yield from _problem(f"{sink.name}, {table.name}: ", table.waiting, None)
     for one in found.derived:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final
 
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
@@ -30,6 +31,22 @@ PARTITION: Final = "partition"
 
 RENEWED: Final = "renewed"
 """In the detail of a schema event: the new ``since``. Columns from before it need not be those of the same number."""
+RESHAPED: Final = "reshaped"
+"""In the detail of a renewal: whether rows from before it have another shape, a value of :class:`Reshaped`."""
+FORMER_KEY: Final = "former_key"
+"""In the detail of a renewal: the key columns of rows from before it."""
+
+
+class Reshaped(Enum):
+    """How the rows after a renewal differ in shape from those before it.
+
+    ``NOTHING``: columns came or went at most. ``COLUMNS``: a column has another type, or a name is that of another
+    column. ``KEY``: rows are known by another key.
+    """
+
+    NOTHING = "nothing"
+    COLUMNS = "columns"
+    KEY = "key"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any, Final
 
 from headwater.allocation import keep_freed_memory
-from headwater.capture import Capture, CaptureOptions
+from headwater.capture import Capture, CaptureOptions, CaptureState
+from headwater.capture.options import OnRewrite
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.sources.evolution import SchemaPolicy
@@ -104,6 +105,16 @@ class CaptureProcess:
         self._process.stdout.close()
 
 
+_OPTIONS: Final = (
+    "epoch_seconds",
+    "epoch_rows",
+    "epoch_bytes",
+    "heartbeat_seconds",
+    "retry_seconds",
+    "schema_check_seconds",
+)
+
+
 def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
     source = config.source
     options = config.capture_options
@@ -119,17 +130,16 @@ def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
         "special_values": {column: policy.value for column, policy in config.special_values.items()},
         "columns": config.columns,
         "schema_policy": source.schema_policy,
-        "options": {
-            name: getattr(options, name)
-            for name in ("epoch_seconds", "epoch_rows", "epoch_bytes", "heartbeat_seconds", "retry_seconds")
-        },
+        "on_rewrite": source.on_rewrite,
+        "options": {name: getattr(options, name) for name in _OPTIONS},
     }
 
 
 def capture_facts(running: Capture) -> dict[str, Any]:
     """How a capture is, for others."""
-    seen = running.statistics
+    seen, now_ms, lag = running.statistics, time.time_ns() // 1_000_000, running.lag_seconds()
     return {
+        "beat_ms": seen.stepped_us // 1000 if running.state is CaptureState.RUNNING else now_ms,
         "state": running.state.value,
         "source": running.source.name,
         "rows": seen.rows,
@@ -138,11 +148,12 @@ def capture_facts(running: Capture) -> dict[str, Any]:
         "epoch": seen.epoch,
         "commit_time_us": seen.commit_time_us,
         "lag_bytes": seen.behind_bytes,
-        "lag_seconds": round(seen.lag_seconds(time.time_ns() // 1000), 3),
+        "lag_seconds": None if lag is None else round(lag, 3),
         "wal_held_bytes": seen.held_bytes,
         "spilled_bytes": seen.spilled_bytes,
         "restarts": seen.restarts,
         "stopped_tables": dict(seen.stopped_tables),
+        "checked_time": seen.checked_time,
         "last_error": seen.last_error,
     }
 
@@ -178,7 +189,11 @@ def main() -> int:
             poll=settings["poll"],
             columns=settings["columns"],
         )
-        options = CaptureOptions(**settings["options"], schema_policy=SchemaPolicy(settings["schema_policy"]))
+        options = CaptureOptions(
+            **settings["options"],
+            schema_policy=SchemaPolicy(settings["schema_policy"]),
+            on_rewrite=OnRewrite(settings["on_rewrite"]),
+        )
         running = Capture(source, settings["store"], settings["tables"], options)
 
         def stop(_number: int, _frame: FrameType | None) -> None:

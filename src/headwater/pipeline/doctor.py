@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
 from headwater.errors import HeadwaterError
-from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.tables import captured_position, choose_tables
+from headwater.pipeline.config import PipelineConfig, matching
+from headwater.pipeline.tables import captured_position, choose_tables, sink_tables, source_of
+from headwater.sinks.lake import LakeSink
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.open import diagnose
+from headwater.sources.table import SourceTable
 from headwater.spark.java import find_java
 
 _TIGHT_BYTES: Final = 5 << 30
@@ -32,6 +35,8 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
             Finding("tables", Level.NOTE, f"It is left out: {why}", statement_of(step), name)
             for name, (why, step) in chosen.left_out.items()
         ]
+        for section in config.sink:
+            sink_tables(config, section, names, chosen.left_out)
     except HeadwaterError as error:
         findings.append(_problem("tables", error))
     told = None
@@ -48,7 +53,7 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
     )
     texts = {finding.text for finding in source.findings}
     findings = [finding for finding in findings if finding.text not in texts]
-    return replace(source, findings=[*source.findings, *findings, *_machine(), *_store(config), *_sinks(config)])
+    return replace(source, findings=[*source.findings, *findings, *_machine(), *_store(config), *_sinks(config, names)])
 
 
 def _problem(check: str, error: HeadwaterError) -> Finding:
@@ -84,12 +89,28 @@ def _existing(path: Path) -> Path:
     return next((each for each in (path, *path.parents) if each.exists()), Path("/"))
 
 
-def _sinks(config: PipelineConfig) -> Iterator[Finding]:
+def _sinks(config: PipelineConfig, names: Sequence[str]) -> Iterator[Finding]:
     if not config.sink:
         yield Finding("sink", Level.PROBLEM, "The pipeline has no sink.", "-- Add [[sink]] with kind and path.")
     for section in config.sink:
         try:
-            section.open().check()
+            sink = section.open()
+            sink.check()
             yield Finding("sink", Level.OK, f"{section.label}: {section.place} can be written to.")
         except HeadwaterError as error:
             yield _problem("sink", error)
+            continue
+        if isinstance(sink, LakeSink):
+            for table in _source_tables(config, matching(section.tables, names, config.home)):
+                try:
+                    sink.check_table(table, config.query(section))
+                except HeadwaterError as error:
+                    yield replace(_problem("sink", error), table=table.full_name)
+
+
+def _source_tables(config: PipelineConfig, names: Sequence[str]) -> Iterator[SourceTable]:
+    """Those of *names* that can be captured now; why others cannot is found elsewhere."""
+    with closing(source_of(config)) as source:
+        for name in names:
+            with suppress(HeadwaterError):
+                yield from source.tables([name])

@@ -3,14 +3,16 @@
 ===================================  ====================================================================
 metric                               meaning
 ===================================  ====================================================================
-``pipeline_up``                      1 while it runs
+``pipeline_up``                      1 while it runs and responds
+``capture_up``                       1 while changes flow; ``capture_lag_seconds``: not yet in the log; absent: unknown
 ``sink_up``                          1 while its query runs; 0 while it waits, is paused, or has failed
 ``sink_state``                       1 for the state that it is in, a label
 ``sink_batches_total``               that were delivered since the start; ``sink_restarts_total``: of its query
 ``sink_delivered_epoch``             the newest
 ``sink_lag_rows``                    changes of a table that are not delivered
-``sink_lag_seconds``                 how old the oldest of them is
+``sink_lag_seconds``                 age of the oldest change at the source that is not delivered; absent: unknown
 ``sink_parked_tables``               that the sink does not take
+``sink_table_phase``                 1 for the phase of a table, a label; ``reason`` and ``next_step`` where it stopped
 ``sink_refused_rows``                that were parked, by table
 ``sink_pending_batches``             that are staged and not committed; ``sink_pending_seconds``: the oldest
 ``sink_backfill_rows``               of history that are read; ``sink_backfill_total_rows``: an estimate
@@ -20,7 +22,7 @@ metric                               meaning
 ``derived_up``                       1 while a derived table is maintained; ``derived_state``: 1 for its state, a label
 ``derived_batches_total``            since the start; ``derived_restarts_total``; ``derived_rows_total``: delivered
 ``derived_delivered_epoch``          the newest; ``derived_batch_seconds``: how long the last batch took
-``derived_lag_rows``                 changes of its tables since; ``derived_lag_seconds``: how old the oldest is
+``derived_lag_rows``                 changes of its tables since; ``derived_lag_seconds``: as that of a sink
 ===================================  ====================================================================
 
 The metrics of the logs follow (:mod:`headwater.log_store.metrics`).
@@ -31,7 +33,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from headwater.backfill.query_tables import PARKED
 from headwater.capture.metrics import MetricsServer, of_logs
 from headwater.log_store.metrics import Metric
 from headwater.pipeline.config import PipelineConfig
@@ -46,7 +47,11 @@ def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
     """The figures of the pipeline at this moment."""
     found: PipelineStatus = read_status(config)
     labels = (("pipeline", config.name),)
-    yield Metric("pipeline_up", labels, float(found.running))
+    yield Metric("pipeline_up", labels, float(found.running and found.silent_since_ms is None))
+    if found.capture:
+        yield Metric("capture_up", labels, float(found.capture["state"] == "running"))
+        if found.capture["lag_seconds"] is not None:
+            yield Metric("capture_lag_seconds", labels, found.capture["lag_seconds"])
     for sink in found.sinks:
         yield from _of_sink(sink)
     for one in found.derived:
@@ -66,11 +71,14 @@ def _of_sink(sink: SinkStatus) -> Iterator[Metric]:
     yield Metric("sink_batches_total", labels, float(sink.batches))
     yield Metric("sink_restarts_total", labels, float(sink.restarts))
     yield Metric("sink_delivered_epoch", labels, float(sink.epoch))
-    yield Metric("sink_parked_tables", labels, float(sum(table.phase == PARKED for table in sink.tables)))
+    yield Metric("sink_parked_tables", labels, float(sum(table.parked for table in sink.tables)))
     for table in sink.tables:
         of_table = (*labels, ("table", table.name))
+        why = (("reason", table.reason or ""), ("next_step", table.next_step or "")) if table.reason else ()
+        yield Metric("sink_table_phase", (*of_table, ("phase", table.phase), *why), 1.0)
         yield Metric("sink_lag_rows", of_table, float(table.lag_rows))
-        yield Metric("sink_lag_seconds", of_table, table.lag_seconds)
+        if table.lag_seconds is not None:
+            yield Metric("sink_lag_seconds", of_table, table.lag_seconds)
         yield Metric("sink_backfill_rows", of_table, float(table.rows))
         if table.total is not None:
             yield Metric("sink_backfill_total_rows", of_table, float(table.total))
@@ -97,7 +105,8 @@ def _of_derived(derived: DerivedStatus) -> Iterator[Metric]:
     yield Metric("derived_delivered_epoch", labels, float(derived.epoch))
     yield Metric("derived_batch_seconds", labels, derived.seconds)
     yield Metric("derived_lag_rows", labels, float(derived.lag_rows))
-    yield Metric("derived_lag_seconds", labels, derived.lag_seconds)
+    if derived.lag_seconds is not None:
+        yield Metric("derived_lag_seconds", labels, derived.lag_seconds)
 
 
 def _of_deliveries(location: str, query: str, sink: str) -> Iterator[Metric]:

@@ -17,6 +17,7 @@ from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, S
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
+from headwater.spark.heartbeat import BEAT_SUFFIX
 
 
 class SinkQuery(SupervisedQuery):
@@ -30,6 +31,7 @@ class SinkQuery(SupervisedQuery):
         super().__init__(config, section.label, host, note)
         self._section, self._options = section, options
         self._stop_file = config.work / "run" / f"{section.label}.stop"
+        self._beat_file = self._stop_file.with_suffix(BEAT_SUFFIX)
         self._query: Any = None
         self._batch: int | None = None
 
@@ -40,6 +42,8 @@ class SinkQuery(SupervisedQuery):
 
     def _start(self) -> None:
         self._stop_file.unlink(missing_ok=True)
+        self._beat_file.unlink(missing_ok=True)
+        self.seen_ms = None
         sink = self._section.open()
         sink.check()
         self._query = self._begin(sink)
@@ -69,7 +73,9 @@ class SinkQuery(SupervisedQuery):
             if self._host.is_alive:  # otherwise all sinks are told
                 self._failed(failure_of(error))
             return
+        self.seen_ms = time.time_ns() // 1_000_000
         if told is not None:
+            self.failure = None  # a trigger ended, perhaps without anything to deliver: what was wrong is over
             self._progress(told)
         if not active:
             self._failed(self._why_it_ended())

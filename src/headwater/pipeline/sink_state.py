@@ -67,7 +67,10 @@ def let_back(location: str, query: str) -> list[str]:
     names = sorted(read_parked(location, query))
     if names:
         with open_beside_writer(location, QUERIES, query, takeover=True) as store:
-            _leave(location, query, QueryState(store), names)
+            state = QueryState(store)
+            for name in names:
+                state.table(name).empties = 0  # its columns may have become what the sink's table cannot become
+            _leave(location, query, state, names)
         failpoints.hit(BEFORE_STEP)
         unpark(location, query)
     return names

@@ -3,36 +3,64 @@
 from __future__ import annotations
 
 import json
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from headwater.backfill.control import status as query_status
-from headwater.capture import SourceState, TableState
+from headwater.backfill.query_tables import PARKED
+from headwater.capture import SourceState
+from headwater.capture.source_state import CapturedTable
+from headwater.capture.statistics import SILENT_SECONDS
 from headwater.derive.state import DerivedRecord, read_record
+from headwater.errors import HeadwaterError
 from headwater.journal.owner import current_owner
 from headwater.log_store import LogView
 from headwater.log_store.errors import LogNotFound
+from headwater.log_store.log_view import EpochEnd
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
+from headwater.process import host_name, status_fields
+from headwater.sinks.dead_letters import DeadLetters
+from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.storage import escaped
+from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN
+from headwater.spark.heartbeat import BEAT_SUFFIX
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.errors import StoreNotFound
 from headwater.versioned.status import KeptStatus, kept_status
 
 LIVE: Final = "live"
 """The phase of a table whose history is read: changes alone flow."""
+STOPPED: Final = "stopped"
+REREADING: Final = "rereading"
+INCOMPLETE: Final = "incomplete"
+NOT_RESPONDING: Final = "not responding"
+UNKNOWN: Final = "unknown"
+_MOST_COMMITTED: Final = 1000
+_COMMITTED: dict[tuple[str, int, int], int] = {}
+"""Commit times of epochs that were looked at: who shows the status again and again reads each once."""
+_RUN: Final = "Run: "
+_COMMAND: Final = re.compile(r"\bheadwater [a-z]")
 
 
 @dataclass(frozen=True, slots=True)
 class TableStatus:
     """One table of one sink.
 
-    :ivar phase: ``waiting``, ``reading``, ``settling`` (history) or ``live``.
+    :ivar phase: ``waiting``, ``reading``, ``settling`` (history), ``live``; ``stopped``: it is not captured, or the
+        sink does not take it; ``rereading``: it is read again; ``incomplete``: the sink refused rows of it.
+    :ivar reason: why it is not live, where something must be done. :ivar next_step: what.
+    :ivar columns: that are read again; empty: all.
     :ivar rows: of history, read so far; *total* is an estimate.
-    :ivar lag_rows: changes in the log that are not delivered. :ivar lag_seconds: how old the oldest of them is.
-    :ivar stopped: why nobody captures it any more.
+    :ivar lag_rows: changes in the log that are not delivered. :ivar lag_seconds: the age of the oldest change at the
+        source that is not delivered; ``None``: unknown, as the source cannot be asked.
     :ivar origin: where its history comes from: the ``source``, or ``tables`` that we keep. :ivar lag_epochs: after a
         snapshot of those, how many epochs of the log are left.
     :ivar kept: of a sink that keeps tables: base, runs and pins.
@@ -50,8 +78,11 @@ class TableStatus:
     limit: int | None = None
     waiting: str | None = None
     lag_rows: int = 0
-    lag_seconds: float = 0.0
-    stopped: str | None = None
+    lag_seconds: float | None = None
+    reason: str | None = None
+    next_step: str | None = None
+    parked: bool = False
+    columns: tuple[str, ...] = ()
     origin: str = "source"
     lag_epochs: int | None = None
     kept: KeptStatus | None = None
@@ -61,7 +92,8 @@ class TableStatus:
 class SinkStatus:
     """One sink.
 
-    :ivar state: as its supervisor has it; ``not running`` when there is none.
+    :ivar state: as its supervisor has it; ``not running`` when there is none, ``not responding`` since
+        *silent_since_ms* when its process or Spark does not answer, ``unknown`` when the supervisor does not.
     :ivar problem: what its query waits for.
     """
 
@@ -77,6 +109,7 @@ class SinkStatus:
     error: str | None = None
     next_step: str | None = None
     problem: str | None = None
+    silent_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +134,7 @@ class DerivedStatus:
     batches: int = 0
     restarts: int = 0
     lag_rows: int = 0
-    lag_seconds: float = 0.0
+    lag_seconds: float | None = None
     error: str | None = None
     next_step: str | None = None
 
@@ -110,8 +143,10 @@ class DerivedStatus:
 class PipelineStatus:
     """One pipeline.
 
-    :ivar running: a process runs it now. :ivar owner: which.
-    :ivar capture: what the capture tells of itself, or told last.
+    :ivar running: a process runs it now. :ivar owner: which. :ivar silent_since_ms: when it answered last, where its
+        state is ``not responding``.
+    :ivar capture: what the capture reports of itself, or reported last. Its ``state`` is ``down`` where its process
+        has ended, ``not responding`` since ``silent_since_ms`` where it is frozen or hangs.
     """
 
     name: str
@@ -125,10 +160,11 @@ class PipelineStatus:
     sinks: tuple[SinkStatus, ...] = ()
     derived: tuple[DerivedStatus, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    silent_since_ms: int | None = None
 
     @property
     def is_live(self) -> bool:
-        """The history of every table is delivered, derived ones are made, and nothing has failed."""
+        """Every table and derived table is live, and nothing has failed."""
         phases = [table.phase for sink in self.sinks for table in sink.tables]
         derived = [one.phase for one in self.derived]
         return bool(phases) and all(phase == LIVE for phase in (*phases, *derived)) and self.error is None
@@ -149,23 +185,57 @@ def read_status(config: PipelineConfig) -> PipelineStatus:
     owner = current_owner(folder / LOCK_FILE)
     facts = _facts(folder / FACTS_FILE)
     running = owner is not None
-    capture = dict(facts.get("capture") or {})
-    if capture and not running:
-        capture["state"] = "not running"
+    if owner is not None and owner.pid not in (0, facts.get("pid", owner.pid)):
+        facts = {}  # of the run before this one
+    silent = _silent_since(facts.get("updated_ms")) if running else None
+    here = owner is not None and owner.host == host_name()
+    capture = _capture(facts.get("capture") or {}, running, silent, here)
+    lag = capture.get("lag_seconds")
     failure = facts.get("failure") or {}
+    sinks = (
+        facts.get("sinks", {})
+        if silent is None
+        else {name: one | {"state": UNKNOWN} for name, one in facts.get("sinks", {}).items()}
+    )
+    state = str(facts.get("state", "starting")) if running else _resting(facts)
     return PipelineStatus(
         name=config.name,
         store=config.store,
         running=running,
         owner=None if owner is None else str(owner),
-        state=str(facts.get("state", "starting")) if running else _resting(facts),
+        state=state if silent is None else NOT_RESPONDING,
         error=failure.get("message"),
         next_step=failure.get("next_step"),
         capture=capture,
-        sinks=_sinks(config, facts.get("sinks", {}), running),
-        derived=_derived(config, facts.get("sinks", {}), running),
+        sinks=_sinks(config, sinks, running, lag),
+        derived=_derived(config, sinks, running, lag),
         left_out=facts.get("left_out", {}),
+        silent_since_ms=silent,
     )
+
+
+def _silent_since(*beats_ms: int | None) -> int | None:
+    """When it answered last, where that is too long ago."""
+    newest = max((beat for beat in beats_ms if beat), default=None)
+    return newest if newest is not None and time.time() - newest / 1000 > SILENT_SECONDS else None
+
+
+def _capture(facts: Mapping[str, Any], running: bool, supervisor_silent: int | None, here: bool) -> dict[str, Any]:
+    """What is true of the capture: what it reported last may be old. :param here: it runs on this machine."""
+    if not facts:
+        return {}
+    state, silent = facts["state"], None
+    if not running:
+        state = "not running"
+    elif here and "pid" in facts and status_fields(facts["pid"])[:1] in ([], ["Z"]):
+        state = "down"
+    elif supervisor_silent is not None:
+        state = UNKNOWN
+    else:
+        silent = _silent_since(facts.get("beat_ms"))
+        state = state if silent is None else NOT_RESPONDING
+    lag = facts.get("lag_seconds") if state == "running" else None
+    return {**facts, "state": state, "lag_seconds": lag, "silent_since_ms": silent}
 
 
 def _resting(facts: Mapping[str, Any]) -> str:
@@ -182,16 +252,23 @@ def _facts(path: Path) -> dict[str, Any]:
     return found
 
 
-def _sinks(config: PipelineConfig, facts: Mapping[str, Any], running: bool) -> tuple[SinkStatus, ...]:
+def _sinks(
+    config: PipelineConfig, facts: Mapping[str, Any], running: bool, lag: float | None
+) -> tuple[SinkStatus, ...]:
     try:
         with open_reader(config.store) as reader:
-            return tuple(_sink(config, sink, facts.get(sink.label, {}), running, reader) for sink in config.sink)
+            return tuple(_sink(config, sink, facts.get(sink.label, {}), running, reader, lag) for sink in config.sink)
     except StoreNotFound:
-        return tuple(_sink(config, sink, facts.get(sink.label, {}), running, None) for sink in config.sink)
+        return tuple(_sink(config, sink, facts.get(sink.label, {}), running, None, lag) for sink in config.sink)
 
 
 def _sink(
-    config: PipelineConfig, sink: SinkSection, facts: Mapping[str, Any], running: bool, reader: StateReader | None
+    config: PipelineConfig,
+    sink: SinkSection,
+    facts: Mapping[str, Any],
+    running: bool,
+    reader: StateReader | None,
+    lag: float | None,
 ) -> SinkStatus:
     told = None if reader is None else query_status(config.store, config.query(sink))
     value = {} if told is None else told.value
@@ -199,18 +276,26 @@ def _sink(
     failure = facts.get("failure") or {}
     tables: tuple[TableStatus, ...] = ()
     if reader is not None and value:
+        parked = read_parked(config.store, config.query(sink))
+        letters = set(DeadLetters(str(config.dead_letters(sink))).tables())
         with reader.snapshot() as view:
             captured = SourceState.read(view)[1]
-            stopped = {name: one.reason for name, one in captured.items() if one.state is TableState.STOPPED}
-            tables = tuple(_table(view, name, one, epoch, stopped) for name, one in value["tables"].items())
+            tables = tuple(
+                _state_of(_table(view, name, one, epoch, lag), one, captured.get(name), parked, letters, sink.label)
+                for name, one in value["tables"].items()
+            )
     if sink.kind == KEPT_KIND:
         tables = tuple(replace(one, kept=kept_status(sink.options["path"], one.name)) for one in tables)
+    state = facts.get("state", "starting") if running else "not running"
+    silent = None
+    if state == "running":
+        silent = _silent_since(facts.get("seen_ms"), value.get("updated_ms")) or _silent_since(_beat_ms(config, sink))
     return SinkStatus(
         name=sink.label,
         kind=sink.kind,
         mode=sink.delivery.value,
         path=sink.place,
-        state=facts.get("state", "starting") if running else "not running",
+        state=state if silent is None else NOT_RESPONDING,
         tables=tables,
         batches=int(facts.get("batches", 0)),
         restarts=int(facts.get("restarts", 0)),
@@ -218,24 +303,35 @@ def _sink(
         error=failure.get("message"),
         next_step=failure.get("next_step"),
         problem=value.get("problem"),
+        silent_since_ms=silent,
     )
 
 
-def _derived(config: PipelineConfig, facts: Mapping[str, Any], running: bool) -> tuple[DerivedStatus, ...]:
+def _beat_ms(config: PipelineConfig, sink: SinkSection) -> int | None:
+    """The heartbeat of the process that plans the query; ``None``: it has not begun yet."""
+    try:
+        return (config.work / RUN_FOLDER / f"{sink.label}{BEAT_SUFFIX}").stat().st_mtime_ns // 1_000_000
+    except OSError:
+        return None
+
+
+def _derived(
+    config: PipelineConfig, facts: Mapping[str, Any], running: bool, lag: float | None
+) -> tuple[DerivedStatus, ...]:
     if not config.derive:
         return ()
-    return tuple(_derived_one(config, one, facts.get(one.label, {}), running) for one in config.derive)
+    return tuple(_derived_one(config, one, facts.get(one.label, {}), running, lag) for one in config.derive)
 
 
 def _derived_one(
-    config: PipelineConfig, section: DeriveSection, facts: Mapping[str, Any], running: bool
+    config: PipelineConfig, section: DeriveSection, facts: Mapping[str, Any], running: bool, lag: float | None
 ) -> DerivedStatus:
     record = read_record(config.store, config.query(section)) or DerivedRecord()
     derivation = section.derivation
-    lags: list[tuple[int, float]] = []
+    lags: list[tuple[int, float | None]] = []
     if record.delivered:
         with open_reader(config.store) as reader, reader.snapshot() as view:
-            lags = [_lag(view, name, record.delivered) for name in derivation.tables]
+            lags = [_lag(view, name, record.delivered, lag) for name in derivation.tables]
     failure = facts.get("failure") or {}
     return DerivedStatus(
         name=section.label,
@@ -251,15 +347,62 @@ def _derived_one(
         batches=int(facts.get("batches", 0)),
         restarts=int(facts.get("restarts", 0)),
         lag_rows=sum(rows for rows, _ in lags),
-        lag_seconds=max((seconds for _, seconds in lags), default=0.0),
+        lag_seconds=max((seconds for _, seconds in lags if seconds is not None), default=None),
         error=failure.get("message"),
         next_step=failure.get("next_step"),
     )
 
 
-def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, stopped: Mapping[str, str]) -> TableStatus:
+def _state_of(
+    table: TableStatus,
+    told: Mapping[str, Any],
+    captured: CapturedTable | None,
+    parked: Mapping[str, Mapping[str, Any]],
+    letters: Set[str],
+    sink: str,
+) -> TableStatus:
+    """*table* with the phase that is true: ``live`` only where its capture, its sink and all of its rows are well.
+
+    :param captured: how the capture has it. :param parked: the tables that the sink does not take, and why.
+    :param letters: directories of the tables of which the sink refused rows.
+    """
+    if captured is not None and captured.state.value != "active":
+        phase = REREADING if captured.state.value == REREADING else STOPPED
+        reason, step = split_step(captured.reason)
+        return replace(table, phase=phase, reason=reason, next_step=step, lag_seconds=None)
+    if table.name in parked or table.phase == PARKED:
+        why = parked.get(table.name, {"reason": told.get("waiting"), "next_step": None})
+        retry = f"{_RUN}headwater sink retry {sink}"
+        step = f"{why['next_step']} Then {retry.lower()}" if why["next_step"] else retry
+        return replace(table, phase=STOPPED, parked=True, reason=why["reason"], next_step=step, waiting=None)
+    known = told.get("since")
+    if told.get("rereading") or (known and captured is not None and captured.since.to_json() != known):
+        return replace(table, phase=REREADING)  # captured again after a gap, which the query may not have seen yet
+    parts = () if captured is None else (captured.namespace, captured.name)
+    if table.phase == LIVE and ".".join(escaped(part) for part in parts if part) in letters:
+        return replace(
+            table,
+            phase=INCOMPLETE,
+            reason="The sink refused rows of it, which are kept as dead letters.",
+            next_step=f"See why: headwater sink letters {sink}. Then repair it and run: headwater sink replay {sink}",
+        )
+    return table
+
+
+def split_step(text: str) -> tuple[str, str | None]:
+    """The reason in *text*, and what to do: from its first ``Run:``, or the sentence with a command of ours, on."""
+    place = text.find(_RUN)
+    if place < 0:
+        command = _COMMAND.search(text)
+        place = len(text) if command is None else text.rfind(". ", 0, command.start()) + 2
+        place = place if place >= 2 else 0
+    reason = text[:place].rstrip()
+    return (reason, text[place:] or None) if reason else (text, None)
+
+
+def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, lag: float | None) -> TableStatus:
     after = max(epoch, int(told.get("delivered", 0)))
-    rows, seconds = _lag(view, name, after)
+    rows, seconds = _lag(view, name, after, lag)
     phase = str(told["phase"])
     return TableStatus(
         name=name,
@@ -275,18 +418,44 @@ def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, stopp
         waiting=told.get("waiting") or None,
         lag_rows=rows,
         lag_seconds=seconds,
-        stopped=stopped.get(name),
+        columns=tuple(told.get("columns") or ()),
         origin=told.get("origin") or "source",
         lag_epochs=told.get("lag_epochs"),
     )
 
 
-def _lag(view: Snapshot, log: str, after: int) -> tuple[int, float]:
-    """Changes after the epoch *after*, and for how long the oldest of them has been there."""
+def _lag(view: Snapshot, log: str, after: int, lag: float | None) -> tuple[int, float | None]:
+    """Changes in the log after the epoch *after*, and the age of the oldest change that is not delivered.
+
+    :param lag: the age of the oldest change that the log does not have yet; ``None``: unknown, and so is the whole.
+    """
     try:
-        ends = [end for end in LogView.open(view, log).epochs(after) if end.rows]
+        logged = LogView.open(view, log)
     except LogNotFound:
-        return 0, 0.0
-    if not ends:
-        return 0, 0.0
-    return sum(end.rows for end in ends), round(max(0.0, time.time() - ends[0].sealed_ms / 1000), 3)
+        return 0, lag
+    ends = [end for end in logged.epochs(after) if end.rows]
+    if not ends or lag is None:
+        return sum(end.rows for end in ends), lag
+    age = max(0.0, time.time() - _committed_ms(logged, ends[0]) / 1000)
+    return sum(end.rows for end in ends), round(max(age, lag), 3)
+
+
+def _committed_ms(log: LogView, end: EpochEnd) -> int:
+    """When the source committed the first changes of an epoch; where it does not say, when they were sealed."""
+    key = (log.log.name, end.epoch, end.sealed_ms)
+    if key not in _COMMITTED:
+        if len(_COMMITTED) >= _MOST_COMMITTED:
+            _COMMITTED.clear()
+        _COMMITTED[key] = _first_commit_ms(log, end) or end.sealed_ms
+    return _COMMITTED[key]
+
+
+def _first_commit_ms(log: LogView, end: EpochEnd) -> int | None:
+    try:
+        rows = next(log.read_epoch(end, end.vnodes), None)
+    except HeadwaterError:  # damaged: who reads it says so
+        return None
+    if rows is None or COMMIT_TIMESTAMP_COLUMN not in rows.schema.names:
+        return None
+    first = pc.min(rows.column(COMMIT_TIMESTAMP_COLUMN).cast(pa.int64())).as_py()
+    return None if first is None else int(first) // 1000

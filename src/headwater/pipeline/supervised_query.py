@@ -50,6 +50,7 @@ class SupervisedQuery(ABC):
 
     :param note: writes an entry of the journal.
     :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started.
+    :ivar seen_ms: when it last answered, where it can be asked.
     """
 
     kind: ClassVar[str]
@@ -66,6 +67,7 @@ class SupervisedQuery(ABC):
             self.state = SinkState.DROPPED if wish.dropped else SinkState.PAUSED
         self.failure: Failure | None = None
         self.restarts = self.batches = self.epoch = 0
+        self.seen_ms: int | None = None
 
     def step(self) -> None:
         """Look after it: start it, notice what it did, start it again."""

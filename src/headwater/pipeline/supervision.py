@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -29,7 +29,7 @@ from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
-from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables
+from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
 from headwater.spark.failure import Failure
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ FACTS_FILE: Final = "facts.json"
 LOG_FOLDER: Final = "logs"
 _STEP_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 0.5
+_BEAT_SECONDS: Final = 1.0
 _JOURNAL_SECONDS: Final = 60.0
 
 
@@ -59,9 +60,10 @@ class CaptureKeeper:
     @property
     def facts(self) -> dict[str, Any]:
         """What it tells of itself."""
-        told: dict[str, Any] = {"state": "waiting"} if self._process is None else dict(self._process.facts)
-        if self._process is not None:
-            told["pid"] = self._process.pid
+        process = self._process
+        told: dict[str, Any] = {"state": "down" if self.failure else "starting"}
+        if process is not None:
+            told = process.facts | {"pid": process.pid}
         told["process_restarts"] = self.restarts
         if self.has_failed:
             told["state"] = "failed"
@@ -128,6 +130,9 @@ class Supervisor:
         self._sinks: list[SupervisedQuery] = []
         self._phases: dict[tuple[str, str], str] = {}
         self._told = self._measured = 0.0
+        self._writing = threading.Lock()
+        self._ended = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True)
         self._left_out: dict[str, str] = {}
         self._started_ms = time.time_ns() // 1_000_000
         self.state = "starting"
@@ -157,6 +162,7 @@ class Supervisor:
         with ExitStack() as stack:
             stack.enter_context(self._lock())
             self._tell(force=True)
+            self._heart.start()
             if begun is not None:
                 begun.set()
             self._journal = RunJournal(self._config.work, self._config.name)
@@ -246,13 +252,7 @@ class Supervisor:
         self._journal.note("notice", {"event": "sink_added", "sink": label})
 
     def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
-        found = matching(section.tables, names, self._config.home)
-        if not found:
-            raise ConfigError(
-                f"The sink {section.label!r} takes none of the tables: {', '.join(section.tables)}.",
-                key="sink.tables",
-                next_step=f"The pipeline has {', '.join(names)}.",
-            )
+        found = sink_tables(self._config, section, names, self._left_out)
         options = self._config.query_options(section, found, self._host.parallelism)
         return SinkQuery(self._config, section, options, self._host, self._journal.note)
 
@@ -313,6 +313,8 @@ class Supervisor:
             self.failure = failed[0]
         self._journal.end(None if self.failure is None else str(self.failure))
         self.state = "failed" if self.failure is not None else "stopped"
+        self._ended.set()
+        self._heart.join()
         self._tell(force=True)
 
     # -- what others see -------------------------------------------------------------------------------------------
@@ -334,8 +336,9 @@ class Supervisor:
                     "restarts": sink.restarts,
                     "batches": sink.batches,
                     "epoch": sink.epoch,
+                    "seen_ms": sink.seen_ms,
                 }
-                for sink in self._sinks
+                for sink in list(self._sinks)
             },
         }
 
@@ -343,13 +346,23 @@ class Supervisor:
         now = time.monotonic()
         if force or now - self._told >= _TELL_SECONDS:
             self._told = now
-            _replace(self.run_folder / FACTS_FILE, json.dumps(self.facts()))
+            self._write_facts()
             self._note_phases()
         if now - self._measured >= _JOURNAL_SECONDS:
             self._measured = now
             for sink in self._sinks:
                 if sink.epoch:
                     self._journal.metric({"sink": sink.label, "epoch": sink.epoch, "batches": sink.batches})
+
+    def _beat(self) -> None:
+        """Write the facts again and again, also while the supervising thread waits for a batch or for the database."""
+        while not self._ended.wait(_BEAT_SECONDS):
+            with suppress(OSError):
+                self._write_facts()
+
+    def _write_facts(self) -> None:
+        with self._writing:
+            _replace(self.run_folder / FACTS_FILE, json.dumps(self.facts()))
 
     def _note_phases(self) -> None:
         for section in self._config.sink:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 from headwater.capture import CapturedTable, SourceRecord, SourceState
 from headwater.errors import TransientError
-from headwater.pipeline.config import PipelineConfig, is_pattern, matching
+from headwater.pipeline.config import PipelineConfig, SinkSection, is_pattern, matching
 from headwater.pipeline.errors import ConfigError
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import all_tables, full_name, open_source
+from headwater.sources.source import Source
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
 _NAMES: Final = 10
+_SCHEMA: Final = re.compile(r'"(?:[^"]|"")*"|[^".]+')
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +40,56 @@ def choose_tables(config: PipelineConfig) -> ChosenTables:
 
     A pattern stands for what is there now; while the database does not answer, for what is captured already.
 
-    :raises ConfigError: no table at all. :raises TransientError: the database does not answer, and nothing is known.
+    :raises ConfigError: a pattern matches no table, or no table can be captured.
+    :raises TransientError: the database does not answer, and nothing is known.
     """
     wanted = config.source.tables
     plain = [full_name(config.dsn, name) for name in wanted if not is_pattern(name)]
     patterns = [name for name in wanted if is_pattern(name)]
     left_out: dict[str, tuple[str, str | None]] = {}
     found: list[str] = []
-    there: list[str] = []
     if patterns:
         try:
             found, left_out, there = _at_the_source(config, patterns, plain)
+            _refuse_unmatched(config, "source.tables", "[source]", patterns, there)
         except TransientError:
             found = matching(patterns, list(captured_tables(config.store)), config.home)
             if not found:
                 raise
     names = tuple(dict.fromkeys([*plain, *found]))
     if not names:
+        step = next((f"{name}: {why}{f' {step}' if step else ''}" for name, (why, step) in left_out.items()), None)
         raise ConfigError(
-            f"[source] tables: nothing in the database is called {', '.join(patterns)}"
-            f"{' and can be captured' if left_out else ''}.",
+            f"[source] tables: no table that matches {', '.join(patterns)} can be captured.",
             key="source.tables",
-            next_step=_instead(patterns, left_out, there),
+            next_step=step,
         )
     return ChosenTables(names, left_out)
+
+
+def sink_tables(
+    config: PipelineConfig, section: SinkSection, names: Sequence[str], left_out: Iterable[str]
+) -> list[str]:
+    """Those of the tables *names* that a sink takes.
+
+    :raises ConfigError: one of its patterns matches none, or all that match are left out.
+    """
+    _refuse_unmatched(config, "sink.tables", f"[[sink]] {section.label}", section.tables, [*names, *left_out])
+    taken = matching(section.tables, names, config.home)
+    if not taken:
+        raise ConfigError(
+            f"The sink {section.label!r} takes none of the tables: {', '.join(section.tables)}.",
+            key="sink.tables",
+            next_step=f"The pipeline has {', '.join(names)}.",
+        )
+    return taken
+
+
+def source_of(config: PipelineConfig) -> Source:
+    """The source of the pipeline; nothing is connected yet."""
+    return open_source(
+        config.dsn, spill=config.work / "spill", special_values=config.special_values, columns=config.columns
+    )
 
 
 def captured_tables(store: str) -> dict[str, CapturedTable]:
@@ -81,15 +111,54 @@ def _captured(store: str) -> tuple[SourceRecord | None, dict[str, CapturedTable]
         return None, {}
 
 
-def _instead(patterns: list[str], left_out: Mapping[str, tuple[str, str | None]], there: list[str]) -> str:
-    """What to do where the patterns stand for nothing."""
-    for name, (reason, step) in left_out.items():
-        return f"{name}: {reason}{'' if step is None else f' {step}'}"
+def _refuse_unmatched(
+    config: PipelineConfig, key: str, section: str, patterns: Sequence[str], there: Sequence[str]
+) -> None:
+    """:raises ConfigError: one of *patterns* matches none of the tables that are there, nor one captured earlier."""
+    unmatched = [one for one in patterns if not matching([one], there, config.home)]
+    if unmatched:  # the tables of a pattern that were captured and dropped since are no reason to stop the others
+        captured = list(captured_tables(config.store))
+        unmatched = [one for one in unmatched if not matching([one], captured, config.home)]
+    if unmatched:
+        raise ConfigError(
+            f"{section} tables: no table matches {', '.join(unmatched)}.",
+            key=key,
+            next_step=_instead(unmatched[0], there, config.home),
+        )
+
+
+def _instead(pattern: str, there: Sequence[str], home: str) -> str:
+    """What to write for a pattern that matches none of the tables that are there."""
     if not there:
         return "The database has no tables: look whether it is the right one."
-    everything = [f"{schema}.*" for schema in dict.fromkeys(name.rpartition(".")[0] for name in there)]
-    near = difflib.get_close_matches(patterns[0], [*everything, *there], 1)
-    return f"Did you mean {near[0]}?" if near else f"Its tables are in {', '.join(everything[:_NAMES])}."
+    for wider in (pattern, f"{home}.{pattern}"):
+        if matching([wider], there, home):
+            return f"Write {_in_toml(wider)}."
+        meant = [name for name in there if fnmatchcase(_bare(name), _bare(wider))]
+        if meant:
+            schemas = [one for one in _schemas(meant) if wider.endswith(".*") and matching([one], there, home)]
+            offered = ", ".join(_in_toml(one) for one in (schemas or meant)[:_NAMES])
+            return f"Write {offered}: names with capitals or blanks are in double quotes, and case counts."
+    everything = _schemas(there)
+    near = difflib.get_close_matches(pattern, [*everything, *there], 1)
+    if near:
+        return f"Did you mean {_in_toml(near[0])}?"
+    return f"Its tables are in {', '.join(_in_toml(one) for one in everything[:_NAMES])}."
+
+
+def _schemas(names: Sequence[str]) -> list[str]:
+    """For each schema or database of *names*, the pattern of all its tables."""
+    found = (_SCHEMA.match(name) for name in names)
+    return list(dict.fromkeys(f"{one.group()}.*" for one in found if one is not None))
+
+
+def _bare(name: str) -> str:
+    return name.replace('"', "").replace("`", "").lower()
+
+
+def _in_toml(name: str) -> str:
+    """*name* as the settings want it: a text with double quotes in it is in single ones."""
+    return f"'{name}'" if '"' in name else f'"{name}"'
 
 
 def _at_the_source(
@@ -99,9 +168,7 @@ def _at_the_source(
     names = all_tables(config.dsn)
     found: list[str] = []
     left_out: dict[str, tuple[str, str | None]] = {}
-    source = open_source(
-        config.dsn, spill=config.work / "spill", special_values=config.special_values, columns=config.columns
-    )
+    source = source_of(config)
     try:
         for name in matching(patterns, names, config.home):
             try:

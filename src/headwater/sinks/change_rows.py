@@ -2,7 +2,8 @@
 
 The table's columns, then ``_change_type``, ``_commit_version`` (the source's number of the commit: the first eight
 bytes of the position), ``_commit_timestamp`` and ``_unavailable``. A row of history is an insert with the position of
-its snapshot; one that tells a new column only is an update, of which the other columns are unavailable.
+its snapshot. One that is read again, of a table that was delivered before, is a ``reread``; where it tells some columns
+only, the others are unavailable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from headwater.log_store.columns import OP
 from headwater.sinks.sink import HistoryPart
 from headwater.sinks.types import conform
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN
-from headwater.stream.op import Op, change_types_of
+from headwater.stream.op import REREAD, Op, change_types_of
 
 CHANGE_TYPE: Final = "_change_type"
 COMMIT_VERSION: Final = "_commit_version"
@@ -50,10 +51,10 @@ def history_rows(batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart) -> pa
     """Rows of history as change rows."""
     rows = batch.num_rows
     version = int.from_bytes(part.position[:8], "big", signed=True)
-    op = Op.INSERT if part.columns is None else Op.UPDATE_INSERT
+    is_reread = part.rereads or part.replaces or part.columns is not None
     others = None if part.columns is None else ",".join(name for name in own.names if name not in batch.schema.names)
     added = [
-        pa.repeat(pa.scalar(op.change_type), rows),
+        pa.repeat(pa.scalar(REREAD if is_reread else Op.INSERT.change_type), rows),
         pa.repeat(pa.scalar(version, pa.int64()), rows),
         pa.repeat(pa.scalar(part.commit_time_us, _TIME), rows),
         pa.repeat(pa.scalar(others or None, pa.string()), rows),

@@ -93,7 +93,7 @@ class FileWriter:
         self._open: _OpenFile | None = None
 
     def write(self, rows: pa.Table) -> None:
-        """Take *rows*, which have the columns of the schema."""
+        """Take *rows*, whose values the columns of the schema hold."""
         self._held.append(rows)
         self._held_rows += rows.num_rows
         self._held_bytes += rows.nbytes
@@ -127,7 +127,7 @@ class FileWriter:
     def _flush(self) -> None:
         if not self._held_rows:
             return
-        rows = pa.concat_tables(self._held)
+        rows = conform(pa.concat_tables(self._held), self._schema)
         self._held, self._held_rows, self._held_bytes = [], 0, 0
         if self._open is None:
             self._open = _OpenFile(self._storage, f"{self._prefix}{uuid.uuid4()}.parquet", self._schema, rows)
@@ -233,6 +233,11 @@ def write_files(
 ) -> list[DataFile]:
     """Files with *rows*."""
     return PartitionWriter(storage, rows.schema, by, target_bytes, prefix).write_all([rows])
+
+
+def write_empty(storage: Storage, schema: pa.Schema, prefix: str) -> DataFile:
+    """A file without rows, which has the columns of *schema*."""
+    return _OpenFile(storage, f"{prefix}{uuid.uuid4()}.parquet", schema, schema.empty_table()).close()
 
 
 def read_file(storage: Storage, file: DataFile, schema: pa.Schema) -> pa.Table:

@@ -29,13 +29,13 @@ from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy
 from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, refuse_late
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
 from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import Staging
 from headwater.sinks.storage import Storage, directory_of
-from headwater.sinks.table_schema import Evolution, evolve
+from headwater.sinks.table_schema import Evolution, evolve, holds
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import IS_CURRENT
@@ -54,6 +54,7 @@ class DeltaSink(LakeSink):
     :param partition_by: columns, or ``year(c)``, ``month(c)``, ``day(c)``, by which rows are parted: of every table, or
         by the name of the table.
     :param on_drop: what becomes of columns that the source dropped. :param on_rename: … or gave another name.
+    :param adopt: write into tables that others created.
     :raises SinkInputError: *partition_by* is not written so.
     """
 
@@ -67,6 +68,7 @@ class DeltaSink(LakeSink):
     partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
     on_drop: DropPolicy = DropPolicy.KEEP
     on_rename: RenamePolicy = RenamePolicy.COPY
+    adopt: bool = False
 
     def __post_init__(self) -> None:
         by = self.partition_by
@@ -82,6 +84,12 @@ class DeltaSink(LakeSink):
         delta_library()
         self._root.check()
 
+    def check_table(self, table: SourceTable, query: str) -> None:
+        """:raises SinkSchemaError: others created its Delta table, and *adopt* is not set."""
+        with self._log(table) as log:
+            if log.open():
+                self._require_ours(log, table, _Apps(table, query, ""))
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Delta table of *table* has."""
         with self._log(table) as log:
@@ -91,7 +99,7 @@ class DeltaSink(LakeSink):
         """One commit of the Delta log; the table is made or gets its new columns before.
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
-        :raises SinkSchemaError: the columns became what the Delta table cannot become.
+        :raises SinkSchemaError: the columns became what the Delta table cannot become, or others created the table.
         :raises SinkBusy: others committed all the time.
         """
         if not staged:
@@ -107,7 +115,8 @@ class DeltaSink(LakeSink):
         with self._log(table) as log:
             known: frozenset[str] = frozenset()
             if log.open():
-                self._fence(log, table, query, generation, must=bool(left))
+                if self.adopt or log.is_ours(_Apps(table, query, "").all):
+                    self._fence(log, table, query, generation, must=bool(left))
                 known = log.paths()
         for path in left:
             if path not in known:
@@ -154,6 +163,7 @@ class DeltaSink(LakeSink):
         if not log.open(newest=False):
             log.create(wanted, _configuration(self.retention_hours))
         apps = _Apps(table, token.query, token.backfill)
+        self._require_ours(log, table, apps)
         since = log.version
         for _ in range(COMMIT_ATTEMPTS):
             batch = Batch.left_of(staged, token, apps.committed(log))
@@ -161,7 +171,7 @@ class DeltaSink(LakeSink):
                 self._staging(table, token).clean(token)
                 return False
             refuse_late(table, token, log.transaction(apps.generation) or 0)
-            evolution = self._evolution(log, fitted, wanted)
+            evolution = self._evolution(log, fitted, wanted, emptied=batch.is_truncated)
             if evolution.added and not evolution.must_rewrite:
                 if log.is_behind():
                     continue
@@ -174,6 +184,10 @@ class DeltaSink(LakeSink):
                 return True
         raise _busy(table)
 
+    def _require_ours(self, log: DeltaLog, table: SourceTable, apps: _Apps) -> None:
+        if not self.adopt and not log.is_ours(apps.all):
+            raise not_ours(table, f"the Delta table at {self._table(table).root}", "path")
+
     def _commit(
         self, log: DeltaLog, fitted: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
@@ -185,6 +199,8 @@ class DeltaSink(LakeSink):
             transactions[apps.upsert] = 1
         waste: list[DataFile] = []
         try:
+            if batch.is_truncated and self.mode is Mode.MIRROR:
+                rewrite.truncate()
             if evolution.must_rewrite:
                 rewrite.recast(evolution.renamed)
             waste = self._apply(rewrite, fitted, token, batch, overlaps=overlaps)
@@ -225,13 +241,14 @@ class DeltaSink(LakeSink):
             self._partitioning(fitted),
         )
 
-    def _evolution(self, log: DeltaLog, fitted: SourceTable, wanted: pa.Schema) -> Evolution:
+    def _evolution(self, log: DeltaLog, fitted: SourceTable, wanted: pa.Schema, *, emptied: bool) -> Evolution:
         return evolve(
             fitted.full_name,
             log.schema(),
             wanted,
-            is_mirror=self.mode is not Mode.CHANGES,
+            self.mode,
             drops=self.on_drop is DropPolicy.DROP,
+            emptied=emptied,
         )
 
     def _fitting(self, table: SourceTable, log: DeltaLog | None = None) -> Fitting:
@@ -263,6 +280,16 @@ class DeltaSink(LakeSink):
         return DeltaLog(self._table(table), table.full_name, self._partitioning(table).names)
 
     def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> PartitionWriter:
+        """Files with the types that the table has, where those hold the rows."""
+        with self._log(table) as log:
+            there = log.schema() if log.open() else pa.schema([])
+        kinds = {one.name: one.type for one in there}
+        schema = pa.schema(
+            [
+                one.with_type(kinds[one.name]) if one.name in kinds and holds(kinds[one.name], one.type) else one
+                for one in schema
+            ]
+        )
         prefix = file_prefix(token.query, token.generation)
         by = self._partitioning(table)
         return PartitionWriter(self._table(table), by.added(table.full_name, schema), by, self._file_bytes, prefix)
@@ -293,6 +320,10 @@ class _Apps:
         )
         of_backfill = f"headwater/{query}/{backfill}/{table.full_name}"
         self.history, self.attempt, self.upsert = (f"{of_backfill}/{what}" for what in ("history", "attempt", "upsert"))
+
+    @property
+    def all(self) -> tuple[str, ...]:
+        return self.changes, self.generation, self.history
 
     def committed(self, log: DeltaLog) -> Committed:
         found = [log.transaction(app) or 0 for app in (self.changes, self.history, self.attempt)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -33,6 +34,9 @@ BEFORE_CHECKPOINT = failpoints.register("sink.delta.before_checkpoint")
 
 CHECKPOINT_COMMITS: Final = 50
 HELD_HANDLES: Final = 256
+CREATED: Final = "headwater.table"
+"""The property of tables that Headwater created: the name of the table at the source."""
+_OURS: Final = re.compile(r"(?:^|/)part-[0-9a-f]{8}-\d+-[^/]*$")
 _UNDERSTOOD = frozenset(
     ("timestampNtz", "appendOnly", "invariants", "changeDataFeed", "v2Checkpoint", "vacuumProtocolCheck")
 )
@@ -146,8 +150,9 @@ class DeltaLog:
                 self._storage.address,
                 self._delta.Schema.from_arrow(schema),
                 partition_by=self._partition_by or None,
-                configuration=dict(configuration),
+                configuration={**configuration, CREATED: self._name},
                 storage_options=dict(self._storage.options),
+                raise_if_key_not_exists=False,
             )
         except self._delta.exceptions.DeltaError:
             if not self.open():
@@ -156,6 +161,17 @@ class DeltaLog:
         failpoints.hit(AFTER_CREATE)
         self.open()
         self._sync(self.version)
+
+    def is_ours(self, apps: Iterable[str]) -> bool:
+        """Whether Headwater created the table or has written to it. :param apps: of the query that asks."""
+        properties = self._handle.metadata().configuration
+        if CREATED in properties or any(self.transaction(app) is not None for app in apps):
+            return True
+        kept = [properties.get(f"delta.{what}Duration") for what in ("logRetention", "deletedFileRetention")]
+        if properties.get("delta.checkpointInterval") == "100" and None not in kept and len(set(kept)) == 1:
+            return True  # created by a version of Headwater that did not name the table
+        paths = pa.table(self._handle.get_add_actions()).column("path").to_pylist()
+        return any(_OURS.search(path) for path in paths)
 
     @property
     def version(self) -> int:
@@ -238,6 +254,8 @@ class DeltaLog:
             app_transactions=[self._delta.Transaction(app, version) for app, version in transactions.items()],
             max_commit_retries=0,
         )
+        if schema is not None and not self._allow(schema):
+            return False
         before = self.version
         if added:
             self._storage.sync(".")
@@ -296,6 +314,24 @@ class DeltaLog:
 
     def _sync(self, version: int) -> None:
         self._storage.sync(_entry(version), "_delta_log")
+
+    def _allow(self, schema: pa.Schema) -> bool:
+        """Let the table have the types of *schema*: other commits than an overwrite see to that by themselves.
+
+        ``False``: another commit was faster.
+        """
+        protocol = self._handle.protocol()
+        has_wall_clock = "timestamp_ntz" in self._delta.Schema.from_arrow(schema).to_json()
+        if not has_wall_clock or "timestampNtz" in (protocol.writer_features or ()):
+            return True
+        before = self.version
+        if self.is_behind():
+            return False
+        self._handle.alter.add_feature(
+            self._delta.TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
+        )
+        self.open()
+        return self.version == before + 1
 
     def _check_features(self, handle: Any) -> None:
         protocol = handle.protocol()

@@ -26,7 +26,7 @@ from headwater.sinks.batch import Batch
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkBusy
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, refuse_late
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage, directory_of
@@ -59,6 +59,7 @@ class IcebergSink(LakeSink):
     :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change. The files of a
         table with many of them grow larger.
     :param retention_hours: how long files are kept that newer snapshots do not have: readers of an older one need them.
+    :param adopt: write into tables that others created.
     """
 
     capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY))
@@ -72,6 +73,7 @@ class IcebergSink(LakeSink):
     partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
     file_bytes: int | None = None
     retention_hours: int = RETENTION_HOURS
+    adopt: bool = False
 
     @property
     def name(self) -> str:
@@ -84,6 +86,12 @@ class IcebergSink(LakeSink):
         with reaching("The Iceberg catalog"):
             self._catalog.open().list_namespaces()
 
+    def check_table(self, table: SourceTable, query: str) -> None:
+        """:raises SinkSchemaError: others created its Iceberg table, and *adopt* is not set."""
+        with self._opened(table) as found:
+            if found.open():
+                self._require_ours(found, table)
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Iceberg table of *table* has."""
         with self._opened(table) as found:
@@ -93,7 +101,7 @@ class IcebergSink(LakeSink):
         """One snapshot of the Iceberg table, which is made before.
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
-        :raises SinkSchemaError: the columns became what the Iceberg table cannot become.
+        :raises SinkSchemaError: the columns became what the Iceberg table cannot become, or others created the table.
         :raises SinkBusy: others committed all the time.
         """
         if not staged:
@@ -107,7 +115,8 @@ class IcebergSink(LakeSink):
         with self._opened(table) as found:
             if found.open():
                 left = partial(is_left, query=query, generation=generation)
-                self._fence(found, table, query, generation, must=found.has_orphans(left))
+                if self.adopt or found.is_ours():
+                    self._fence(found, table, query, generation, must=found.has_orphans(left))
                 found.remove_orphans(left)
             elif not self._catalog.is_remote:
                 storage = self._planned(table)
@@ -147,6 +156,7 @@ class IcebergSink(LakeSink):
         wanted = self._columns(table)
         if not found.open(newest=False):
             found.create(wanted, self._partitions(table))
+        self._require_ours(found, table)
         tokens = _Tokens(token.query, token.backfill)
         for attempt in range(COMMIT_ATTEMPTS):
             batch = Batch.left_of(staged, token, tokens.committed(found))
@@ -154,7 +164,7 @@ class IcebergSink(LakeSink):
                 self._staging(table, token).clean(token)
                 return False
             refuse_late(table, token, int(found.token(tokens.generation) or 0))
-            plan = found.plan(wanted)
+            plan = found.plan(wanted, emptied=batch.is_truncated)
             if batch.is_empty and not plan.is_changed:
                 return True
             if self._commit(found, table, token, tokens, batch, plan):
@@ -163,6 +173,11 @@ class IcebergSink(LakeSink):
                 return True
             time.sleep(random.uniform(0, min(FIRST_WAIT_SECONDS * 2**attempt, LONGEST_WAIT_SECONDS)))
         raise _busy(table)
+
+    def _require_ours(self, found: IcebergTable, table: SourceTable) -> None:
+        if not self.adopt and not found.is_ours():
+            name = ".".join(identifier_of(table, self.namespace))
+            raise not_ours(table, f"the Iceberg table {name}", "namespace or warehouse")
 
     def _commit(
         self, found: IcebergTable, table: SourceTable, token: Token, tokens: _Tokens, batch: Batch, plan: Plan
@@ -175,6 +190,8 @@ class IcebergSink(LakeSink):
             overlaps = True
             made[tokens.upsert] = "1"
         try:
+            if batch.is_truncated and self.mode is Mode.MIRROR:
+                rewrite.truncate()
             if plan.must_rewrite:
                 rewrite.recast({})
             batch, waste = _relaid(rewrite, batch)

@@ -160,7 +160,7 @@ class ById(Rewrite):
     def read_keys(self, file: DataFile) -> pa.Table:
         return conform(read_columns(self._storage, file.path, self.names, self._keys), self._key_schema)
 
-    def recast(self, renamed: Mapping[str, str]) -> None:
+    def recast(self, renamed: Mapping[str, str | None]) -> None:
         for file in self.files:
             self._replace(file, self.read(file))
 

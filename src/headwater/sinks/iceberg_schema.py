@@ -2,7 +2,8 @@
 
 A file tells for each column the id, not only the name: a renamed column keeps its id, and no file is written anew. So
 does a column whose type Iceberg widens by itself (int to long, float to double, a decimal of the same scale). Any other
-wider type is a new column of the same name, and the table is written anew. Columns that the source has no longer stay.
+wider type is a new column of the same name, and the table is written anew. Columns that the source has no longer stay,
+unless another one has their name.
 
 Which column of the source each one is, is kept in a property of the table.
 """
@@ -39,6 +40,7 @@ from pyiceberg.types import (
 )
 
 from headwater.sinks.errors import SinkSchemaError
+from headwater.sinks.sink import Mode
 from headwater.sinks.table_schema import evolve
 from headwater.sources.table import FIELD_ID
 
@@ -133,36 +135,39 @@ def new_layout(wanted: pa.Schema) -> Layout:
     return Layout(schema, _sources(zip(schema.fields, wanted, strict=True)))
 
 
-def plan(table: str, layout: Layout, wanted: pa.Schema, last_id: int) -> Plan:
+def plan(table: str, layout: Layout, wanted: pa.Schema, last_id: int, mode: Mode, *, emptied: bool = False) -> Plan:
     """How a table with *layout* takes the rows of *wanted*. :raises SinkSchemaError: it cannot."""
     as_files = pa.schema([pa.field(one.name, _file_type(one.type), metadata=one.metadata) for one in wanted])
     before = layout.arrow
-    evolution = evolve(table, before, as_files, is_mirror=True)
-    new_names = {old: new for new, old in evolution.renamed.items()}
+    evolution = evolve(table, before, as_files, mode, copies=True, emptied=emptied)
+    origins = {name: name for name in evolution.schema.names if name in before.names} | dict(evolution.renamed)
+    moved = {old: new for new, old in evolution.renamed.items() if old is not None}
+    there = {field.name: field for field in layout.schema.fields}
+    kept = [moved.get(name, name) for name in there if name in moved or origins.get(name) == name]
     numbers = count(last_id + 1)
     fields: list[NestedField] = []
-    sources = dict(layout.sources)
+    names: dict[int, str] = {}
     rewritten = False
-    for field, widened in zip(layout.schema.fields, evolution.schema, strict=False):
-        name = new_names.get(field.name, field.name)
-        kind = as_files.field(name).type if field.name in new_names else widened.type
-        if kind == before.field(field.name).type:
-            fields.append(NestedField(field.field_id, name, field.field_type, required=field.required, doc=field.doc))
-            continue
-        wider = _iceberg_type(kind, numbers)
-        is_promoted = _is_promotion(field.field_type, wider)
-        number = field.field_id if is_promoted else next(numbers)
-        rewritten |= not is_promoted
-        fields.append(NestedField(number, name, wider, required=False, doc=field.doc))
-    for added in evolution.added:
-        if added.name not in evolution.renamed:
-            fields.append(NestedField(next(numbers), added.name, _iceberg_type(added.type, numbers), required=False))
+    for name in (*kept, *(one for one in evolution.schema.names if one not in kept and one not in moved)):
+        old = there.get(origins.get(name) or "")
+        kind = evolution.schema.field(name).type
+        if old is None:
+            fields.append(NestedField(next(numbers), name, _iceberg_type(kind, numbers), required=False))
+        elif kind == before.field(old.name).type:
+            fields.append(NestedField(old.field_id, name, old.field_type, required=old.required, doc=old.doc))
+        else:
+            wider = _iceberg_type(kind, numbers)
+            is_promoted = _is_promotion(old.field_type, wider)
+            number = old.field_id if is_promoted else next(numbers)
+            rewritten |= not is_promoted
+            names[old.field_id] = name
+            fields.append(NestedField(number, name, wider, required=False, doc=old.doc))
     schema = Schema(*fields)
     told = [(field, as_files.field(field.name)) for field in fields if field.name in as_files.names]
-    sources.update(_sources(told))
+    sources = _sources(told) if emptied else dict(layout.sources) | _sources(told)
     made = Layout(schema, {name: text for name, text in sources.items() if name in {one.field_id for one in fields}})
-    names = {**layout.names, **made.names}
-    return Plan(made, schema != layout.schema or made.sources != layout.sources, rewritten, names)
+    is_changed = schema != layout.schema or made.sources != layout.sources
+    return Plan(made, is_changed, rewritten, names | made.names)
 
 
 def fingerprint(columns: pa.Schema) -> str:

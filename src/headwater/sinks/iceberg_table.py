@@ -164,6 +164,12 @@ class IcebergTable:
         failpoints.hit(AFTER_CREATE)
         self.open()
 
+    def is_ours(self) -> bool:
+        """Whether Headwater created the table or has written to it."""
+        summaries = [one.summary.additional_properties for one in self._table.metadata.snapshots if one.summary]
+        names = (name for some in (self._table.metadata.properties, *summaries) for name in some)
+        return any(name.startswith("headwater.") for name in names)
+
     def _make_namespace(self) -> None:
         for end in range(1, len(self._identifier)):
             namespace = self._identifier[:end]
@@ -195,9 +201,10 @@ class IcebergTable:
     def partitioning(self) -> IcebergPartitioning:
         return IcebergPartitioning(spec=self._table.spec(), schema=self._table.schema())
 
-    def plan(self, wanted: pa.Schema) -> Plan:
+    def plan(self, wanted: pa.Schema, *, emptied: bool = False) -> Plan:
         """What its columns become for rows of *wanted*."""
-        made = plan(self._name, self.layout, wanted, self._table.metadata.last_column_id)
+        last_id = self._table.metadata.last_column_id
+        made = plan(self._name, self.layout, wanted, last_id, Mode(self._mode), emptied=emptied)
         parting = {one.source_id for one in self._table.spec().fields}
         if made.must_rewrite and parting - {one.field_id for one in made.layout.schema.fields}:
             raise SinkSchemaError(

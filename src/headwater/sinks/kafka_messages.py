@@ -31,7 +31,7 @@ from headwater.sinks.json_rows import json_objects, json_texts, objects_of, slic
 from headwater.sinks.row_batch import Append
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 from headwater.sources.unavailable import names_column, unavailable_names
-from headwater.stream.op import Op
+from headwater.stream.op import REREAD, Op
 
 Format = Literal["json", "debezium"]
 UNAVAILABLE_VALUE: Final = '"__debezium_unavailable_value"'
@@ -125,7 +125,7 @@ class ChangeMessages:
             "connector": '"headwater"',
             "name": json.dumps(self._source),
             "ts_ms": millis,
-            "snapshot": '"true"' if is_history else '"false"',
+            "snapshot": pc.if_else(_is_reread(rows), '"incremental"', '"true"' if is_history else '"false"'),
             "db": '""',
             "schema": json.dumps(self._table.namespace, ensure_ascii=False),
             "table": json.dumps(self._table.name, ensure_ascii=False),
@@ -182,6 +182,10 @@ def _images(own: pa.Table, unavailable: Any, places: Any) -> Any:
         if name in lacking:
             texts[name] = pc.if_else(pa.array(names_column(told, name)), UNAVAILABLE_VALUE, texts[name])
     return pc.if_else(pa.array(is_there), objects_of(texts, len(places)), "null")
+
+
+def _is_reread(rows: pa.Table) -> Any:
+    return pc.equal(_array(rows.column(CHANGE_TYPE)), REREAD)
 
 
 def _ops(types: Any, *, is_history: bool) -> Any:

@@ -62,6 +62,9 @@ class LakeSink(ABC):
     file_bytes: int | None
 
     @abstractmethod
+    def check_table(self, table: SourceTable, query: str) -> None: ...
+
+    @abstractmethod
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed: ...
 
     @property
@@ -274,3 +277,13 @@ def refuse_late(table: SourceTable, token: Token, generation: int) -> None:
             f"generation {generation} delivers {table.full_name}.",
             next_step="Nothing: this process has nothing more to do.",
         )
+
+
+def not_ours(table: SourceTable, what: str, option: str) -> SinkSchemaError:
+    """The error of a table that others created. :param option: of the sink, that names where its tables are."""
+    return SinkSchemaError(
+        table.full_name,
+        f"{what} was not created by Headwater.",
+        next_step=f"To write into it, set adopt = true in [[sink]]; else set another {option}, or move the table away. "
+        "Then start the pipeline again, and run: headwater sink retry NAME",
+    )

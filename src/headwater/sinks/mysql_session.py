@@ -51,7 +51,7 @@ _ROW_REASONS: Final = {
     4025: "a check constraint is violated",
 }
 _DENIED: Final = frozenset((1044, 1045, 1142, 1143, 1227, 1410, 1698, 1049))
-_BUSY: Final = frozenset((1205, 1213, 1040, 1203, 1054, 1146, 1412))
+_BUSY: Final = frozenset((1205, 1213, 1040, 1203, 1007, 1050, 1054, 1146, 1412))
 _COLUMN: Final = re.compile(r"[Cc]olumn ['`](.+?)['`](?: at row| cannot| has|$)")
 _CONSTRAINT: Final = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](.+?)[`']")
 _OPTIONS: Final = frozenset(("unix_socket", "ssl_ca", "connect_timeout"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, ClassVar, Final
 
@@ -25,7 +25,7 @@ from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
 from headwater.sinks.mysql_session import Address, told
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
 from headwater.sinks.sink import Committed, Mode, Token
-from headwater.sinks.sql_table import ExistingColumn, OnDrop, OnRename, SqlColumn, SqlPart, SqlTable, steps
+from headwater.sinks.sql_table import ExistingColumn, OnDrop, OnRename, SqlColumn, SqlPart, SqlTable, passing_id, steps
 from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, Held
 from headwater.sinks.versions import IS_CURRENT
 
@@ -231,7 +231,7 @@ class MySqlTarget(MySqlMerge):
             size += len(data)
         return size
 
-    def shape(self, table: SqlTable) -> None:
+    def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
         if self._shaped.get(table.place) == table:
             return
         _check_names(table)
@@ -242,7 +242,7 @@ class MySqlTarget(MySqlMerge):
         try:
             found = self._found(table)
             if found:
-                self._change(table, found)
+                self._change(table, found, empty)
             else:
                 self._make(table)
         finally:
@@ -257,7 +257,10 @@ class MySqlTarget(MySqlMerge):
             "SELECT COLUMN_NAME, COLUMN_TYPE FROM information_schema.COLUMNS "
             f"WHERE TABLE_SCHEMA = {schema} AND TABLE_NAME = {name} ORDER BY ORDINAL_POSITION"
         )
-        return [ExistingColumn(one, normal(kind), _number(fields.get(one))) for one, kind in rows]
+        return [
+            ExistingColumn(name, normal(kind), passing_id(name) if name not in fields else int(fields[name]))
+            for name, kind in rows
+        ]
 
     def _make(self, table: SqlTable) -> None:
         """The tokens go first: where the table is not there, they say nothing anyway."""
@@ -276,11 +279,18 @@ class MySqlTarget(MySqlMerge):
         columns = _columns(table.columns, table.key if index.startswith(", PRIMARY") else ())
         self._run(f"CREATE TABLE {name_of(table.place)} ({columns}{index}) {self._options}")
 
-    def _change(self, table: SqlTable, existing: Sequence[ExistingColumn]) -> None:
-        place = name_of(table.place)
+    def _change(self, table: SqlTable, existing: Sequence[ExistingColumn], empty: Callable[[], None] | None) -> None:
+        place, target = name_of(table.place), self._text(table.name)
         is_ours = any(column.field_id is not None for column in existing)
-        todo = steps(table, existing, holds, *self._policies)
-        for old, new in todo.renamed:
+        todo = steps(table, existing, holds, *self._policies, emptied=empty is not None)
+        if empty is not None:
+            empty()
+            if is_ours and table.mode is Mode.MIRROR:
+                self._without_key(table, existing)
+        for name in todo.removed:
+            self._run(f"ALTER TABLE {place} DROP COLUMN {quoted(name)}")
+        for old, new in todo.renamed:  # whatever ends this between two statements: what is noted of a name is true
+            self._run(f"DELETE FROM {self._fields} WHERE target = {target} AND name = {self._text(new)}")
             self._run(f"ALTER TABLE {place} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
         for column in todo.added:
             self._run(f"ALTER TABLE {place} ADD COLUMN {_columns([column])}")
@@ -294,10 +304,13 @@ class MySqlTarget(MySqlMerge):
         for name in todo.dropped:
             self._run(f"ALTER TABLE {place} DROP COLUMN {quoted(name)}")
         if table.mode is Mode.MIRROR and not table.is_whole:
-            self._check_key(table)
+            self._check_key(table, can_make=empty is not None and is_ours)
+        if empty is not None:
+            self._run(f"DELETE FROM {self._fields} WHERE target = {target}")
         self._note(table, set(table.names) if is_ours else {column.name for column in todo.added})
 
-    def _check_key(self, table: SqlTable) -> None:
+    def _uniques(self, table: SqlTable) -> dict[str, set[str]]:
+        """The columns of its unique indexes."""
         schema, name = (self._text(one) for one in table.place)
         rows = self._all(
             "SELECT INDEX_NAME, COLUMN_NAME FROM information_schema.STATISTICS "
@@ -306,7 +319,24 @@ class MySqlTarget(MySqlMerge):
         uniques: dict[str, set[str]] = {}
         for index, column in rows:
             uniques.setdefault(index, set()).add(column)
-        if set(table.key) not in uniques.values():
+        return uniques
+
+    def _without_key(self, table: SqlTable, existing: Sequence[ExistingColumn]) -> None:
+        """Drop the primary key that it had, if that is another one now."""
+        known = self._uniques(table).get("PRIMARY", set())
+        if not known or (known == set(table.key) and not table.is_whole):
+            return
+        nullable = (f"MODIFY COLUMN {quoted(one.name)} {one.type} NULL" for one in existing if one.name in known)
+        self._run(f"ALTER TABLE {name_of(table.place)} DROP PRIMARY KEY, {', '.join(nullable)}")
+
+    def _check_key(self, table: SqlTable, *, can_make: bool) -> None:
+        if set(table.key) in self._uniques(table).values():
+            return
+        if can_make:
+            keys = [column for column in table.columns if column.name in table.key]
+            required = ", ".join(f"MODIFY COLUMN {_columns([column], table.key)}" for column in keys)
+            self._run(f"ALTER TABLE {name_of(table.place)} {required}, ADD PRIMARY KEY ({listed(table.key)})")
+        else:
             raise SinkSchemaError(
                 table.source.full_name,
                 f"{table.name} has no unique index on its key.",
@@ -365,10 +395,6 @@ class MySqlTarget(MySqlMerge):
                 self._run(f"DROP TEMPORARY TABLE IF EXISTS {', '.join(self._temporary)}")
                 self._temporary.clear()
         return None
-
-
-def _number(value: Any) -> int | None:
-    return None if value is None else int(value)
 
 
 def _columns(columns: Sequence[SqlColumn], required: Sequence[str] = ()) -> str:

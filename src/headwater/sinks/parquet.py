@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
-from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter
+from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter, write_empty
 from headwater.sinks.errors import SinkBusy, SinkInputError
 from headwater.sinks.lake import refuse_late
 from headwater.sinks.manifest import Manifest, ManifestFile
@@ -135,6 +135,10 @@ class ParquetSink:
                 return True
             if small is None:
                 small = self._write_small(table, token, batch)
+                is_empty = not small and not any(one.detail["files"] for one in batch.all)
+                if is_empty and not manifests.files() and not self._partitioning(table).names:
+                    schema = changes_schema(sink_schema(table))
+                    small = [write_empty(self._root.within(directory_of(table)), schema, _prefix(token))]
             files = [*small, *(file for one in batch.all for file in one.detail["files"])]
             manifest = _following(newest, token, batch, files)
             if manifests.put(manifest):

@@ -12,12 +12,14 @@ Tables are made and changed in the transaction of the batch that needs it. How r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
+from psycopg import errors as pg
 
 from headwater import failpoints
 from headwater.sinks.batch import Batch
@@ -37,6 +39,8 @@ from headwater.sources.postgres.csv import read_texts
 from headwater.sources.table import SourceColumn
 
 LONGEST_NAME: Final = 63
+_CREATED_MEANWHILE: Final = (pg.UniqueViolation, pg.DuplicateSchema, pg.DuplicateTable)
+"""What the server says of a schema or table that another session created at the same time."""
 _READ_BYTES: Final = 8 << 20
 _LOCK: Final = 0x6865_6164
 _COLUMNS: Final = """
@@ -52,6 +56,12 @@ WHERE i.indrelid = pg_catalog.to_regclass(%(place)s) AND i.indisunique AND i.ind
   AND i.indimmediate AND i.indisvalid AND a.attrelid = i.indexrelid AND a.attnum <= i.indnkeyatts
 GROUP BY i.indexrelid
 """
+_KEYS: Final = """
+SELECT i.indexrelid::pg_catalog.regclass::text, c.conname::text, array_agg(a.attname::text)
+FROM pg_catalog.pg_index i
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indexrelid
+LEFT JOIN pg_catalog.pg_constraint c ON c.conindid = i.indexrelid AND c.conrelid = i.indrelid
+WHERE i.indrelid = pg_catalog.to_regclass(%(place)s) AND """
 
 
 class PostgresTarget(PostgresMerge):
@@ -82,7 +92,7 @@ class PostgresTarget(PostgresMerge):
             failpoints.hit(BEFORE_PREPARE)
             with self._connection.transaction():
                 self._run("SELECT pg_catalog.pg_advisory_xact_lock(%(lock)s)", lock=_LOCK)
-                self._run(f"CREATE SCHEMA IF NOT EXISTS {own}")
+                self._create_schema(self._own)
                 self._run(
                     f"CREATE TABLE IF NOT EXISTS {own}.tokens (query text, target text, backfill text, "
                     "epoch bigint NOT NULL DEFAULT 0, plan bigint NOT NULL DEFAULT 0, "
@@ -210,52 +220,93 @@ class PostgresTarget(PostgresMerge):
         self._copy(place, iter([rows]), "FORMAT csv")
         return place
 
-    def shape(self, table: SqlTable) -> None:
+    def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
         if self._shaped.get(table.place) == table:
             return
         _check_names(table)
         place = name_of(table.place)
         found = self._all(_COLUMNS, place=plain(place))
+        if not found:
+            try:
+                with self._connection.transaction():
+                    self._make(table, place)
+            except _CREATED_MEANWHILE:
+                found = self._all(_COLUMNS, place=plain(place))
+                if not found:
+                    raise
         if found:
-            self._change(table, place, found)
-        else:
-            self._make(table, place)
+            self._change(table, place, found, empty)
         self._shaped[table.place] = table
 
+    def _create_schema(self, name: str) -> None:
+        """IF NOT EXISTS sees no schema that another session is creating: the server waits for its end, then fails."""
+        with contextlib.suppress(*_CREATED_MEANWHILE), self._connection.transaction():
+            self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}")
+
     def _make(self, table: SqlTable, place: str) -> None:
-        self._run(f"CREATE SCHEMA IF NOT EXISTS {quoted(table.place[0])}")
-        keys = ", ".join(quoted(name) for name in table.key)
-        has_key = table.mode is Mode.MIRROR and not table.is_whole
-        self._run(f"CREATE TABLE {place} ({_columns(table.columns)}{f', PRIMARY KEY ({keys})' if has_key else ''})")
-        if table.mode is Mode.HISTORY and not table.is_whole:
-            self._run(f"CREATE UNIQUE INDEX ON {place} ({keys}) WHERE {quoted(IS_CURRENT)}")
-        elif table.is_whole and table.mode is not Mode.CHANGES:
-            narrow = [column.name for column in table.columns if column.name in table.key and _is_narrow(column)][:8]
-            if narrow:
-                self._run(f"CREATE INDEX ON {place} ({', '.join(quoted(name) for name in narrow)})")
+        self._create_schema(table.place[0])
+        self._run(f"CREATE TABLE {place} ({_columns(table.columns)})")
+        self._index(table, place)
         target = {"target": table.name}
-        self._run(f"UPDATE {self._tokens} SET epoch = 0 WHERE target = %(target)s AND backfill = ''", **target)
+        self._run(f"UPDATE {self._tokens} SET epoch = 0 WHERE target = %(target)s AND epoch <> 0", **target)
         self._run(f"DELETE FROM {self._tokens} WHERE target = %(target)s AND backfill <> ''", **target)
         self._run(f"DELETE FROM {self._fields} WHERE target = %(target)s", **target)
         self._note(table)
 
-    def _change(self, table: SqlTable, place: str, found: Sequence[tuple[Any, ...]]) -> None:
+    def _index(self, table: SqlTable, place: str) -> None:
+        """Its key, in a table that has none."""
+        keys = ", ".join(quoted(name) for name in table.key)
+        if table.mode is Mode.MIRROR and not table.is_whole:
+            self._run(f"ALTER TABLE {place} ADD PRIMARY KEY ({keys})")
+        elif table.mode is Mode.HISTORY and not table.is_whole:
+            self._run(f"CREATE UNIQUE INDEX ON {place} ({keys}) WHERE {quoted(IS_CURRENT)}")
+        elif table.mode is not Mode.CHANGES:
+            narrow = [column.name for column in table.columns if column.name in table.key and _is_narrow(column)][:8]
+            if narrow:
+                self._run(f"CREATE INDEX ON {place} ({', '.join(quoted(name) for name in narrow)})")
+
+    def _index_anew(self, table: SqlTable, place: str) -> None:
+        """Its key, in a table that may have had another one; no row is there, or no version is current."""
+        is_ours = "i.indisprimary" if table.mode is Mode.MIRROR else "i.indisunique AND i.indpred IS NOT NULL"
+        found = self._all(_KEYS + is_ours + " GROUP BY i.indexrelid, c.conname", place=plain(place))
+        if [set(table.key)] == [set(names) for *_, names in found] and not table.is_whole:
+            return
+        for index, constraint, names in found:
+            if constraint is None:
+                self._run(f"DROP INDEX {index}")
+                continue
+            self._run(f"ALTER TABLE {place} DROP CONSTRAINT {quoted(constraint)}")
+            nullable = ", ".join(f"ALTER COLUMN {quoted(name)} DROP NOT NULL" for name in names)
+            self._run(f"ALTER TABLE {place} {nullable}")
+        if found or not table.is_whole:
+            self._index(table, place)
+
+    def _change(
+        self, table: SqlTable, place: str, found: Sequence[tuple[Any, ...]], empty: Callable[[], None] | None
+    ) -> None:
         fields = dict(
             self._all(f"SELECT name, field_id FROM {self._fields} WHERE target = %(target)s", target=table.name)
         )
         existing = [ExistingColumn(name, kind, fields.get(name)) for name, kind in found]
-        todo = steps(table, existing, holds, *self._policies)
+        todo = steps(table, existing, holds, *self._policies, emptied=empty is not None)
+        if empty is not None:
+            empty()
+        for name in todo.removed:
+            self._run(f"ALTER TABLE {place} DROP COLUMN {quoted(name)}")
         for old, new in todo.renamed:
             self._run(f"ALTER TABLE {place} RENAME COLUMN {quoted(old)} TO {quoted(new)}")
         for column in todo.added:
             self._run(f"ALTER TABLE {place} ADD COLUMN {_columns([column])}")
         for column in todo.widened:
-            self._run(f"ALTER TABLE {place} ALTER COLUMN {quoted(column.name)} TYPE {column.type}")
+            using = "" if empty is None or table.mode is not Mode.MIRROR else f" USING NULL::{column.type}"
+            self._run(f"ALTER TABLE {place} ALTER COLUMN {quoted(column.name)} TYPE {column.type}{using}")
         if todo.filled:
             sets = ", ".join(f"{quoted(new)} = {quoted(old)}" for new, old in todo.filled)
             self._run(f"UPDATE {place} SET {sets}")
         for name in todo.dropped:
             self._run(f"ALTER TABLE {place} DROP COLUMN {quoted(name)}")
+        if empty is not None and fields:
+            self._index_anew(table, place)
         if table.mode is Mode.MIRROR and not table.is_whole:
             uniques = [set(names) for (names,) in self._all(_UNIQUE, place=plain(place))]
             if set(table.key) not in uniques:
@@ -265,13 +316,17 @@ class PostgresTarget(PostgresMerge):
                     f"{table.name} has no unique index on its key.",
                     next_step=plain(f"CREATE UNIQUE INDEX ON {place} ({keys});"),
                 )
-        if not todo.are_none or not fields:
+        if not todo.are_none or not fields or empty is not None:
+            renamed = {new for _, new in todo.renamed}
+            gone = {*todo.dropped, *todo.removed} - renamed
+            stay = [one.name for one in existing if one.name not in gone]
             self._run(
                 f"DELETE FROM {self._fields} WHERE target = %(target)s AND NOT name = ANY(%(names)s)",
                 target=table.name,
-                names=[column.name for column in existing if column.name not in todo.dropped],
+                names=[name for name in stay if empty is None or name in table.names],
             )
-            self._note(table, {column.name for column in todo.added} | {new for _, new in todo.renamed})
+            again = fields.keys() if empty is not None else set()
+            self._note(table, {column.name for column in todo.added} | renamed | again)
 
     def _note(self, table: SqlTable, names: set[str] | None = None) -> None:
         """Remember the field ids of columns that we made."""

@@ -155,16 +155,17 @@ class Rewrite:
                 return True
         return False
 
-    def recast(self, renamed: Mapping[str, str]) -> None:
+    def recast(self, renamed: Mapping[str, str | None]) -> None:
         """Write all files anew, with the columns of the schema.
 
-        :param renamed: columns that get the values of others.
+        :param renamed: columns that get the values of others, or of none.
         """
         for file in self.files:
             rows = with_values(read_rows(self._storage, file.path), file.parted, self._schema)
-            for name, old in renamed.items():
-                if old in rows.schema.names:
-                    rows = rows.append_column(name, rows.column(old))
+            taken = {name: rows.column(old) for name, old in renamed.items() if old in rows.schema.names}
+            rows = rows.drop_columns([name for name in renamed if name in rows.schema.names])
+            for name, values in taken.items():
+                rows = rows.append_column(name, values)
             self._replace(file, conform(rows, self._schema))
 
     def discard(self) -> None:

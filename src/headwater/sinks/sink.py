@@ -112,6 +112,7 @@ class HistoryPart:
         upserted, all others are new.
     :ivar order: with *replaces* and ``KEY``: the order of the keys, which tells the rows that lie in *ranges*.
     :ivar columns: only these (and the key) are of interest: a new column of rows that the sink has.
+    :ivar rereads: the sink was given rows of the table before.
     """
 
     kind: SplitKind
@@ -122,6 +123,7 @@ class HistoryPart:
     changed: Any = None
     columns: tuple[str, ...] | None = None
     order: KeyOrder | None = None
+    rereads: bool = False
 
 
 class Sink(Protocol):

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from typing import Any, ClassVar, Final
 
@@ -19,9 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater import failpoints
+from headwater.errors import TransientError
 from headwater.sinks.batch import Batch, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
-from headwater.sinks.errors import SinkFenced
+from headwater.sinks.errors import SinkFenced, SinkSchemaError
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sessions import Sessions
@@ -149,7 +151,7 @@ class SqlSink(ABC):
             rows = (as_staged(history_versions(batch, made.own, part), others or None) for batch in batches)
         elif part.columns is not None:
             columns = tuple(name for name in part.columns if name in made.own.names)
-            schema = pa.schema([made.own.field(name) for name in (*made.key, *columns)])
+            schema = pa.schema([one for one in made.own if one.name in {*made.key, *columns}])
             rows = (conform(pa.Table.from_batches([batch]), schema) for batch in batches)
         elif self.mode is Mode.HISTORY:
             rows = (history_versions(batch, made.own, part) for batch in batches)
@@ -224,7 +226,7 @@ class SqlSink(ABC):
             left = Batch.left_of(staged, token, target.committed(made, token.query, token.backfill))
             if left is None or left.is_empty:
                 return left is not None
-            target.shape(made)
+            self._shape(target, made, left)
         with target.transaction():
             held = target.lock(made, token)
             batch = Batch.left_of(staged, token, held.committed)
@@ -237,7 +239,7 @@ class SqlSink(ABC):
                     next_step="Nothing: this process has nothing more to do.",
                 )
             if not target.shapes_apart:
-                target.shape(made)
+                self._shape(target, made, batch)
             is_upsert = held.is_upsert
             if batch.history and held.committed.plan == 0 and made.is_whole and self.mode is Mode.MIRROR:
                 is_upsert = target.has_rows(made)
@@ -246,16 +248,32 @@ class SqlSink(ABC):
             failpoints.hit(BEFORE_COMMIT)
         return True
 
+    def _shape(self, target: Target, made: SqlTable, batch: Batch) -> None:
+        """Columns of rows that go with this batch may become any others."""
+        is_emptied = batch.is_truncated and self.mode is not Mode.CHANGES
+        try:
+            target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None)
+        except self._driver.error as error:  # a view on it, another owner, …: this table's alone
+            name = made.source.full_name
+            found = self._driver.told(error, self._driver.address(self.dsn), name, self._own)
+            if isinstance(found, TransientError):
+                raise found from None
+            step = "Let it be changed there (the server's log has the statement), then: headwater sink retry SINK"
+            raise SinkSchemaError(name, f"{made.name} cannot be changed. {found.message}", next_step=step) from None
+
+    def _empty(self, target: Target, made: SqlTable, batch: Batch) -> None:
+        if self.mode is Mode.MIRROR:
+            target.clear(made)
+        else:
+            target.end_versions(made, truncated_us(batch.changes, (one.detail["at_us"] for one in batch.changes)))
+
     def _apply(self, target: Target, made: SqlTable, batch: Batch, *, is_upsert: bool) -> None:
         if self.mode is Mode.CHANGES:
             for source in sources(target, made, batch.all):
                 target.append(made, source)
             return
         if batch.is_truncated:
-            if self.mode is Mode.MIRROR:
-                target.clear(made)
-            else:
-                target.end_versions(made, truncated_us(batch.changes, (one.detail["at_us"] for one in batch.changes)))
+            self._empty(target, made, batch)
         for source in sources(target, made, batch.changes):
             if self.mode is Mode.MIRROR:
                 target.merge(made, source)

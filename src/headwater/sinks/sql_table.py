@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Final, Literal
 
@@ -29,6 +29,7 @@ from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION, changes_sch
 from headwater.sinks.errors import SinkInputError, SinkSchemaError
 from headwater.sinks.fold import DELETED
 from headwater.sinks.sink import Mode, Token
+from headwater.sinks.table_schema import free_name
 from headwater.sinks.types import sink_schema
 from headwater.sinks.versions import ADDED_NAMES, CLOSES, versions_schema
 from headwater.sources.table import FIELD_ID, SourceTable
@@ -43,6 +44,7 @@ _TAKEN: Final = {
     Mode.CHANGES: frozenset((CHANGE_TYPE, COMMIT_VERSION)),
     Mode.HISTORY: ADDED_NAMES | {DELETED, CLOSES},
 }
+_PASSING: Final = "_headwater_"
 _RELATION: Final = re.compile(r"s([0-9a-f]{16})_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_[0-9a-f]{10}")
 
 
@@ -141,7 +143,9 @@ class ExistingColumn:
 class Steps:
     """What becomes of the columns of a table that is there.
 
-    :ivar renamed: old and new names. :ivar filled: new columns, and the old ones whose values they take.
+    :ivar removed: names that go before anything else. :ivar renamed: old and new names, one step after the other.
+    :ivar filled: new columns, and the old ones whose values they take.
+    :ivar widened: columns that get another type; in a table without rows any other.
     """
 
     added: tuple[SqlColumn, ...] = ()
@@ -149,10 +153,11 @@ class Steps:
     filled: tuple[tuple[str, str], ...] = ()
     widened: tuple[SqlColumn, ...] = ()
     dropped: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
     @property
     def are_none(self) -> bool:
-        return not (self.added or self.renamed or self.widened or self.dropped)
+        return not (self.added or self.renamed or self.widened or self.dropped or self.removed)
 
 
 def steps(
@@ -161,19 +166,28 @@ def steps(
     holds: Callable[[str, str], bool],
     on_rename: OnRename,
     on_drop: OnDrop,
+    *,
+    emptied: bool = False,
 ) -> Steps:
     """How *existing* becomes *wanted*.
 
     :param holds: whether every value of the second type is one of the first.
+    :param emptied: no row of before counts any more, nor do the field ids of then.
     :raises SinkSchemaError: it cannot.
     """
+    removed: tuple[str, ...] = ()
+    renamed: list[tuple[str, str]] = []
+    if not emptied and wanted.mode is not Mode.CHANGES:
+        removed, moved = _moved(wanted, existing)
+        renamed = _in_turn(moved, existing)
+        existing = [replace(one, name=moved.get(one.name, one.name)) for one in existing if one.name not in removed]
     known = {column.name: column for column in existing}
     gone = {
         column.field_id: column
         for column in existing
-        if column.field_id is not None and column.name not in wanted.names
+        if column.field_id is not None and column.name not in wanted.names and not emptied
     }
-    added, renamed, filled, widened = [], [], [], []
+    added, filled, widened = [], [], []
     for column in wanted.columns:
         there = known.get(column.name)
         is_known = there is not None and (there.field_id is not None or column.field_id is None)
@@ -186,17 +200,60 @@ def steps(
         if there is None:
             _check_case(wanted, column, known)
             added.append(column)
-        elif not holds(there.type, column.type):
-            if not holds(column.type, there.type):
-                raise SinkSchemaError(
-                    wanted.source.full_name,
-                    f"column {column.name!r} is {there.type} in {wanted.name} and became {column.type}.",
-                    next_step=f"Change its type there, or remove {wanted.name} and take a new snapshot.",
-                )
-            widened.append(column)
+        elif emptied and wanted.mode is Mode.MIRROR and there.field_id is not None:
+            widened += [] if there.type == column.type else [column]
+        elif holds(column.type, there.type):
+            widened += [] if holds(there.type, column.type) else [column]
+        elif holds(there.type, column.type) and (wanted.mode is Mode.MIRROR or there.field_id is None):
+            continue
+        elif wanted.mode is not Mode.MIRROR:
+            renamed.append((column.name, free_name(column.name, {*known, *wanted.names})))
+            added.append(column)
+        else:
+            raise SinkSchemaError(
+                wanted.source.full_name,
+                f"column {column.name!r} is {there.type} in {wanted.name} and became {column.type}.",
+                next_step="Run: headwater sink retry SINK (the table is emptied there, and read once more)",
+            )
     kept = {column.field_id for column in wanted.columns}
     dropped = [column.name for column in gone.values() if column.field_id not in kept] if on_drop == "drop" else []
-    return Steps(*(tuple(found) for found in (added, renamed, filled, widened, dropped)))  # type: ignore[arg-type]
+    return Steps(*(tuple(found) for found in (added, renamed, filled, widened, dropped, removed)))  # type: ignore[arg-type]
+
+
+def _moved(wanted: SqlTable, existing: Sequence[ExistingColumn]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """The columns whose name is that of another one now: those that go, and the new names of the others."""
+    there = {column.field_id: column for column in existing if column.field_id is not None}
+    named = {column.field_id: column.name for column in wanted.columns if column.field_id is not None}
+    by_name = {column.name: column for column in existing}
+    removed: list[str] = []
+    moved: dict[str, str] = {}
+    for column in wanted.columns:
+        old = by_name.get(column.name)
+        if old is None or None in (old.field_id, column.field_id) or old.field_id == column.field_id:
+            continue
+        if old.field_id in named:
+            moved[old.name] = named[old.field_id]
+        elif wanted.mode is Mode.MIRROR:
+            removed.append(old.name)
+        else:
+            moved[old.name] = free_name(old.name, {*by_name, *wanted.names})
+        if column.field_id in there:
+            moved[there[column.field_id].name] = column.name
+    left = ((one.name, passing_id(one.name)) for one in existing)
+    return tuple(removed), moved | {name: named[number] for name, number in left if number in named}
+
+
+def _in_turn(moved: Mapping[str, str], existing: Sequence[ExistingColumn]) -> list[tuple[str, str]]:
+    """Renames that may exchange names, one after the other, by names that tell the field ids."""
+    passing = {one.name: f"{_PASSING}{one.field_id}" for one in existing if one.name in moved}
+    first = [(old, name) for old, name in passing.items() if old != name]
+    return [*first, *((passing[old], new) for old, new in moved.items())]
+
+
+def passing_id(name: str) -> int | None:
+    """The field id of a column that was on its way from one name to another when its process ended."""
+    number = name.removeprefix(_PASSING)
+    return int(number) if name != number and number.isdigit() else None
 
 
 def _check_case(wanted: SqlTable, column: SqlColumn, known: dict[str, ExistingColumn]) -> None:

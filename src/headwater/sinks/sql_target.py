@@ -7,7 +7,7 @@ name. All statements of a batch run in one transaction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -53,8 +53,11 @@ class Target(ABC):
         """Make *relation* with *rows*; how many they were, and about how many bytes."""
 
     @abstractmethod
-    def shape(self, table: SqlTable) -> None:
-        """Make the table, or give it the columns that it lacks."""
+    def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
+        """Make the table, or give it the columns that it lacks.
+
+        :param empty: no row of before counts any more: called first, it removes them.
+        """
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]: ...

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, Self
 
+import pyarrow as pa
+
 from headwater import __version__
 from headwater.sinks.errors import SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Sink, Staged
@@ -31,6 +33,9 @@ class TableFailure:
     @classmethod
     def of(cls, table: SourceTable, error: BaseException) -> Self | None:
         """``None``: *error* is not about the table alone."""
+        if isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError | pa.ArrowNotImplementedError | pa.ArrowKeyError):
+            reason = f"Values of {table.full_name} do not fit into the columns of the sink ({type(error).__name__})."
+            return cls(table, reason, "Run: headwater sink retry SINK (the table is emptied there, and read once more)")
         if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable):
             return None
         return cls(table, error.message, error.next_step)

@@ -2,19 +2,22 @@
 
 A column that the sink lacks is added at the end. A column that the source has no longer stays, and is null from then
 on, or goes, and the table is written anew. A column that was renamed, which its field id tells, is a new one: a mirror
-has the old values there, too, and is written anew for it. A type may become wider: the table is written anew. Any other
-change is refused.
+has the old values there, too, and is written anew for it. A type may become wider: the table is written anew. A name
+may become that of another column: values go by the field id. Any other change of a type is refused in a mirror, but
+for one that is emptied; where rows of before stay, their column becomes ``<name>_before``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from headwater.sinks.errors import SinkSchemaError
+from headwater.sinks.sink import Mode
 from headwater.sources.table import FIELD_ID
 
 
@@ -23,37 +26,66 @@ class Evolution:
     """What becomes of a table's columns.
 
     :ivar schema: its columns afterwards. :ivar added: those that are new.
-    :ivar renamed: of the new columns those that had another name, which is told. :ivar dropped: names that go.
+    :ivar renamed: of columns that had another name that name; ``None``: what had their name was another column.
+    :ivar dropped: names that go.
     :ivar must_rewrite: the files that the table has are not as they must be.
     """
 
     schema: pa.Schema
     added: tuple[pa.Field, ...]
-    renamed: Mapping[str, str]
+    renamed: Mapping[str, str | None]
     must_rewrite: bool
     dropped: tuple[str, ...] = ()
 
 
-def evolve(table: str, existing: pa.Schema, wanted: pa.Schema, *, is_mirror: bool, drops: bool = False) -> Evolution:
+def evolve(
+    table: str,
+    existing: pa.Schema,
+    wanted: pa.Schema,
+    mode: Mode,
+    *,
+    copies: bool = False,
+    drops: bool = False,
+    emptied: bool = False,
+) -> Evolution:
     """How *existing* takes the rows of *wanted*.
 
-    :param is_mirror: values of columns that were renamed are copied. :param drops: columns that the source had go.
+    :param mode: values of columns that were renamed are copied, but for those of changes. :param copies: … those, too.
+    :param drops: columns that the source had go.
+    :param emptied: no row of before counts any more, nor do the field ids of then.
     :raises SinkSchemaError: it cannot.
     """
     fields: list[pa.Field] = []
-    wider = False
+    before: list[pa.Field] = []
+    sources: dict[str, str | None] = {}
+    must_rewrite, by_name = False, emptied or mode is Mode.CHANGES
     for field in existing:
         place = wanted.get_field_index(field.name)
-        if place < 0 or holds(field.type, wanted.field(place).type):
+        new = field if place < 0 else wanted.field(place)
+        is_other = not by_name and _is_other(field, new)
+        is_ours = FIELD_ID in (field.metadata or {})
+        is_narrower = is_ours and mode is not Mode.MIRROR and not holds(new.type, field.type)
+        if emptied and mode is Mode.MIRROR and is_ours:
+            must_rewrite |= new.type != field.type or _is_other(field, new)
+            fields.append(new if place >= 0 else field.remove_metadata())
+        elif not is_other and not is_narrower and holds(field.type, new.type):
             fields.append(field)
-        elif holds(wanted.field(place).type, field.type):
-            fields.append(wanted.field(place))
-            wider = True
+        elif not is_other and holds(new.type, field.type):
+            fields.append(new)
+            must_rewrite = True
+        elif is_other or mode is not Mode.MIRROR:
+            fields.append(new)
+            sources[new.name] = None
+            must_rewrite = True
+            if mode is not Mode.MIRROR and (not is_other or _place(wanted, field) is None):
+                kept = pa.field(free_name(field.name, {*existing.names, *wanted.names}), field.type)
+                before.append(kept)
+                sources[kept.name] = field.name
         else:
             raise SinkSchemaError(
                 table,
-                f"column {field.name!r} is {field.type} there and became {wanted.field(place).type}.",
-                next_step="Deliver it to another directory, or remove the table there and take a new snapshot.",
+                f"column {field.name!r} is {field.type} there and became {new.type}.",
+                next_step="Run: headwater sink retry SINK (the table is emptied there, and read once more)",
             )
     known = {name.lower() for name in existing.names}
     added = tuple(field for field in wanted if field.name not in existing.names)
@@ -64,17 +96,41 @@ def evolve(table: str, existing: pa.Schema, wanted: pa.Schema, *, is_mirror: boo
             f"column {clash!r} differs from one that is there in upper and lower case only.",
             next_step="Deliver it to another directory.",
         )
-    renamed = _renamed(existing, wanted, added) if is_mirror or drops else {}
+    if not emptied and (mode is not Mode.CHANGES or copies or drops):
+        sources |= _renamed(existing, wanted, {field.name for field in added} | sources.keys(), by_name=by_name)
     gone = [one for one in existing if one.name not in wanted.names and FIELD_ID in (one.metadata or {})]
     dropped = tuple(one.name for one in gone) if drops else ()
-    schema = pa.schema([field for field in (*fields, *added) if field.name not in dropped])
-    return Evolution(schema, added, renamed, wider or bool(renamed) or bool(dropped), dropped)
+    schema = pa.schema([field for field in (*fields, *before, *added) if field.name not in dropped])
+    must_rewrite |= bool(sources) or bool(dropped)
+    return Evolution(schema, (*before, *added), sources, must_rewrite, dropped)
 
 
-def _renamed(existing: pa.Schema, wanted: pa.Schema, added: Iterable[pa.Field]) -> dict[str, str]:
-    gone = {_field_id(field): field for field in existing if field.name not in wanted.names}
-    pairs = [(field, gone[_field_id(field)]) for field in added if _field_id(field) in gone]
-    return {field.name: old.name for field, old in pairs if holds(field.type, old.type)}
+def _renamed(existing: pa.Schema, wanted: pa.Schema, names: Iterable[str], *, by_name: bool) -> dict[str, str]:
+    """Of the columns *names* of *wanted* those that *existing* has under another name."""
+    there = {
+        _field_id(field): field
+        for field in existing
+        if field.name not in wanted.names or (not by_name and _is_other(field, wanted.field(field.name)))
+    }
+    pairs = [(wanted.field(name), there.get(_field_id(wanted.field(name)))) for name in names if name in wanted.names]
+    return {field.name: old.name for field, old in pairs if old is not None and holds(field.type, old.type)}
+
+
+def _is_other(field: pa.Field, new: pa.Field) -> bool:
+    """Whether the name of *field* is that of another column now."""
+    return all(FIELD_ID in (one.metadata or {}) for one in (field, new)) and _field_id(field) != _field_id(new)
+
+
+def _place(wanted: pa.Schema, field: pa.Field) -> int | None:
+    """Where the column of *field* is among those of *wanted*, whatever its name is there."""
+    return next((place for place, one in enumerate(wanted) if _field_id(one) == _field_id(field)), None)
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """A name for a column from before whose own name is that of another one now."""
+    lower = {one.lower() for one in taken}
+    names = chain([f"{name}_before"], (f"{name}_before_{number}" for number in count(2)))
+    return next(one for one in names if one.lower() not in lower)
 
 
 def _field_id(field: pa.Field) -> bytes:

@@ -101,6 +101,13 @@ class SchemaStopped(SourceError, ConflictError):
         super().__init__(f"Table {table} changed and the capture of it stopped: {change}", next_step=next_step)
 
 
+class RereadNeeded(SchemaStopped):
+    """A table changed so that its log alone does not give its rows: it must be read again, as it is now."""
+
+    def __init__(self, table: str, change: str) -> None:
+        super().__init__(table, change, next_step=f"Run: headwater resnapshot {table}")
+
+
 class SlotLost(SourceError, ConflictError):
     """The replication slot is gone: changes since our position can no longer be had from it."""
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
+from headwater.sources.errors import RereadNeeded, SchemaStopped, UnsupportedTable
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -77,10 +78,19 @@ class Stopped:
     """A table changed so that its changes cannot be told from here on; those of the others can.
 
     :ivar reason: what changed, and what to do.
+    :ivar reread: reading the table again, as it is now, repairs it.
     """
 
     table: SourceTable
     reason: str
+    reread: bool = False
+
+    @classmethod
+    def by(cls, table: SourceTable, error: SchemaStopped | UnsupportedTable) -> Stopped:
+        """*table* stopped because of *error*."""
+        what = error.change if isinstance(error, SchemaStopped) else error.reason
+        reason = f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()
+        return cls(table, reason, reread=isinstance(error, RereadNeeded))
 
 
 def packed_row(row: pa.RecordBatch) -> str:
@@ -121,13 +131,17 @@ class Finding:
 
     :ivar reason: what, and what to do; empty where nothing needs to be told.
     :ivar stops: its changes cannot be captured any more.
+    :ivar reread: … and reading the table again, as it is now, repairs it.
     :ivar registration: what it is from now on, if it changed.
+    :ivar change: how its columns changed before any row with the new ones; the stream follows it already.
     """
 
     table: SourceTable
     reason: str
     stops: bool
     registration: str | None = None
+    reread: bool = False
+    change: SchemaChanged | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from headwater.sources.errors import SchemaStopped
+from headwater.sources.errors import RereadNeeded, SchemaStopped
 from headwater.sources.events import SchemaChanged
 from headwater.sources.table import SourceColumn, SourceTable
 
@@ -59,7 +59,8 @@ class Projection:
             raise SchemaStopped(
                 self.table.full_name,
                 f"column {column.name!r} holds values that its captured type {column.type} does not.",
-                next_step="Start the capture with --schema-policy evolve: it goes on before the change.",
+                next_step="Start the capture with --schema-policy evolve (in pipeline.toml: source.schema_policy): it"
+                " goes on before the change.",
             ) from None
 
 
@@ -93,7 +94,8 @@ def follow(
         raise SchemaStopped(
             known.full_name,
             told(change),
-            next_step="Start the capture with --schema-policy evolve or ignore: it goes on before the change.",
+            next_step="Start the capture with --schema-policy evolve or ignore (in pipeline.toml:"
+            " source.schema_policy): it goes on before the change.",
         )
     if policy is SchemaPolicy.IGNORE:
         return _projection(known, now), None
@@ -104,9 +106,7 @@ def _grown(
     known: SourceTable, now: SourceTable, defaults: pa.RecordBatch | None
 ) -> tuple[SourceTable, SchemaChanged | None]:
     if now.source_id != known.source_id:
-        raise SchemaStopped(
-            known.full_name, "it was dropped and made anew.", next_step=f"Run: headwater resnapshot {known.full_name}"
-        )
+        raise RereadNeeded(known.full_name, "it was dropped and created again.")
     current = {column.field_id: column for column in now.columns}
     old = {column.field_id for column in known.columns}
     columns: list[SourceColumn] = []
@@ -122,11 +122,8 @@ def _grown(
             renamed.append((column.name, found.name))
         if found.type != column.type:
             if not is_wider(column.type, found.type):
-                raise SchemaStopped(
-                    known.full_name,
-                    f"column {found.name!r} changed from {column.source_type} to {found.source_type}.",
-                    next_step=f"Run: headwater resnapshot {known.full_name}",
-                )
+                what = f"column {found.name!r} changed from {column.source_type} to {found.source_type}."
+                raise RereadNeeded(known.full_name, what)
             retyped.append(found.name)
         if column.dropped:
             revived.append(found.name)
@@ -162,16 +159,14 @@ def _free(column: SourceColumn, taken: set[str]) -> str:
 
 
 def _key_after(known: SourceTable, now: SourceTable) -> tuple[str, ...]:
-    """:raises SchemaStopped: the key has other columns than before."""
+    """:raises RereadNeeded: the key has other columns than before."""
     before = [known.column(name).field_id for name in known.key_columns]
     after = [now.column(name).field_id for name in now.key_columns]
     if before != after or any(
         known.columns[place].type != now.column(name).type
         for place, name in zip(known.key_places, now.key_columns, strict=True)
     ):
-        raise SchemaStopped(
-            known.full_name, "its key changed.", next_step=f"Run: headwater resnapshot {known.full_name}"
-        )
+        raise RereadNeeded(known.full_name, "its key changed.")
     return now.key_columns
 
 

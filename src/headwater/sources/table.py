@@ -107,7 +107,7 @@ class SourceTable:
             raise UnsupportedTable(
                 self.full_name,
                 "it has no key.",
-                next_step="Add a primary key, or set REPLICA IDENTITY to a unique index or to FULL.",
+                next_step="Add a primary key, or set REPLICA IDENTITY to DEFAULT (of a key), a unique index or FULL.",
             )
         foreign = [name for name in self.key_columns if name not in self._places]
         if foreign:

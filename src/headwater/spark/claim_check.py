@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import pickle
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -31,7 +32,6 @@ from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, read_changes, read_history
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
-from headwater.errors import HeadwaterError
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.dead_letters import DeadLetters, Refusing, Sieve
 from headwater.sinks.delivery_look import DeliveryLook
@@ -42,6 +42,7 @@ from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.spark.failure import told
+from headwater.spark.heartbeat import BEAT_SUFFIX, Heartbeat
 from headwater.spark.session import hot
 
 FORMAT: Final = "headwater_claims"
@@ -117,6 +118,7 @@ class ClaimReader(DataSourceStreamReader):
     def __init__(self, delivery: ClaimDelivery) -> None:
         self._delivery = delivery
         self._opened: QueryPlanner | None = None
+        self._beat: Heartbeat | None = None
         self._look = DeliveryLook(delivery.options.store, delivery.options.query)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -147,6 +149,15 @@ class ClaimReader(DataSourceStreamReader):
             )
         return self._opened
 
+    @contextmanager
+    def _answering(self) -> Iterator[QueryPlanner]:
+        """The planner, which is seen to hang where it does not answer soon."""
+        planner = self._planner
+        if self._beat is None:
+            self._beat = Heartbeat(Path(self._delivery.stop_file).with_suffix(BEAT_SUFFIX))
+        with self._beat:
+            yield planner
+
     @told
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         """Spark asks again after the first batch was planned, and when it is delivered again after a crash."""
@@ -159,12 +170,14 @@ class ClaimReader(DataSourceStreamReader):
         hot()
         if Path(self._delivery.stop_file).exists():
             return start
-        return self._planner.advance(QueryOffset.from_json(start), timeout=_POLL_SECONDS).to_json()
+        with self._answering() as planner:
+            return planner.advance(QueryOffset.from_json(start), timeout=_POLL_SECONDS).to_json()
 
     @told
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
         first, last = QueryOffset.from_json(start), QueryOffset.from_json(end)
-        planner = self._planner
+        with self._answering() as planner:
+            units = planner.units(first, last)
         token = Token(
             self._delivery.options.query,
             planner.backfill_id,
@@ -175,9 +188,7 @@ class ClaimReader(DataSourceStreamReader):
         )
         parks = self._delivery.dead_letters is not None
         suspects = self._look.suspects() if parks else frozenset()
-        claims = [
-            Claim(unit, _token_of(unit, token), unit.table.full_name in suspects) for unit in planner.units(first, last)
-        ]
+        claims = [Claim(unit, _token_of(unit, token), unit.table.full_name in suspects) for unit in units]
         parts = min(len(claims), _PARTS * self._delivery.options.parallelism)
         return [InputPartition([pickle.dumps(claim) for claim in claims[part::parts]]) for part in range(parts)]
 
@@ -190,6 +201,8 @@ class ClaimReader(DataSourceStreamReader):
 
     def stop(self) -> None:
         self._look.close()
+        if self._beat is not None:
+            self._beat.close()
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -234,7 +247,7 @@ class ClaimWriter(DataSourceStreamArrowWriter):
                 if self._delivery.dead_letters is None or claim.tries:
                     raise
                 self._stage_unit(replace(claim, tries=True), made)
-        except HeadwaterError as error:
+        except Exception as error:
             failure = TableFailure.of(claim.unit.table, error)
             if failure is None or len(self._delivery.may_park) < 2:
                 raise
@@ -310,6 +323,7 @@ def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Hist
         unit.position,
         unit.commit_time_us,
         replaces=unit.replaces,
+        rereads=unit.rereads,
         changed=changed_keys(options, unit),
         columns=unit.columns,
         order=open_snapshots(options.source).order(unit.table)

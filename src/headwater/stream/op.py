@@ -57,6 +57,8 @@ class Op(IntEnum):
 
 CHANGE_TYPES = ("insert", "delete", "update_postimage", "update_preimage")
 """The ``_change_type`` names in the order of the codes, from code 1."""
+REREAD = "reread"
+"""The ``_change_type`` of a row that is no change: it was read again, and is as an ``UPDATE_INSERT``."""
 
 _VALID_NAMES = f"valid values are {', '.join(CHANGE_TYPES)}."
 _NAME_STEP = "Rename the values, or leave the rows out."
@@ -75,7 +77,9 @@ def ops_of(change_types: Any) -> pa.Int8Array:
     """
     if pa.types.is_dictionary(change_types.type):
         change_types = change_types.dictionary_decode()
-    places = pc.index_in(change_types.cast(pa.string()), value_set=pa.array(CHANGE_TYPES, pa.string()))
+    names = change_types.cast(pa.string())
+    names = pc.if_else(pc.equal(names, REREAD), Op.UPDATE_INSERT.change_type, names)
+    places = pc.index_in(names, value_set=pa.array(CHANGE_TYPES, pa.string()))
     if places.null_count:
         row = int(np.flatnonzero(places.is_null().to_numpy(zero_copy_only=False))[0])
         raise ChunkError(f"Row {row} has another change type; {_VALID_NAMES}", row=row, next_step=_NAME_STEP)

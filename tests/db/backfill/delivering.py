@@ -34,6 +34,7 @@ class MemorySink:
     changes: dict[str, Counter[tuple[bytes, Key, int]]] = field(default_factory=dict)
     history: dict[str, Counter[Key]] = field(default_factory=dict)
     tokens: dict[str, Committed] = field(default_factory=dict)
+    tables: dict[str, SourceTable] = field(default_factory=dict)
     source: str = ""
 
     def committed(self, table: SourceTable, backfill: str) -> Committed:
@@ -41,6 +42,7 @@ class MemorySink:
 
     def commit(self, units: list[tuple[Unit, list[pa.RecordBatch]]], end: QueryOffset) -> None:
         for unit, batches in units:
+            self._rename(unit.table)
             if isinstance(unit, LogUnit):
                 self._take_changes(unit, batches)
         for unit, batches in units:
@@ -55,6 +57,18 @@ class MemorySink:
             else:
                 made = Committed(known.epoch, end.plan, unit.attempt)
             self.tokens[unit.table.full_name] = made
+
+    def _rename(self, table: SourceTable) -> None:
+        """As a table does it: values stay in their columns, whatever those are called by now."""
+        known = self.tables.get(table.full_name)
+        self.tables[table.full_name] = table
+        if known is None or known.source_id != table.source_id or known.columns == table.columns:
+            return
+        old = {column.field_id: column.name for column in known.columns}
+        names = {column.name: old.get(column.field_id) for column in table.columns}
+        mirror = self.mirror.get(table.full_name, {})
+        for key, row in mirror.items():
+            mirror[key] = {name: None if before is None else row.get(before) for name, before in names.items()}
 
     def _take_changes(self, unit: LogUnit, batches: list[pa.RecordBatch]) -> None:
         name = unit.table.full_name

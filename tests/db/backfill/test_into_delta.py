@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog import load_catalog
 from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, only, running, shared
 from tests.db.capture.running import RunningCapture
 
@@ -19,8 +21,16 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
+from headwater.pipeline.sink_state import let_back
+from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.delta import DeltaSink
-from headwater.sinks.sink import Committed, Mode
+from headwater.sinks.iceberg import IcebergSink
+from headwater.sinks.mysql import SESSIONS as MYSQL_SESSIONS
+from headwater.sinks.mysql import MySqlSink
+from headwater.sinks.parquet import ParquetSink
+from headwater.sinks.postgres import SESSIONS as POSTGRES_SESSIONS
+from headwater.sinks.postgres import PostgresSink
+from headwater.sinks.sink import Committed, Mode, Sink
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SourceTable
@@ -32,9 +42,16 @@ pytestmark = pytest.mark.db
 class IntoDelta:
     """One query into one sink, without Spark."""
 
-    def __init__(self, capture: RunningCapture, *tables: str, mode: Mode = Mode.MIRROR, **options: Any) -> None:
+    def __init__(
+        self,
+        capture: RunningCapture,
+        *tables: str,
+        mode: Mode = Mode.MIRROR,
+        sink: Sink | None = None,
+        **options: Any,
+    ) -> None:
         self.capture = capture
-        self.sink = DeltaSink(str(capture.folder / "lake"), mode)
+        self.sink = sink or DeltaSink(str(capture.folder / "lake"), mode)
         self.options = QueryOptions(
             **{"store": str(capture.store), "source": capture.database.dsn, "query": "delta", "tables": tables}
             | options
@@ -44,9 +61,12 @@ class IntoDelta:
 
     def open(self) -> None:
         def committed(table: SourceTable, backfill: str) -> Committed:
-            return self.sink.committed(table, "delta", backfill)
+            return self.sink.committed(table, self.options.query, backfill)
 
-        self.planner = QueryPlanner(self.options, committed=committed, takeover=True)
+        def parked() -> dict[str, str]:
+            return {name: one["reason"] for name, one in read_parked(self.options.store, self.options.query).items()}
+
+        self.planner = QueryPlanner(self.options, committed=committed, parked=parked, takeover=True)
 
     def batch(self, timeout: float = 0.3) -> bool:
         start = self.checkpoint or self.planner.initial()
@@ -75,7 +95,7 @@ class IntoDelta:
             pass
 
     def rows(self, table: str) -> pa.Table:
-        return DeltaTable(f"{self.sink.path}/{table}").to_pyarrow_table()
+        return DeltaTable(self.capture.folder / "lake" / table).to_pyarrow_table()
 
     def assert_equal(self, table: str) -> None:
         found = self.rows(table)
@@ -202,6 +222,86 @@ def test_columns_that_the_capture_leaves_out_do_not_stop_the_history(shop: Shop,
         query.finish()
         query.assert_equal("public.orders")
         query.planner.close()
+
+
+@only(POSTGRES)
+def test_a_table_of_others_is_parked_untouched_and_delivered_once_it_is_adopted(shop: Shop, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shop.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, v text)", f"INSERT INTO {name} VALUES (1, 'ours')")
+    theirs = pa.table({"id": pa.array([1, 2], pa.int64()), "v": ["theirs", "theirs"]})
+    write_deltalake(tmp_path / "lake" / "public.a", theirs)
+    with running(shop, tmp_path, "public.a", "public.b") as capture:
+        query = IntoDelta(capture, "public.a", "public.b")
+        query.finish()
+        query.assert_equal("public.b")
+        (told,) = read_parked(query.options.store, "delta").values()
+        assert "not created by Headwater" in told["reason"]
+        assert "adopt = true" in told["next_step"]
+        assert query.rows("public.a").equals(theirs)
+        assert DeltaTable(tmp_path / "lake" / "public.a").version() == 0
+        query.planner.close()
+        query.sink = DeltaSink(str(tmp_path / "lake"), adopt=True)
+        assert let_back(query.options.store, "delta") == ["public.a"]
+        query.open()
+        query.finish()
+        query.assert_equal("public.a")
+        query.planner.close()
+
+
+EMPTY = ("public.never", "public.emptied")
+
+
+def _empty(shop: Shop) -> None:
+    for name in ("never", "emptied"):
+        shop.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, name varchar(40), amount numeric(10,2))")
+    shop.execute("INSERT INTO emptied VALUES (1, 'gone', 1.5)", "DELETE FROM emptied")
+
+
+def _deliver_empty(capture: RunningCapture, mode: Mode, sink: Sink | None = None) -> None:
+    """Deliver the empty tables, to the Delta lake where no *sink* is given."""
+    query = IntoDelta(capture, *EMPTY, mode=mode, sink=sink, query=f"{type(sink).__name__}-{mode.value}")
+    query.finish()
+    query.planner.close()
+
+
+@only(POSTGRES)
+@pytest.mark.parametrize(
+    "mode", [Mode.MIRROR, *(pytest.param(one, marks=pytest.mark.soak) for one in (Mode.CHANGES, Mode.HISTORY))]
+)
+def test_an_empty_table_is_there_at_every_sink_of_tables(shop: Shop, tmp_path: Path, mode: Mode) -> None:
+    _empty(shop)
+    with running(shop, tmp_path, *EMPTY) as capture:
+        _deliver_empty(capture, mode)
+        _deliver_empty(capture, mode, IcebergSink(str(tmp_path / "iceberg"), mode))
+        _deliver_empty(capture, Mode.CHANGES, ParquetSink(str(tmp_path / "parquet")))
+        _deliver_empty(capture, mode, PostgresSink(shop.dsn, mode, schema="mirror"))
+        POSTGRES_SESSIONS.close()
+        for name in EMPTY:
+            found = {
+                "delta": DeltaTable(tmp_path / "lake" / name).to_pyarrow_table(),
+                "parquet": pq.read_table(tmp_path / "parquet" / name),
+            }
+            with load_catalog("headwater", uri=f"sqlite:///{tmp_path}/iceberg/catalog.db") as catalog:
+                found["iceberg"] = catalog.load_table(name).scan().to_arrow()
+            for kind, rows in found.items():
+                assert (rows.num_rows, rows.schema.names[:3]) == (0, ["id", "name", "amount"]), kind
+                assert rows.schema.field("amount").type == pa.decimal128(10, 2), kind
+            columns = shop.execute(
+                "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'mirror'"
+                f" AND table_name = '{name.removeprefix('public.')}' ORDER BY ordinal_position LIMIT 3"
+            )
+            assert columns == [("id", "bigint"), ("name", "text"), ("amount", "numeric")]
+            assert shop.execute(f"SELECT count(*) FROM mirror.{name.removeprefix('public.')}") == [(0,)]
+
+
+@only(MARIADB)
+def test_an_empty_table_of_mysql_is_there_at_a_sink_in_mysql(shop: Shop, tmp_path: Path) -> None:
+    _empty(shop)
+    with running(shop, tmp_path, *EMPTY) as capture:
+        _deliver_empty(capture, Mode.MIRROR, MySqlSink(shop.dsn, database="mirror"))
+        MYSQL_SESSIONS.close()
+        for name in EMPTY:
+            assert shop.execute(f"SELECT id, name, amount FROM mirror.{name.removeprefix('public.')}") == []
 
 
 def _ask(query: IntoDelta, kind: str, **detail: Any) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tests.servers.postgres import Database
 
 from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState, TableState
+from headwater.capture.options import OnRewrite
 from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.log_store.log_events import LogEvent, events_of
@@ -25,7 +26,8 @@ from headwater.sources.postgres.snapshot import read_table
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 
-OPTIONS = CaptureOptions(epoch_seconds=0.05, heartbeat_seconds=0.5, retry_seconds=0.5)
+OPTIONS = CaptureOptions(epoch_seconds=0.05, heartbeat_seconds=0.5, retry_seconds=0.5, on_rewrite=OnRewrite.STOP)
+"""A table that must be read again stops, so that a test sees why; tests of the re-read itself choose otherwise."""
 
 
 class RunningCapture:
@@ -138,11 +140,13 @@ class RunningCapture:
     def assert_equal(self, *names: str) -> None:
         """The table that each log tells of is the table at the source."""
         self.catch_up()
+        stopped = {log: table.reason for log, table in self.tables().items() if table.state is TableState.STOPPED}
         for name in names:
             source = open_source(self._dsn, spill=self.folder / "unused", **self._source)
             (table,) = source.tables([name])
             source.close()
             expected = self.selected(table)
+            assert table.full_name not in stopped, stopped[table.full_name]
             found = self.replayed(table.full_name).select(expected.schema.names)
             order = [(column, "ascending") for column in table.key_columns]
             found, expected = found.sort_by(order), expected.sort_by(order)

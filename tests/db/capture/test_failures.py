@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
 from tests.servers.proxy import TcpProxy
 
-from headwater.capture import CaptureState, TableState
+from headwater.capture import CaptureState, TableState, statistics
 from headwater.errors import CapacityError, FencedError
 from headwater.sources.errors import (
     AccessDenied,
@@ -159,11 +161,39 @@ def test_a_restart_of_the_server_is_waited_for(start_postgres: StartPostgres, tm
             server.stop()
             capture.wait_for(lambda: capture.capture.state is CaptureState.WAITING)
             assert "cannot be reached" in capture.capture.statistics.last_error
+            assert capture.capture.lag_seconds() is None
             server.start()
+            capture.wait_for(lambda: capture.capture.lag_seconds() == 0)
+            assert not capture.capture.statistics.last_error, "it is over, also where no change comes"
             fill(database, 11, 20)
             capture.assert_equal("t")
             capture.assert_once("public.t")
             assert capture.capture.statistics.restarts >= 1
+
+
+def test_a_source_that_does_not_answer_has_an_unknown_lag(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tables(newest_postgres)
+    monkeypatch.setattr(statistics, "SILENT_SECONDS", 2.0)
+    with running(newest_postgres, tmp_path, "t") as capture:
+        capture.wait_for(lambda: capture.capture.lag_seconds() == 0)
+        backends = [
+            pid
+            for (pid,) in newest_postgres.execute(
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'headwater' AND datname = current_database()"
+            )
+        ]
+        assert backends
+        for pid in backends:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            capture.wait_for(lambda: capture.capture.lag_seconds() is None, 10)
+            assert capture.capture.state is CaptureState.RUNNING
+        finally:
+            for pid in backends:
+                os.kill(pid, signal.SIGCONT)
+        capture.wait_for(lambda: capture.capture.lag_seconds() == 0)
 
 
 def test_a_power_cut_of_the_server_loses_and_doubles_nothing(start_postgres: StartPostgres, tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.db.citus.running import running
 from tests.servers.citus_double import CitusDouble
 
 from headwater.sources.diagnosis import Finding, Level
-from headwater.sources.open import diagnose
+from headwater.sources.errors import UnsupportedTable
+from headwater.sources.open import diagnose, open_source
 
 COLUMNS = "id bigint, v text, amount numeric(12,2)"
 
@@ -56,3 +58,34 @@ def test_a_single_server_is_told_apart_from_a_cluster(double: CitusDouble) -> No
     found = [one for one in findings(double) if one.check == "cluster"]
     assert [one.level for one in found] == [Level.PROBLEM]
     assert "postgresql://" in str(found[0].fix)
+
+
+def test_shards_are_not_listed_as_tables(double: CitusDouble) -> None:
+    double.distribute("acc", COLUMNS)
+    for group in (0, 1):  # in a real cluster shards are no partitions: these are as there, and lack a key
+        double.execute(group, "CREATE TABLE acc_102500 (id bigint)", "CREATE TABLE kept_102501 (id bigint)")
+    double.execute(0, "INSERT INTO pg_dist_shard VALUES ('acc', 102500)")
+    found = findings(double)
+    assert {one.table for one in found if one.table} == {"public.kept_102501"}
+    assert "1 of 2 tables can be captured." in [one.text for one in found if one.check == "tables"]
+
+
+def test_an_access_method_called_columnar_over_plain_postgres_is_refused_with_the_reason(double: CitusDouble) -> None:
+    double.everywhere("CREATE ACCESS METHOD columnar TYPE TABLE HANDLER heap_tableam_handler")
+    double.distribute("acc", COLUMNS)
+    double.execute(0, "CREATE TABLE own (id bigint PRIMARY KEY) USING columnar")
+    double.execute(0, "CREATE TABLE parted (id bigint PRIMARY KEY) PARTITION BY RANGE (id)")
+    double.execute(0, "CREATE TABLE old PARTITION OF parted FOR VALUES FROM (0) TO (9) USING columnar")
+    source = open_source(double.dsn, spill=Path("unused"))
+    try:
+        for name, stored in (("own", "own"), ("parted", "old")):
+            with pytest.raises(UnsupportedTable, match="access method 'columnar'") as refused:
+                source.tables([name])
+            step = f"""SELECT alter_table_set_access_method('"public"."{stored}"', 'heap');"""
+            assert refused.value.next_step == f"Run: {step}"
+            (problem,) = [one for one in findings(double, name) if one.check == "logging"]
+            assert (problem.level, problem.fix) == (Level.PROBLEM, step)
+        double.execute(0, "ALTER TABLE own SET ACCESS METHOD heap")
+        assert len(source.tables(["own", "acc"])) == 2
+    finally:
+        source.close()

@@ -18,6 +18,7 @@ from tests.db.capture.running import OPTIONS, RunningCapture
 
 from headwater.capture import SourceState
 from headwater.sources.citus.offset import CitusOffset
+from headwater.sources.errors import UnsupportedTable
 from headwater.sources.open import diagnose, open_source
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import SplitKind
@@ -51,7 +52,16 @@ class Cluster:
 @pytest.fixture
 def cluster() -> Iterator[Cluster]:
     made = Cluster()
-    made.clean()
+    try:
+        made.clean()
+        _fill(made)
+        yield made
+        made.clean()
+    finally:
+        made.session.close()
+
+
+def _fill(made: Cluster) -> None:
     made.execute(
         f"CREATE TABLE {NAME}_acc (id bigint PRIMARY KEY, v text)",
         f"SELECT create_distributed_table('{NAME}_acc', 'id', shard_count => 4)",
@@ -60,8 +70,6 @@ def cluster() -> Iterator[Cluster]:
         f"INSERT INTO {NAME}_acc SELECT i, 'v' || i FROM generate_series(1, 500) i",
         f"INSERT INTO {NAME}_ref SELECT i, 'v' || i FROM generate_series(1, 20) i",
     )
-    yield made
-    made.clean()
 
 
 class RealCapture(RunningCapture):
@@ -87,6 +95,25 @@ class RealCapture(RunningCapture):
 def test_the_doctor_finds_no_problem(cluster: Cluster) -> None:
     found = diagnose(cluster.dsn, [f"{NAME}_acc", f"{NAME}_ref"], slot=NAME, publication=NAME)
     assert found.is_healthy, found.to_json()
+    shards = [one for (one,) in cluster.execute("SELECT shard_name(logicalrelid, shardid)::text FROM pg_dist_shard")]
+    unnamed = diagnose(cluster.dsn, [], slot=NAME, publication=NAME)
+    assert not {one.table for one in unnamed.findings} & {f"public.{one}" for one in shards}
+
+
+def test_a_columnar_table_is_refused(cluster: Cluster) -> None:
+    cluster.execute(
+        f"DROP TABLE {NAME}_acc",
+        f"CREATE TABLE {NAME}_acc (id bigint PRIMARY KEY, v text) USING columnar",
+        f"SELECT create_distributed_table('{NAME}_acc', 'id', shard_count => 4)",
+    )
+    source = open_source(cluster.dsn, spill=Path("unused"), slot=NAME, publication=NAME)
+    try:
+        with pytest.raises(UnsupportedTable, match="columnar") as refused:
+            source.tables([f"{NAME}_acc"])
+        cluster.execute(str(refused.value.next_step).removeprefix("Run: "))
+        assert len(source.tables([f"{NAME}_acc"])) == 1
+    finally:
+        source.close()
 
 
 def test_changes_come_once_from_all_nodes_also_after_a_shard_moved(cluster: Cluster, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from tests.store.sinks.file_sinks import OLD
 
 from headwater.sinks.sink import Mode
-from headwater.stream.op import Op
+from headwater.stream.op import REREAD, Op
 
 Row = dict[str, Any]
 Change = tuple[Any, ...]
@@ -100,24 +100,25 @@ class ChangesModel(Model):
 
     def changes(self, epoch: int, changes: Sequence[Change], truncated: int | None = None) -> None:
         for place, (op, values, *unavailable) in enumerate(changes):
-            self._tell(values, Op(op), epoch * 100 + place, epoch * 1_000_000, *unavailable)
+            self._tell(values, Op(op).change_type, epoch * 100 + place, epoch * 1_000_000, *unavailable)
 
     def history(self, rows: Sequence[Row], part: Part) -> None:
         for row in rows:
             if part.columns is None:
-                self._tell(row, Op.INSERT, HISTORY_VERSION, HISTORY_US)
+                kind = REREAD if part.replaces else Op.INSERT.change_type
+                self._tell(row, kind, HISTORY_VERSION, HISTORY_US)
                 continue
             told = {*self.key, *part.columns}
             others = ",".join(name for name in self.own if name not in told)
             only = {name: value for name, value in row.items() if name in told}
-            self._tell(only, Op.UPDATE_INSERT, HISTORY_VERSION, HISTORY_US, others or None)
+            self._tell(only, REREAD, HISTORY_VERSION, HISTORY_US, others or None)
 
     def rows(self) -> list[Row]:
         return self.told
 
-    def _tell(self, row: Row, op: Op, version: int, time_us: int, unavailable: str | None = None) -> None:
+    def _tell(self, row: Row, change_type: str, version: int, time_us: int, unavailable: str | None = None) -> None:
         added = {
-            "_change_type": op.change_type,
+            "_change_type": change_type,
             "_commit_version": version,
             "_commit_timestamp": moment(time_us),
             "_unavailable": unavailable,

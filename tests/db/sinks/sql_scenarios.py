@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -33,6 +34,7 @@ from tests.store.sinks.file_sinks import (
 from headwater.sinks.errors import OtherAttempt, SinkFenced, SinkRowError, SinkSchemaError, StagedLost
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sinks.sql_sink import SqlSink
+from headwater.sinks.staged_tables import commit_tables
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.vnode import hash_keys
 
@@ -462,3 +464,26 @@ class SqlScenarios:
                 run.join()
             assert sorted(won) == [False, True]
         assert len(rows_of(sink)) == 8
+
+    def test_tables_of_a_new_schema_that_are_created_at_once_are_all_there(self, make: MakeSink) -> None:
+        for attempt in range(3):
+            tables = [replace(ORDERS, namespace=f"fresh{attempt}", name=f"orders{number}") for number in range(4)]
+            feeds = [Feed(make(), table) for table in tables]
+            staged = {one.table.full_name: [one.stage_history(one.token(0, 1), [order(1)])] for one in feeds}
+            assert commit_tables(make(), staged) == {}
+            assert [rows_of(make(), table) for table in tables] == [[order(1)]] * 4
+
+    def test_queries_that_create_one_table_at_once_share_it(self, make: MakeSink) -> None:
+        for attempt in range(3):
+            table = replace(ORDERS, namespace=f"shared{attempt}")
+            feeds = [Feed(make(), table, query=f"q{number}") for number in range(4)]
+            tokens = [feed.token(0, 1) for feed in feeds]
+            for feed in feeds:
+                feed.sink.abort(table, feed.query, 0)
+            staged = [
+                feed.stage_history(token, [order(at)])
+                for at, (feed, token) in enumerate(zip(feeds, tokens, strict=True))
+            ]
+            with ThreadPoolExecutor(4) as threads:
+                list(threads.map(make().commit, [table] * 4, tokens, [[one] for one in staged]))
+            assert rows_of(make(), table) == [order(at) for at in range(4)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -161,6 +163,30 @@ def test_tables_may_be_in_a_schema_of_their_own(make: MakeSink, database: Databa
     Feed(sink).changes(1, (INSERT, order(1)))
     assert database.execute('SELECT id FROM "Mirror".public_orders') == [(1,)]
     assert database.execute('SELECT epoch FROM "of us".tokens') == [(1,)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'CREATE SCHEMA "new"',
+        "CREATE SCHEMA headwater",
+        'CREATE SCHEMA "new" CREATE TABLE orders (id bigint PRIMARY KEY, status text, total numeric(10,2))',
+    ],
+)
+def test_what_another_session_creates_meanwhile_is_used(statement: str, make: MakeSink, database: Database) -> None:
+    sink = make(schema="new")
+    feed = Feed(sink)
+    token = feed.token(1)
+    staged = feed.stage_changes(token, [(INSERT, order(1))])
+    with ThreadPoolExecutor(1) as threads:
+        with database.connect() as other, other.transaction():
+            other.execute(statement.encode())
+            commit = threads.submit(sink.commit, ORDERS, token, [staged])
+            waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            while database.value(waits) == 0:
+                time.sleep(0.01)
+        assert commit.result(60)
+    assert rows_of(sink) == [order(1)]
 
 
 def test_errors_name_the_next_step_and_never_the_password(database: Database) -> None:

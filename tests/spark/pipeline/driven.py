@@ -173,6 +173,11 @@ class SessionPipeline(RunningPipeline):
     def check(self) -> None:
         assert self._pipeline.is_running, self.status()
 
+    def wait_for_end(self) -> None:
+        """Until it has failed."""
+        with suppress(PipelineFailed):
+            assert self._pipeline.wait(SECONDS), self.status()
+
     def end(self) -> None:
         """:raises PipelineFailed: it had failed."""
         self._pipeline.stop()

@@ -49,8 +49,9 @@ def table(running: RunningPipeline, name: str) -> dict[str, Any]:
 def test_what_the_sink_refuses_is_parked_and_comes_back(
     running: RunningPipeline, shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running.wait_for(lambda: table(running, "shop.notes")["phase"] == "parked")
-    assert "shop.notes" in table(running, "shop.notes")["waiting"]
+    running.wait_for(lambda: table(running, "shop.notes")["phase"] == "stopped")
+    assert "shop.notes" in table(running, "shop.notes")["reason"]
+    assert table(running, "shop.notes")["next_step"].endswith("run: headwater sink retry warehouse")
     running.wait_for(lambda: table(running, "shop.orders")["phase"] == "live")
     assert shop.value("SELECT count(*) FROM shown.orders") == 100
 
@@ -65,6 +66,8 @@ def test_what_the_sink_refuses_is_parked_and_comes_back(
     assert [(one["table"], one["rows"]) for one in letters] == [("shop.orders", 1)]
     assert letters[0]["shown"][0]["id"] == "202"
     assert "much too long" not in running.complaints()
+    running.wait_for(lambda: table(running, "shop.orders")["phase"] == "incomplete")
+    assert table(running, "shop.orders")["next_step"].endswith("run: headwater sink replay warehouse")
 
     monkeypatch.setenv("SHOP_DSN", shop.dsn)
     figures = {
@@ -75,12 +78,14 @@ def test_what_the_sink_refuses_is_parked_and_comes_back(
     assert figures["sink_up", "warehouse"] == figures["sink_up", "delta"] == 1
     assert figures["sink_parked_tables", "warehouse"] == figures["sink_refused_rows", "warehouse"] == 1
     assert figures["sink_parked_tables", "delta"] == 0
+    assert figures["sink_table_phase", "warehouse"] == 1
 
     shop.execute("ALTER TABLE shown.orders DROP CONSTRAINT short")
     replayed = running.headwater("sink", "replay", "warehouse")
     assert replayed.returncode == 0, replayed.stderr
     running.wait_for(lambda: shop.value("SELECT count(*) FROM shown.orders WHERE id = 202") == 1)
     assert json.loads(running.headwater("sink", "letters", "warehouse", "--json").stdout) == []
+    running.wait_for(lambda: table(running, "shop.orders")["phase"] == "live")
 
     shop.execute("DROP TABLE shown.notes", "INSERT INTO shop.notes VALUES (300, 'while parked')")
     again = running.headwater("sink", "retry", "warehouse")

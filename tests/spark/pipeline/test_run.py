@@ -31,6 +31,7 @@ def shop(newest_postgres: Database) -> Database:
         "CREATE TABLE customers (id bigint PRIMARY KEY, name text)",
         "INSERT INTO customers SELECT n, 'customer ' || n FROM generate_series(1, 100) n",
         "CREATE TABLE keyless (name text)",
+        "CREATE TABLE vouchers (id bigint PRIMARY KEY, worth numeric(8,2))",
         "ANALYZE",
     )
     return newest_postgres
@@ -97,6 +98,9 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     write(shop, 1001)
     slow.wait_for(lambda: slow.table("public.orders")["phase"] == "live")
     slow.wait_until_equal("public.orders", "public.customers")
+    slow.wait_for(lambda: slow.table("public.vouchers")["phase"] == "live")
+    vouchers = DeltaTable(str(slow.folder / "lake/public.vouchers")).to_pyarrow_table()
+    assert (vouchers.num_rows, vouchers.schema.names) == (0, ["id", "worth"])
     graded = shop.value("SELECT count(*) FROM orders WHERE grade = 7")
     slow.wait_for(lambda: slow.column("public.orders", "grade").count(7) == graded)
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeAlias
 
 import pyarrow as pa
-from deltalake import DeltaTable
+from deltalake import DeltaTable, Schema
+from pyiceberg.catalog import load_catalog
 from tests.servers.s3 import aws_options
 
 from headwater.sinks.delta import DeltaSink
@@ -61,6 +62,10 @@ class Lake(ABC):
         """How many commits the table of orders has."""
 
     @abstractmethod
+    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        """Somebody creates the table of orders."""
+
+    @abstractmethod
     def drop(self) -> None:
         """Somebody removes the table of orders."""
 
@@ -99,6 +104,9 @@ class DeltaLake(Lake):
 
     def commits(self) -> int:
         return self.table().version() + 1
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        DeltaTable.create(f"{self.place}/{ORDERS_TABLE}", Schema.from_arrow(schema), partition_by=list(partition_by))
 
     def drop(self) -> None:
         shutil.rmtree(Path(self.place, ORDERS_TABLE))
@@ -140,6 +148,16 @@ class IcebergLake(Lake):
     def commits(self) -> int:
         with iceberg_tables.open_table(self.sink()) as table:
             return len(table.metadata.snapshots)
+
+    def create(self, schema: pa.Schema, partition_by: Sequence[str]) -> None:
+        Path(self.place).mkdir()
+        options = {"uri": f"sqlite:///{self.place}/catalog.db", "warehouse": self.place}
+        with load_catalog(self.sink().catalog, **options) as catalog:
+            catalog.create_namespace("public")
+            place = f"file://{Path(self.place).absolute()}/public/orders"
+            with catalog.create_table_transaction(ORDERS_TABLE, schema, place) as making, making.update_spec() as spec:
+                for name in partition_by:
+                    spec.add_identity(name)
 
     def drop(self) -> None:
         with iceberg_tables.open_table(self.sink()) as table:

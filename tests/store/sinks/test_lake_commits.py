@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.sink import Committed, Mode
+from headwater.sinks.versions import IS_CURRENT
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, history_part, order, own_rows, table_of
-from .lakes import At, Lake
+from .lakes import At, DeltaLake, Lake
+
+FIXTURE = Path(__file__).parents[2] / "fixtures" / "sinks" / "delta_unmarked"
+"""Written by versions that did not name the table in its properties: one that was only created, one with rows."""
 
 
 def test_a_zombie_that_commits_the_same_batch_later_changes_nothing(lake: Lake, at: At) -> None:
@@ -100,3 +106,48 @@ def test_files_without_a_changed_key_are_left_alone(lake: Lake) -> None:
     after = lake.files()
     assert len(before & after) == 2
     assert len(after - before) == 2
+
+
+@pytest.mark.parametrize("mode", Mode, ids=[mode.value for mode in Mode])
+def test_a_table_that_others_created_is_left_alone_unless_it_is_adopted(mode: Mode, lake: Lake) -> None:
+    lake.create(lake.sink(mode)._columns(ORDERS), [IS_CURRENT] if mode is Mode.HISTORY else [])
+    commits = lake.commits()
+    for _ in range(2):
+        refused = Feed(lake.sink(mode))
+        with pytest.raises(SinkSchemaError, match="not created by Headwater") as caught:
+            refused.history(1, [order(1)])
+        assert "adopt = true" in str(caught.value.next_step)
+        with pytest.raises(SinkSchemaError, match="not created by Headwater"):
+            lake.sink(mode).check_table(ORDERS, "q")
+        lake.sink(mode).abort(ORDERS, "q", 1)
+    assert lake.commits() == commits
+    assert not list(Path(lake.place).rglob("part-*.parquet"))
+    lake.sink(mode, adopt=True).check_table(ORDERS, "q")
+    Feed(lake.sink(mode, adopt=True)).history(1, [order(1)])
+    assert lake.statuses() == {1: "new"}
+    ours = Feed(lake.sink(mode))  # once it has rows of ours, it is ours, also for a query of another name
+    ours.query = "other"
+    ours.history(1, [order(2)])
+    assert 2 in lake.statuses()
+
+
+@pytest.mark.parametrize("state", ["created", "written"])
+def test_delta_tables_of_earlier_versions_are_known_as_ours(state: str, tmp_path: Path) -> None:
+    shutil.copytree(FIXTURE / state, tmp_path / "lake")
+    lake = DeltaLake(str(tmp_path / "lake"))
+    lake.sink().check_table(ORDERS, "q")
+    Feed(lake.sink()).changes(2, (INSERT, order(9)))
+    assert 9 in lake.statuses()
+
+
+def test_a_delta_table_stays_ours_when_it_is_written_again_for_other_columns(tmp_path: Path) -> None:
+    lake = DeltaLake(str(tmp_path / "lake"))
+    Feed(lake.sink()).history(1, [order(1)])
+    wider = table_of({"id": pa.int64(), "status": pa.string(), "total": pa.decimal128(20, 4), "more": pa.string()})
+    Feed(lake.sink(), wider).changes(2, (DELETE, {"id": 1}))
+    assert lake.read().num_rows == 0
+    assert lake.table().metadata().configuration["headwater.table"] == "public.orders"
+    other = Feed(lake.sink(), wider)
+    other.query = "other"
+    other.changes(1, (INSERT, {"id": 2, "status": "new"}))
+    assert lake.statuses() == {2: "new"}

@@ -410,6 +410,7 @@ def test_a_renewal_emits_what_it_has_not_read_yet_and_replaces_what_it_reads(opt
     executor = stored.again(executor)
     assert executor.renewal == Renewal("later")
     assert phase_of(executor) is Phase.WAITING
+    assert (executor.progress().rereading, executor.progress().columns) == (True, ())
     assert rules(executor.filter()) == [(None, "emit")]
     handed = executor.hand_out(3, database.export(), 2)
     assert handed[-1].range.start is None or covered([part.range for part in handed])[0].start is None, "all of it"
@@ -421,6 +422,7 @@ def test_a_renewal_emits_what_it_has_not_read_yet_and_replaces_what_it_reads(opt
     assert phase_of(executor) is Phase.DONE
     executor.renew(Renewal("later"))
     assert phase_of(executor) is Phase.DONE, "it was done"
+    assert not executor.progress().rereading
 
 
 @BOTH

@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from headwater.cli.run import _news
 from headwater.cli.status import Rates, duration, view
-from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, TableStatus
+from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, TableStatus, split_step
 from headwater.versioned.status import KeptStatus, PinStatus
 
 READING = TableStatus(
@@ -82,11 +83,45 @@ def test_a_narrow_terminal_shows_names_and_numbers_and_leaves_the_bars_out() -> 
 
 def test_a_paused_a_stopped_and_a_waiting_table_say_so() -> None:
     paused = TableStatus("public.a", "reading", paused=True)
-    stopped = TableStatus("public.b", "live", stopped="its key changed.")
+    stopped = TableStatus("public.b", "stopped", reason="its key changed.", next_step="Run: headwater resnapshot b")
     waiting = TableStatus("public.c", "waiting", waiting="a commit is not visible yet")
-    text = shown(status(paused, stopped, waiting))
-    for words in ("paused", "public.b: its key changed.", "a commit is not visible yet"):
+    rereading = TableStatus("public.d", "rereading", rows=41, total=100, columns=("note",))
+    text = shown(status(paused, stopped, waiting, rereading))
+    for words in ("paused", "public.b: its key changed.", "next: Run: headwater resnapshot b", "rereading note 41 %"):
         assert words in text, text
+    assert "a commit is not visible yet" in text
+    for phase in ("stopped", "rereading", "incomplete"):
+        assert not status(LIVE, replace(LIVE, phase=phase)).is_live
+
+
+def test_a_lag_that_nobody_knows_is_unknown_and_a_silent_process_says_since_when() -> None:
+    silent = {"state": "not responding", "rows": 5, "lag_seconds": None, "silent_since_ms": 1000, "pid": 7}
+    text = shown(status(replace(LIVE, lag_seconds=None), capture=silent))
+    for words in ("capture not responding since", "lag unknown", "kill -9 7"):
+        assert words in text, text
+    assert text.splitlines()[2].rstrip().endswith("unknown")
+    assert shown(status(replace(LIVE, lag_seconds=0.0))).splitlines()[2].rstrip().endswith(" 0")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason", "step"),
+    [
+        ("Its key changed. Run: headwater resnapshot a.b", "Its key changed.", "Run: headwater resnapshot a.b"),
+        (
+            "It is not in p. Run: ALTER PUBLICATION p ADD TABLE a.b; Run: headwater resnapshot a.b",
+            "It is not in p.",
+            "Run: ALTER PUBLICATION p ADD TABLE a.b; Run: headwater resnapshot a.b",
+        ),
+        (
+            "It changed. Set x.y; then run: headwater resnapshot",
+            "It changed.",
+            "Set x.y; then run: headwater resnapshot",
+        ),
+        ("Nothing to do.", "Nothing to do.", None),
+    ],
+)
+def test_a_reason_is_divided_from_what_to_do(text: str, reason: str, step: str | None) -> None:
+    assert split_step(text) == (reason, step)
 
 
 def test_a_failure_is_shown_once_with_what_to_do() -> None:

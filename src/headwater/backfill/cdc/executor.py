@@ -251,7 +251,7 @@ class BackfillExecutor(ABC):
             self._dirty = True
 
     def restart(self, renewal: Renewal | None = None) -> None:
-        """Begin anew at once. Without *renewal* the sink has no row of it, and changes are dropped until it is read."""
+        """Begin anew at once. Where the sink has no row of it any more, changes are dropped until it is read."""
         self._reset(renewal)
 
     def _reset(self, renewal: Renewal | None) -> None:
@@ -278,7 +278,7 @@ class BackfillExecutor(ABC):
         """
         if self._record.finished:
             return None
-        renewal, kind = self._record.renewal, self._record.kind
+        renewal, kind = self._record.replacing, self._record.kind
         unread = Rule.DROP if renewal is None else Rule.EMIT
         if kind is None or (renewal is not None and (kind is SplitKind.HEAP or renewal.columns is not None)):
             return DROP_ALL if renewal is None else ChangeFilter(SplitKind.KEY, (Run(None, Rule.EMIT),))
@@ -356,6 +356,8 @@ class BackfillExecutor(ABC):
             paused=record.paused,
             limit=self._rate.rows_per_second,
             waiting=waiting or self._waiting(phase),
+            rereading=record.renewal is not None and not record.finished,
+            columns=(record.renewal and record.renewal.columns) or (),
         )
 
     def _waiting(self, phase: Phase) -> str:

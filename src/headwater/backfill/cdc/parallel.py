@@ -21,7 +21,8 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
     """Hands out splits in the order of their keys.
 
     Splits without a row at both ends of the table need no reading: changes bring what comes there. Those between
-    others are read with them. A split that is larger than the budget is handed out in pages.
+    others are read with them; a table without any row is read as a whole. A split that is larger than the budget is
+    handed out in pages.
     """
 
     def __init__(
@@ -87,16 +88,16 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             self._state = ParallelState([Split(0, part, UNKNOWN)])
         else:
             # rows that are replaced are found at the sink by their key
-            kind = SplitKind.KEY if record.renewal is not None and not self.options.whole else self.options.kind
+            kind = SplitKind.KEY if record.replacing is not None and not self.options.whole else self.options.kind
             planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=kind)
             splits = _covering(planned.splits)
             record.kind, record.why = planned.kind, planned.why
             record.total_rows, record.total_size = planned.rows, planned.size
             self._state = ParallelState(splits)
-            if record.renewal is None and planned.kind is SplitKind.KEY:
-                full = [place for place, split in enumerate(splits) if not split.empty]
-                before = full[0] if full else len(splits)
-                after = len(splits) - 1 - full[-1] if full else 0
+            full = [place for place, split in enumerate(splits) if not split.empty]
+            # a table without a row is read all the same: its empty history makes the sink create its table
+            if full and record.replacing is None and planned.kind is SplitKind.KEY:
+                before, after = full[0], len(splits) - 1 - full[-1]
                 self._state.free, self._state.next = (before, after), before
                 self._state.mark = snapshot.mark if before + after else None
         self._unsaved_splits = True

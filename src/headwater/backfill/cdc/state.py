@@ -79,21 +79,25 @@ class Renewal:
     """A new snapshot of a table that the sink has already.
 
     :ivar id: names it: the same one is done once. :ivar range: of this part of the keys only.
-    :ivar columns: of these columns only (and the key).
+    :ivar columns: of these columns only (and the key): their field ids, or names as earlier versions kept them.
+    :ivar emptied: the sink has no row of it any more.
     """
 
     id: str
     range: KeyRange | None = None
-    columns: tuple[str, ...] | None = None
+    columns: tuple[int | str, ...] | None = None
+    emptied: bool = False
 
     def to_json(self) -> dict[str, Any]:
         columns = None if self.columns is None else list(self.columns)
-        return {"id": self.id, "range": self.range and self.range.to_json(), "columns": columns}
+        part = self.range and self.range.to_json()
+        return {"id": self.id, "range": part, "columns": columns, "emptied": self.emptied}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Renewal:
         part, columns = value["range"], value["columns"]
-        return cls(value["id"], part and KeyRange.from_json(part), None if columns is None else tuple(columns))
+        wanted = None if columns is None else tuple(columns)
+        return cls(value["id"], part and KeyRange.from_json(part), wanted, value.get("emptied", False))
 
 
 @dataclass(slots=True)
@@ -122,6 +126,11 @@ class BackfillRecord:
     total_size: int | None = None
     why: str = ""
     truncated: int | None = None
+
+    @property
+    def replacing(self) -> Renewal | None:
+        """The renewal, if the sink has rows that are replaced by it."""
+        return None if self.renewal is None or self.renewal.emptied else self.renewal
 
     def to_values(self) -> tuple[Any, ...]:
         return (

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Final
+
+_QUOTED: Final = re.compile(r'"(?:[^"]|"")*"')
 
 
 def is_pattern(name: str) -> bool:
-    """Whether *name* stands for several tables."""
-    return not name.startswith('"') and any(letter in name for letter in "*?[")
+    """Whether *name* stands for several tables: ``public.*``, ``"Chinook".*``; not ``"odd*name"``."""
+    plain = _QUOTED.sub("", name) if name.startswith('"') else name
+    return any(letter in plain for letter in "*?[")
 
 
 def matching(patterns: Sequence[str], tables: Sequence[str], home: str) -> list[str]:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
+from headwater.capture.options import OnRewrite
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.patterns import matching
 from headwater.pipeline.config.sections import (
@@ -81,6 +82,8 @@ class PipelineConfig(Section):
             heartbeat_seconds=source.heartbeat_seconds,
             retry_seconds=source.retry_seconds,
             schema_policy=SchemaPolicy(source.schema_policy),
+            schema_check_seconds=source.schema_check_seconds,
+            on_rewrite=OnRewrite(source.on_rewrite),
         )
 
     @property
@@ -135,6 +138,7 @@ class PipelineConfig(Section):
             split_rows=backfill.split_rows,
             split_kind=None if backfill.split_kind is None else SplitKind(backfill.split_kind),
             keyed=sink.delivery is Mode.MIRROR,
+            takes_columns=True,
             interval_seconds=backfill.interval_seconds,
             rows_per_second=backfill.rows_per_second,
             parallelism=parallelism,

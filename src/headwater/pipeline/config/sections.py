@@ -39,6 +39,8 @@ class SourceSection(Section):
     publication: str = "headwater"
     poll: bool = False
     schema_policy: Literal["evolve", "ignore", "stop"] = "evolve"
+    on_rewrite: Literal["reread", "stop"] = "reread"
+    schema_check_seconds: float = Field(default=_CAPTURE.schema_check_seconds, gt=0)
     epoch_seconds: float = Field(default=_CAPTURE.epoch_seconds, gt=0)
     epoch_rows: int = Field(default=_CAPTURE.epoch_rows, ge=1)
     epoch_bytes: int = Field(default=_CAPTURE.epoch_bytes, ge=1)

@@ -55,6 +55,9 @@ FROM pg_catalog.pg_dist_shard s JOIN pg_catalog.pg_dist_placement p USING (shard
 JOIN pg_catalog.pg_class c ON c.oid = s.logicalrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE p.shardstate = 1 AND p.groupid = %s AND n.nspname = %s AND c.relname = %s ORDER BY s.shardid
 """
+_ALL_SHARDS: Final = """
+SELECT pg_catalog.shard_name(s.logicalrelid, s.shardid)::text AS name FROM pg_catalog.pg_dist_shard s
+"""
 _NUMBERS: Final = """
 SELECT s.logicalrelid::oid::bigint AS oid, s.shardid::bigint AS shard
 FROM pg_catalog.pg_dist_shard s WHERE s.logicalrelid::oid = ANY (%s::oid[])
@@ -263,6 +266,10 @@ class Cluster:
     def shards_on(self, group: int, table: TableName) -> list[TableName]:
         """The shards of *table* that a node has, under the names of their tables there."""
         return [TableName.parse(row.name) for row in self.ask(_SHARDS_HERE, [group, table.namespace, table.name])]
+
+    def all_shards(self) -> frozenset[TableName]:
+        """The names of the tables of all shards, whichever node has them."""
+        return frozenset(TableName.parse(row.name) for row in self.ask(_ALL_SHARDS))
 
     def shard_numbers(self, oids: Sequence[int]) -> dict[int, frozenset[int]]:
         """Of the tables with these oids on the coordinator: the numbers of their shards."""

@@ -36,7 +36,9 @@ def examine(
     """
     cluster = Cluster(dsn)
     names = [str(TableName.parse(text)) for text in tables]
-    own = of_postgres.examine(cluster.dsn_of("", COORDINATOR), names, slot=slot, publication=publication)
+    shards = frozenset() if names else _shards(cluster)
+    coordinator = cluster.dsn_of("", COORDINATOR)
+    own = of_postgres.examine(coordinator, names, slot=slot, publication=publication, hidden=shards)
     findings = [*own.findings, *(_left(told, slot) if isinstance(told, CitusOffset) else ())]
     try:
         cluster.require_coordinator()
@@ -53,8 +55,8 @@ def examine(
                 continue
             if distributed or not names:
                 there = cluster.dsn_of(node.address, node.group)
-                found = of_postgres.examine(there, distributed, slot=slot, publication=publication).findings
-                findings += [_on(node, finding) for finding in found if finding.level is not Level.OK]
+                found = of_postgres.examine(there, distributed, slot=slot, publication=publication, hidden=shards)
+                findings += [_on(node, finding) for finding in found.findings if finding.level is not Level.OK]
             if has_slot and not _has_slot(cluster, node, slot):
                 findings.append(_lost(node, slot))
     except SourceError as error:
@@ -62,6 +64,15 @@ def examine(
     finally:
         cluster.close()
     return Diagnosis(str(cluster), own.version, findings)
+
+
+def _shards(cluster: Cluster) -> frozenset[TableName]:
+    """The tables of shards, which are parts of tables; none where the coordinator cannot be asked."""
+    try:
+        cluster.require_coordinator()
+        return cluster.all_shards()
+    except SourceError:
+        return frozenset()
 
 
 def _kinds(cluster: Cluster, names: Sequence[str]) -> Iterator[tuple[str, tuple[TableKind, list[tuple[int, int]]]]]:

@@ -288,8 +288,7 @@ class FollowedTables:
             raise error
         known = self._known[key]
         self._forget(key)
-        what = error.change if isinstance(error, SchemaStopped) else error.reason
-        events.append(Stopped(known, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()))
+        events.append(Stopped.by(known, error))
 
 
 @dataclass(frozen=True, slots=True)

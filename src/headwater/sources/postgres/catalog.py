@@ -29,9 +29,9 @@ SELECT c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text
        pg_catalog.has_schema_privilege(n.oid, 'USAGE') AS enterable,
        pg_catalog.row_security_active(c.oid) AS row_security,
        c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
-       c.relispartition AS is_partition, c.relreplident::text AS identity,
+       c.relispartition AS is_partition, c.relreplident::text AS identity, c.relnatts AS numbers,
        CASE WHEN c.relkind IN ('r', 'm') THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size,
-       c.reltuples::bigint AS rows
+       c.reltuples::bigint AS rows, (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
@@ -40,6 +40,11 @@ JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
 _BY_NAME = """
 JOIN ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) w (s, t) ON w.s = n.nspname AND w.t = c.relname
 WHERE c.relkind NOT IN ('i', 'I', 'c', 't')
+"""
+
+_EXISTING = f"""
+SELECT n.nspname AS namespace, c.relname AS name
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace {_BY_NAME}
 """
 
 _BY_OID = "WHERE c.oid = ANY(%s::oid[])"
@@ -94,7 +99,8 @@ ORDER BY w.oid, t.place
 _LEAVES = """
 SELECT w.oid::bigint AS relation, c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text AS kind,
        c.relpersistence::text AS persistence, c.relreplident::text AS identity,
-       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size, c.reltuples::bigint AS rows
+       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size, c.reltuples::bigint AS rows,
+       (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
 FROM unnest(%s::oid[]) w (oid)
 CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
 JOIN pg_catalog.pg_class c ON c.oid = t.relid
@@ -129,6 +135,12 @@ def all_table_names(session: Connection) -> list[TableName]:
     return [TableName(*row) for row in session.execute(_ALL_NAMES)]
 
 
+def existing_names(session: Connection, names: Sequence[TableName]) -> list[TableName]:
+    """Those of *names* that a table has now."""
+    wanted = [[name.namespace for name in names], [name.name for name in names]]
+    return [TableName(row.namespace, row.name) for row in ask(session, _EXISTING, wanted)] if names else []
+
+
 def read_table(session: Connection, name: TableName) -> CatalogTable:
     """One table; see :func:`read_tables`."""
     return read_tables(session, [name])[0]
@@ -153,7 +165,7 @@ def read_tables_by_oid(session: Connection, oids: Sequence[int]) -> dict[int, Ca
 
 
 def _read(session: Connection, condition: str, parameters: list[Any]) -> list[CatalogTable]:
-    with _one_view(session):
+    with one_view(session):
         relations = ask(session, f"{_RELATIONS} {condition}", parameters)
         oids = [row.oid for row in relations]
         leaves = _grouped(ask(session, _LEAVES, [[row.oid for row in relations if row.kind == "p"]]))
@@ -178,19 +190,21 @@ def _read(session: Connection, condition: str, parameters: list[Any]) -> list[Ca
                 row_security=row.row_security,
                 inherited=row.inherited,
                 identity=ReplicaIdentity(row.identity),
+                numbers=row.numbers,
                 columns=tuple(_column(column, types) for column in rows),
                 indexes=indexes.get(row.oid, ()),
                 ancestors=tuple(TableName(above.namespace, above.name) for above in ancestors.get(row.oid, ())),
                 leaves=tuple(_partition(part, indexes.get(part.oid, ())) for part in parts),
                 size=(row.size or 0) + sum(part.size or 0 for part in parts),
                 rows=sum(part.rows for part in parts) if parts else row.rows,
+                access=row.access,
             )
         )
     return tables
 
 
 @contextlib.contextmanager
-def _one_view(session: Connection) -> Iterator[None]:
+def one_view(session: Connection) -> Iterator[None]:
     """All questions see one state of the catalog; a transaction that is open already gives its own."""
     if session.info.transaction_status != TransactionStatus.IDLE:
         yield
@@ -232,7 +246,7 @@ def _partition(row: Any, indexes: Sequence[CatalogIndex]) -> Partition:
     elif identity is ReplicaIdentity.INDEX:
         columns = next((index.columns for index in indexes if index.identity), ())
     name = TableName(row.namespace, row.name)
-    return Partition(row.oid, name, row.kind, row.persistence, identity, columns)
+    return Partition(row.oid, name, row.kind, row.persistence, identity, columns, row.access)
 
 
 def _not_found(session: Connection, name: TableName) -> SourceNotFound:

@@ -20,7 +20,7 @@ from enum import Enum
 
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.postgres.catalog_types import CatalogType
-from headwater.sources.postgres.names import TableName, quoted
+from headwater.sources.postgres.names import TableName, literal, quoted
 
 
 class Generated(Enum):
@@ -75,7 +75,7 @@ class CatalogIndex:
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A leaf of a partitioned table."""
+    """A leaf of a partitioned table. :ivar access: see :class:`CatalogTable`."""
 
     oid: int
     name: TableName
@@ -83,6 +83,7 @@ class Partition:
     persistence: str
     identity: ReplicaIdentity
     identity_columns: tuple[str, ...]
+    access: str | None = "heap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +94,11 @@ class CatalogTable:
     :ivar persistence: ``p`` logged, ``u`` unlogged, ``t`` temporary.
     :ivar ancestors: the partitioned tables that it is a part of, nearest first.
     :ivar leaves: of a partitioned table, those that hold rows, of all levels.
+    :ivar numbers: how many columns it ever had, dropped ones among them.
     :ivar row_security: policies hide rows from this user.
     :ivar size: bytes on disk.
     :ivar rows: as the last ANALYZE saw them; negative when never.
+    :ivar access: the table access method; ``None`` of what has none.
     """
 
     oid: int
@@ -108,12 +111,14 @@ class CatalogTable:
     row_security: bool
     inherited: bool
     identity: ReplicaIdentity
+    numbers: int
     columns: tuple[CatalogColumn, ...]
     indexes: tuple[CatalogIndex, ...]
     ancestors: tuple[TableName, ...]
     leaves: tuple[Partition, ...]
     size: int
     rows: int
+    access: str | None = "heap"
 
     @property
     def is_partitioned(self) -> bool:
@@ -184,6 +189,8 @@ class CatalogTable:
                 "it is unlogged, so its changes are in no log.",
                 next_step=f"Run: ALTER TABLE {self.name.sql} SET LOGGED;",
             )
+        if self.kind == "r" and self.access != "heap":
+            raise _not_heap(name, "it", self.name, self.access)
         for leaf in self.leaves:
             if leaf.kind == "f":
                 raise UnsupportedTable(
@@ -197,6 +204,8 @@ class CatalogTable:
                     f"its partition {leaf.name} is unlogged, so its changes are in no log.",
                     next_step=f"Run: ALTER TABLE {leaf.name.sql} SET LOGGED;",
                 )
+            if leaf.access != "heap":
+                raise _not_heap(name, f"its partition {leaf.name}", leaf.name, leaf.access)
 
     def require_identity(self) -> None:
         """Look whether the log tells which row an update or delete was of.
@@ -244,3 +253,15 @@ _KINDS = {
     "c": "a composite type",
     "t": "a TOAST table",
 }
+
+
+def _not_heap(table: str, what: str, stored: TableName, access: str | None) -> UnsupportedTable:
+    """Logical decoding reads the log of heap tables: rows of others are in no change that a slot sends."""
+    fix = f"ALTER TABLE {stored.sql} SET ACCESS METHOD heap;"
+    if access == "columnar":  # of Citus, which converts distributed tables by its own function
+        fix = f"SELECT alter_table_set_access_method({literal(stored.sql)}, 'heap');"
+    return UnsupportedTable(
+        table,
+        f"{what} is stored by the access method {access!r}, whose rows logical replication does not send.",
+        next_step=f"Run: {fix}",
+    )

@@ -31,8 +31,8 @@ class CatalogType:
     :ivar category: ``typcategory``; ``A`` is an array, ``E`` an enum, ``N`` a number, …
     :ivar element: of an array.
     :ivar base: of a domain, with its typmod in *base_typmod*.
-    :ivar labels: of an enum, in its order.
-    :ivar fields: of a composite type.
+    :ivar labels: of an enum, in its order. :ivar label_numbers: of each the oid, which stays when it is renamed.
+    :ivar fields: of a composite type. :ivar field_numbers: of each its ``attnum``.
     :ivar subtype: of a range or multirange.
     :ivar extension: the extension that made it, such as ``hstore`` or ``vector``.
     """
@@ -47,7 +47,9 @@ class CatalogType:
     base: CatalogType | None = None
     base_typmod: int = -1
     labels: tuple[str, ...] = ()
+    label_numbers: tuple[int, ...] = ()
     fields: tuple[tuple[str, CatalogType, int], ...] = ()
+    field_numbers: tuple[int, ...] = ()
     subtype: CatalogType | None = None
     extension: str | None = None
 
@@ -60,7 +62,9 @@ SELECT t.oid::bigint, n.nspname AS namespace, t.typname AS name, t.typtype::text
        t.typbasetype::bigint AS base, t.typtypmod AS base_typmod,
        (SELECT pg_catalog.array_agg(e.enumlabel::text ORDER BY e.enumsortorder)
         FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid) AS labels,
-       f.names, f.types, f.typmods,
+       (SELECT pg_catalog.array_agg(e.oid::bigint ORDER BY e.enumsortorder)
+        FROM pg_catalog.pg_enum e WHERE e.enumtypid = t.oid) AS label_numbers,
+       f.names, f.types, f.typmods, f.numbers,
        COALESCE(r.rngsubtype, m.rngsubtype, 0)::bigint AS subtype,
        (SELECT e.extname FROM pg_catalog.pg_depend d JOIN pg_catalog.pg_extension e ON e.oid = d.refobjid
         WHERE d.classid = 'pg_catalog.pg_type'::pg_catalog.regclass AND d.objid = t.oid AND d.deptype = 'e'
@@ -72,7 +76,8 @@ LEFT JOIN pg_catalog.pg_range m ON m.rngmultitypid = t.oid
 LEFT JOIN LATERAL (
   SELECT pg_catalog.array_agg(a.attname::text ORDER BY a.attnum) AS names,
          pg_catalog.array_agg(a.atttypid::bigint ORDER BY a.attnum) AS types,
-         pg_catalog.array_agg(a.atttypmod ORDER BY a.attnum) AS typmods
+         pg_catalog.array_agg(a.atttypmod ORDER BY a.attnum) AS typmods,
+         pg_catalog.array_agg(a.attnum ORDER BY a.attnum) AS numbers
   FROM pg_catalog.pg_attribute a
   WHERE t.typtype = 'c' AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped
 ) f ON true
@@ -119,7 +124,9 @@ def _build(oid: int, rows: Mapping[int, Any], built: dict[int, CatalogType]) -> 
             base=_build(row.base, rows, built),
             base_typmod=row.base_typmod,
             labels=tuple(row.labels or ()),
+            label_numbers=tuple(row.label_numbers or ()),
             fields=tuple((name, part, typmod) for name, part, typmod in fields if part is not None),
+            field_numbers=tuple(row.numbers or ()),
             subtype=_build(row.subtype, rows, built),
             extension=row.extension,
         )

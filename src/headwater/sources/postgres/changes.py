@@ -38,6 +38,7 @@ from headwater.sources.evolution import Projection, SchemaPolicy, as_narrow, fol
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres import pgoutput
 from headwater.sources.postgres.decoder import RawRows, make_decoder
+from headwater.sources.postgres.identity import TableIdentity
 from headwater.sources.postgres.offset import POSITION_TYPE, Lsn, PostgresOffset, positions_of
 from headwater.sources.postgres.relations import DescribedTable, Relations
 from headwater.sources.postgres.spill import SpillStore
@@ -137,7 +138,7 @@ class PostgresChangeStream:
         self._known[table.source_id] = table
         described = self._ignored.get(table.source_id or 0)
         if described is not None:
-            self._follow(described, self._before)
+            self._follow(described, self._before, is_old=True)
 
     def remove_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`."""
@@ -146,6 +147,15 @@ class PostgresChangeStream:
         followed = self._followed.get(table.source_id or 0)
         if followed is not None:
             self._ignore(followed.message)
+
+    def adopt(self, oid: int, identity: TableIdentity, table: SourceTable | None) -> None:
+        """The table of number *oid* was seen as *identity* at or before :attr:`position`.
+
+        :param table: the captured table from here on, where its columns changed and no row with the new ones has come.
+        """
+        self._relations.seen(oid, identity)
+        if table is not None:
+            self._known[oid] = table
 
     @property
     def identity(self) -> Mapping[str, Any] | None:
@@ -249,14 +259,14 @@ class PostgresChangeStream:
 
     # -- tables ----------------------------------------------------------------------------------------------------
 
-    def _follow(self, relation: pgoutput.Relation, events: list[Event]) -> None:
+    def _follow(self, relation: pgoutput.Relation, events: list[Event], *, is_old: bool = False) -> None:
         self._tell_rows(events)
         known = self._known.get(relation.oid) or self._by_name(relation)
         if known is None:
             self._ignore(relation)
             return
         try:
-            described = self._relations.describe(relation, known)
+            described = self._relations.describe(relation, known, is_old=is_old)
             if self._may_be_behind and relation.oid not in self._followed:
                 known = as_narrow(known, described.table)
             projection, change = follow(known, described.table, self._policy, described.defaults)
@@ -265,7 +275,7 @@ class PostgresChangeStream:
                 raise
             self._known.pop(known.source_id, None)
             self._ignore(relation)
-            events.append(Stopped(known, _told(error)))
+            events.append(Stopped.by(known, error))
             return
         keys = [place for place, column in enumerate(relation.columns) if column.is_key]
         self._decoder.add_relation(relation.oid, len(relation.columns), keys)
@@ -412,11 +422,6 @@ class PostgresChangeStream:
             self._stream.close()
         finally:
             self._spill.close()
-
-
-def _told(error: SchemaStopped | UnsupportedTable) -> str:
-    what = error.change if isinstance(error, SchemaStopped) else error.reason
-    return f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()
 
 
 def _commit_times(times: NDArray[np.int64]) -> pa.TimestampArray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.errors import SourceError, SourceNotFound
@@ -16,10 +16,16 @@ from headwater.sources.postgres.table_checks import check_publication, check_tab
 
 
 def examine(
-    dsn: Dsn, tables: Sequence[str] = (), *, slot: str = "headwater", publication: str = "headwater"
+    dsn: Dsn,
+    tables: Sequence[str] = (),
+    *,
+    slot: str = "headwater",
+    publication: str = "headwater",
+    hidden: Collection[TableName] = (),
 ) -> Diagnosis:
     """Look at the server and at *tables*; at every table of the database where none is named. Nothing is changed.
 
+    :param hidden: tables that are not examined unless they are named.
     :raises InputError: a text is no table name.
     """
     names = [TableName.parse(text) for text in tables]
@@ -33,11 +39,13 @@ def examine(
         findings = [Finding("connection", Level.OK, f"{dsn} answers.")]
         server = Server.ask(dsn, session, slot)
         findings += check_server(server)
-        findings += _tables(session, names, publication, server)
+        findings += _tables(session, names, publication, server, hidden)
     return Diagnosis(str(dsn), server.settings.get("server_version"), findings)
 
 
-def _tables(session: Connection, names: Sequence[TableName], publication: str, server: Server) -> Iterator[Finding]:
+def _tables(
+    session: Connection, names: Sequence[TableName], publication: str, server: Server, hidden: Collection[TableName]
+) -> Iterator[Finding]:
     found: list[CatalogTable] = []
     for name in names:
         try:
@@ -45,7 +53,7 @@ def _tables(session: Connection, names: Sequence[TableName], publication: str, s
         except SourceNotFound as error:
             yield Finding("table", Level.PROBLEM, error.message, statement_of(error.next_step), str(name))
     if not names:
-        found = read_tables(session, all_table_names(session))
+        found = read_tables(session, [name for name in all_table_names(session) if name not in hidden])
     published = read_publication(session, publication)
     about = {table.name: list(check_table(table, server.role.name, server.version, published)) for table in found}
     if names:

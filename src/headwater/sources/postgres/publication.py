@@ -14,7 +14,7 @@ from psycopg import errors as pg
 
 from headwater.errors import InputError
 from headwater.sources.errors import AccessDenied, SourceBusy, SourceMisconfigured, SourceNotFound, UnsupportedTable
-from headwater.sources.postgres.catalog_table import CatalogTable
+from headwater.sources.postgres.catalog_table import CatalogColumn, CatalogTable
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.names import TableName, quoted
 
@@ -139,6 +139,13 @@ def read_publication(session: Connection, name: str) -> Publication | None:
     return Publication(
         row.name, row.all_tables, row.via_root, frozenset(operations), row.generated == "s", row.owned, tables
     )
+
+
+def sent_columns(table: CatalogTable, publication: Publication | None, server_version: int) -> list[CatalogColumn]:
+    """The columns of *table* whose values the log has; without a publication: as the one that we make sends them."""
+    stored = server_version >= GENERATED_SINCE if publication is None else publication.stored_generated
+    sent = None if publication is None else publication.tables.get(table.oid)
+    return table.captured_columns(None if sent is None else sent.columns, stored_generated=stored)
 
 
 def creation(name: str, tables: Sequence[CatalogTable], server_version: int) -> str:

@@ -1,8 +1,8 @@
 """Relation messages as tables: names and types from the message, what types are made of from the catalog.
 
 The message tells the table as it was when its rows were written; the catalog tells it as it is now. A column's field id
-(``attnum``) is in the catalog alone, so it is looked up by name; while the table has the names that were captured, they
-are the captured columns.
+(``attnum``) is in the catalog alone. The message has its columns in the order of their numbers, which is how they are
+matched: a name may mean another column than before. Where that leaves a doubt, the table is read again.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.sources.errors import SchemaStopped, SourceNotFound
+from headwater.sources.errors import RereadNeeded, SourceNotFound
 from headwater.sources.postgres import pgoutput
-from headwater.sources.postgres.catalog import read_tables_by_oid
+from headwater.sources.postgres.catalog import one_view, read_tables_by_oid
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.catalog_types import CatalogType, read_types
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.convert import convert_column, convert_columns
+from headwater.sources.postgres.identity import TableIdentity, column_numbers, read_identities
+from headwater.sources.postgres.publication import read_publication
 from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import source_column
 from headwater.sources.table import SourceTable, SpecialValues
@@ -52,6 +54,8 @@ class Relations:
 
     :param sql: gives the session for SQL.
     :param special_values: policies by ``schema.table.column``.
+    :param publication: that the messages come by.
+    :param identities: of the captured tables, by oid, as they were kept; columns of others are matched by name.
     :param shards: where the rows of a table are.
     """
 
@@ -59,29 +63,43 @@ class Relations:
         self,
         sql: Callable[[], AbstractContextManager[Connection]],
         special_values: Mapping[str, SpecialValues],
+        publication: str,
+        identities: Mapping[int, TableIdentity] | None = None,
         shards: Shards = no_shards,
     ) -> None:
         self.sql = sql
         self.shards = shards
+        self._publication = publication
+        self._identities = {} if identities is None else identities
+        self._columns: dict[int, tuple[Sequence[int], int]] = {}
         self._special = special_values
         self._types: dict[int, CatalogType] = {}
         self._texts: dict[tuple[int, int], str] = {}
 
-    def describe(self, relation: pgoutput.Relation, known: SourceTable) -> DescribedTable:
+    def describe(self, relation: pgoutput.Relation, known: SourceTable, *, is_old: bool = False) -> DescribedTable:
         """The table that *relation* tells of; *known* is the captured one.
 
-        :raises SchemaStopped: a type of it was dropped since. :raises UnsupportedTable: it has no key any more.
+        :param is_old: the message may be from before *known* was described.
+        :raises RereadNeeded: its rows were rewritten since, a type of it was dropped, or its columns are uncertain.
+        :raises UnsupportedTable: it has no key any more.
         """
+        kept = None if is_old else self._identities.get(relation.oid)
         with self.sql() as session:
             try:
                 self._learn(session, relation)
             except SourceNotFound:
-                name = known.full_name
-                raise SchemaStopped(
-                    name, "the type of one of its columns was dropped.", next_step=f"Run: headwater resnapshot {name}"
-                ) from None
-            catalog = read_tables_by_oid(session, [relation.oid]).get(relation.oid)
-        ids = _field_ids(relation, known, catalog)
+                raise RereadNeeded(known.full_name, "the type of one of its columns was dropped.") from None
+            now = None
+            with one_view(session):
+                catalog = read_tables_by_oid(session, [relation.oid]).get(relation.oid)
+                if catalog is not None and kept is not None and kept.columns is not None:
+                    publication = read_publication(session, self._publication)
+                    now = read_identities(session, publication, [catalog])[relation.oid]
+        if now is not None and kept is not None and not _has_types(relation, kept):
+            reason = kept.rewritten(now)
+            if reason is not None:
+                raise RereadNeeded(known.full_name, reason)
+        ids = self._matched(relation, known, kept, now) or _field_ids(relation, known, catalog)
         key = _key(relation, known, ids)
         policies = {column.field_id: column.special_values for column in known.columns}
         columns = tuple(
@@ -100,6 +118,27 @@ class Relations:
         table = SourceTable(known.namespace, known.name, columns, key, relation.oid)
         return DescribedTable(table, defaults_of(table, catalog))
 
+    def seen(self, oid: int, identity: TableIdentity) -> None:
+        """Messages that follow are from after the moment of *identity*."""
+        self._columns[oid] = list(identity.columns or ()), identity.numbers or 0
+
+    def _matched(
+        self, relation: pgoutput.Relation, known: SourceTable, kept: TableIdentity | None, now: TableIdentity | None
+    ) -> dict[str, int] | None:
+        """Field ids by name, from the numbers of the columns; ``None`` where none were kept.
+
+        :raises RereadNeeded: columns were added and dropped, and the message may be from before or after that.
+        """
+        if kept is None or kept.columns is None or now is None or now.columns is None:
+            return None
+        before, count = self._columns.get(relation.oid, (list(kept.columns), kept.numbers or 0))
+        numbers = column_numbers(len(relation.columns), before, count, now)
+        if numbers is None:
+            raise RereadNeeded(known.full_name, "columns were added and dropped in a short time.")
+        is_newest = sorted(now.columns) == numbers
+        self._columns[relation.oid] = numbers, now.numbers or 0 if is_newest else max(count, *numbers)
+        return {column.name: number for column, number in zip(relation.columns, numbers, strict=True)}
+
     def _learn(self, session: Connection, relation: pgoutput.Relation) -> None:
         new = {column.type_oid for column in relation.columns} - self._types.keys()
         if new:
@@ -109,6 +148,12 @@ class Relations:
             types, typmods = zip(*sorted(texts), strict=True)
             for row in ask(session, _TYPE_TEXTS, [list(types), list(typmods)]):
                 self._texts[row.type, row.typmod] = row.text
+
+
+def _has_types(relation: pgoutput.Relation, kept: TableIdentity) -> bool:
+    """Whether the message has the types that were kept: nothing was rewritten before it, as far as it tells."""
+    types = [tuple(column[:2]) for _, column in sorted((kept.columns or {}).items())]
+    return types == [(column.type_oid, column.typmod) for column in relation.columns]
 
 
 def _field_ids(relation: pgoutput.Relation, known: SourceTable, catalog: CatalogTable | None) -> dict[str, int]:

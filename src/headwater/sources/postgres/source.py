@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -12,23 +11,33 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headwater.errors import TransientError
-from headwater.sources.errors import ForeignOffset, SourceBusy, SourceMisconfigured, SourceNotFound, UnsupportedTable
-from headwater.sources.events import Finding, Registered
-from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.errors import (
+    ForeignOffset,
+    RereadNeeded,
+    SourceBusy,
+    SourceMisconfigured,
+    SourceNotFound,
+    UnsupportedTable,
+)
+from headwater.sources.events import Finding, Registered, Stopped
+from headwater.sources.evolution import SchemaPolicy, follow
 from headwater.sources.offset import CdcOffset
-from headwater.sources.postgres.catalog import read_tables, read_tables_by_oid
+from headwater.sources.postgres.catalog import existing_names, one_view, read_tables, read_tables_by_oid
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.changes import PostgresChangeStream, RawStream
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.copy_stream import CopyStream
 from headwater.sources.postgres.heartbeat import Heartbeat
+from headwater.sources.postgres.identity import TableIdentity, read_identities
 from headwater.sources.postgres.names import TableName
 from headwater.sources.postgres.offset import POSITION_TYPE, PostgresOffset
 from headwater.sources.postgres.publication import (
+    GENERATED_SINCE,
     Publication,
     ensure_publication,
     read_publication,
     require_disjoint,
+    sent_columns,
 )
 from headwater.sources.postgres.relations import Relations, defaults_of
 from headwater.sources.postgres.slot import (
@@ -52,27 +61,6 @@ _SPILLS: Final = 8
 _OWNED: Final = ("system_id", "database", "slot")
 """What tells of an identity whose slot it is: a promoted standby has the copy of ours."""
 
-_REGISTERED: Final = """
-SELECT w.oid::bigint AS table, r.oid::bigint AS entry, p.oid::bigint AS publication
-FROM unnest(%s::oid[]) w (oid)
-LEFT JOIN pg_catalog.pg_publication p ON p.pubname = %s
-LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = w.oid
-"""
-# Attaching a table changes all its columns; one that was made as a partition has columns as old as itself.
-# What is attached may come with rows that the log does not tell.
-_LEAVES: Final = """
-SELECT w.oid::bigint AS table, c.oid::bigint AS leaf, n.nspname AS namespace, c.relname AS name,
-       pg_catalog.pg_relation_filenode(c.oid)::bigint AS file,
-       c.xmin::text::bigint AS xid,
-       NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_attribute s USING (attrelid)
-                   WHERE a.attrelid = c.oid AND a.attnum > 0 AND s.attname = 'tableoid' AND s.attnum < 0
-                     AND a.xmin::text = s.xmin::text AND a.cmin::text = s.cmin::text) AS attached
-FROM unnest(%s::oid[]) w (oid)
-CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
-JOIN pg_catalog.pg_class c ON c.oid = t.relid
-JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND c.oid <> w.oid
-"""
 # Who may have written to a table, or to a partition of it, in a transaction that is still open.
 _WRITERS: Final = """
 SELECT DISTINCT l.virtualtransaction AS transaction, l.pid
@@ -138,7 +126,8 @@ class PostgresSource:
         self._heartbeat = Heartbeat(self._dsn, interval=heartbeat_seconds)
         self._session: Connection | None = None
         self._stream: PostgresChangeStream | None = None
-        self._seen: dict[Finding, int] = {}
+        self._identities: dict[int, TableIdentity] = {}
+        self._seen: dict[tuple[str, str], int] = {}
 
     @property
     def name(self) -> str:
@@ -165,15 +154,12 @@ class PostgresSource:
         with self._sql() as session:
             found = read_tables(session, [TableName.parse(name) for name in names])
             publication = read_publication(session, self._publication)
-            stored = session.info.server_version >= 180000 if publication is None else publication.stored_generated
-        return [self._described(table, publication, stored_generated=stored) for table in found]
+            version = session.info.server_version
+        return [self._described(table, publication, version) for table in found]
 
-    def _described(
-        self, table: CatalogTable, publication: Publication | None, *, stored_generated: bool
-    ) -> SourceTable:
+    def _described(self, table: CatalogTable, publication: Publication | None, version: int) -> SourceTable:
         table.require_capturable()
-        sent = None if publication is None else publication.tables.get(table.oid)
-        captured = table.captured_columns(None if sent is None else sent.columns, stored_generated=stored_generated)
+        captured = sent_columns(table, publication, version)
         columns = tuple(
             source_column(
                 column.name,
@@ -299,7 +285,8 @@ class PostgresSource:
         moved = None if raw.identity == known else {**identity, **raw.identity.to_json()}
         stream = self._through(raw)
         try:
-            relations = Relations(self._sql, self._special, self._shards)
+            kept = None if self._may_be_behind else self._identities
+            relations = Relations(self._sql, self._special, self._publication, kept, self._shards)
             self._seen = {}
             self._stream = PostgresChangeStream(
                 stream,
@@ -347,24 +334,21 @@ class PostgresSource:
     # -- looking after it ------------------------------------------------------------------------------------------
 
     def register(self, tables: Sequence[SourceTable]) -> dict[str, str]:
-        """See :class:`~headwater.sources.source.Source`: the table's entry in the publication, and its partitions."""
-        oids = [table.source_id for table in tables]
-        with self._sql() as session:
-            entries = {row.table: row for row in ask(session, _REGISTERED, [oids, self._publication])}
-            leaves: dict[int, dict[str, Any]] = {}
-            for row in ask(session, _LEAVES, [oids]):
-                name = str(TableName(row.namespace, row.name))
-                leaves.setdefault(row.table, {})[str(row.leaf)] = [name, row.file, row.attached, row.xid]
-        return {
-            table.full_name: json.dumps(
-                {
-                    "publication": entries[table.source_id].publication,
-                    "entry": entries[table.source_id].entry,
-                    "leaves": leaves.get(table.source_id or 0, {}),
-                },
-                sort_keys=True,
-            )
-            for table in tables
+        """See :class:`~headwater.sources.source.Source`: the identity of each table."""
+        with self._sql() as session, one_view(session):
+            present = read_tables_by_oid(session, [table.source_id for table in tables if table.source_id is not None])
+            publication = read_publication(session, self._publication)
+            found = read_identities(session, publication, list(present.values()))
+        nothing = TableIdentity(None, None, {})
+        self._identities |= found
+        return {table.full_name: found.get(table.source_id or 0, nothing).to_text() for table in tables}
+
+    def resume(self, tables: Sequence[Registered]) -> None:
+        """See :class:`~headwater.sources.source.Registering`."""
+        self._identities = {
+            entry.table.source_id: TableIdentity.from_text(entry.registration)
+            for entry in tables
+            if entry.table.source_id is not None
         }
 
     def check(self, tables: Sequence[Registered]) -> list[Finding]:
@@ -372,54 +356,98 @@ class PostgresSource:
         self._heartbeat.beat()
         with self._sql() as session:
             oids = [entry.table.source_id for entry in tables if entry.table.source_id is not None]
-            present = read_tables_by_oid(session, oids)
-            publication = read_publication(session, self._publication)
+            lost = [TableName(entry.table.namespace, entry.table.name) for entry in tables]
+            with one_view(session):
+                present = read_tables_by_oid(session, oids)
+                publication = read_publication(session, self._publication)
+                now = read_identities(session, publication, list(present.values()))
+                others = {str(name) for name in existing_names(session, lost)}
             if tables and publication is None:
                 raise SourceNotFound(
                     f"The publication {self._publication!r} was dropped: changes since then may be missing.",
                     next_step="Run: headwater resnapshot",
                 )
-            now = self.register([entry.table for entry in tables])
             seen_at = ask(session, _LOG_END)[0].lsn
-        found: dict[Finding, int] = {}
-        for entry in tables:
-            finding = self._compared(entry, present.get(entry.table.source_id or 0), publication, now)
-            if finding is not None:
-                found[finding] = self._seen.get(finding, seen_at)
-        self._seen = found
+        seen: dict[tuple[str, str], int] = {}
+        ready: list[Finding] = []
         position = 0 if self._stream is None else self._stream.position
-        return [finding for finding, place in found.items() if place <= position]
+        for entry in tables:
+            oid = entry.table.source_id or 0
+            identity = now.get(oid)
+            text = "" if identity is None else identity.to_text()
+            key = entry.table.full_name, text
+            seen[key] = self._seen.get(key, seen_at)
+            catalog = present.get(oid)
+            if catalog is None or identity is None:
+                finding: Finding = self._gone(entry.table, None, others)
+            elif (catalog.name.namespace, catalog.name.name) != (entry.table.namespace, entry.table.name):
+                finding = self._gone(entry.table, catalog.name, others)
+            elif text == entry.registration and not self._lost(catalog, publication):
+                continue
+            else:
+                finding = self._compared(entry, catalog, publication, identity)
+            if seen[key] > position:
+                continue
+            if finding.registration is not None and identity is not None and self._stream is not None:
+                self._identities[oid] = identity
+                self._stream.adopt(oid, identity, None if finding.change is None else finding.change.after)
+            ready.append(finding)
+        self._seen = seen
+        return ready
+
+    def _gone(self, table: SourceTable, renamed: TableName | None, others: Collection[str]) -> Finding:
+        """What becomes of a table whose name means another table, or none, by now."""
+        name = table.full_name
+        if name in others:
+            what = "The table was dropped and created again." if renamed is None else "Another table took its name."
+            return Finding(table, f"{what} Run: headwater resnapshot {name}", stops=True, reread=True)
+        if renamed is None:
+            reason = f"The table was dropped at the source. Create it again, then run: headwater resnapshot {name}"
+        else:
+            reason = (
+                f"The table was renamed to {renamed} at the source. Add {renamed} to the captured tables, or rename it"
+                f" back and run: headwater resnapshot {name}"
+            )
+        return Finding(table, reason, stops=True)
 
     def _compared(
-        self, entry: Registered, catalog: CatalogTable | None, publication: Publication | None, now: Mapping[str, str]
-    ) -> Finding | None:
-        """What is to be told about a table."""
-        table = entry.table
+        self, entry: Registered, catalog: CatalogTable, publication: Publication | None, now: TableIdentity
+    ) -> Finding:
+        """What is to be told about a table that changed."""
+        table, before = entry.table, TableIdentity.from_text(entry.registration)
         resnapshot = f"Run: headwater resnapshot {table.full_name}"
-        before, registration = json.loads(entry.registration), json.loads(now[table.full_name])
-        reason = self._lost(table, catalog, publication)
-        if reason is None and (before["publication"], before["entry"]) != (
-            registration["publication"],
-            registration["entry"],
-        ):
+        lost = self._lost(catalog, publication)
+        if lost is not None:
+            return Finding(table, f"{lost} {resnapshot}", stops=True)
+        reason = None
+        if (before.publication, before.entry) != (now.publication, now.entry):
             reason = (
-                f"The table was taken out of the publication {self._publication!r} and put back; changes between may be"
+                f"the table was taken out of the publication {self._publication!r} and put back; changes between may be"
                 " missing."
             )
-        if reason is not None:
-            return Finding(table, f"{reason} {resnapshot}", stops=True)
-        if before == registration:
-            return None
-        told = self._moved(table.source_id or 0, before["leaves"], registration["leaves"])
-        reason = f"Postgres does not log this: {'; '.join(told)}. {resnapshot}" if told else ""
-        return Finding(table, reason, stops=False, registration=now[table.full_name])
+        unlogged = self._moved(table.source_id or 0, before, now)
+        if unlogged:
+            reason = f"Postgres does not log this: {'; '.join(unlogged)}."
+        if self._may_be_behind:  # a node of a cluster, whose tables are compared as a whole
+            if reason is not None and not unlogged:
+                return Finding(table, f"{reason[0].upper()}{reason[1:]} {resnapshot}", stops=True)
+            told = f"{reason} {resnapshot}" if unlogged else ""
+            return Finding(table, told, stops=False, registration=now.to_text())
+        change = None
+        try:
+            reason = reason or before.rewritten(now)
+            if reason is not None:
+                raise RereadNeeded(table.full_name, reason)
+            described = self._described(catalog, publication, GENERATED_SINCE)
+            _, change = follow(table, described, self._policy, defaults_of(described, catalog))
+        except RereadNeeded as error:
+            return Finding(table, Stopped.by(table, error).reason, stops=True, reread=True)
+        except UnsupportedTable as error:
+            return Finding(table, f"{Stopped.by(table, error).reason} {resnapshot}", stops=True)
+        return Finding(table, "", stops=False, registration=now.to_text(), change=change)
 
-    def _lost(self, table: SourceTable, catalog: CatalogTable | None, publication: Publication | None) -> str | None:
+    def _lost(self, catalog: CatalogTable, publication: Publication | None) -> str | None:
         """Why the log has not all changes of a table any more."""
-        if catalog is None:
-            return "The table was dropped at the source."
-        if (catalog.name.namespace, catalog.name.name) != (table.namespace, table.name):
-            return f"The table is called {catalog.name} at the source by now."
         try:
             catalog.require_capturable()
             catalog.require_identity()
@@ -428,17 +456,22 @@ class PostgresSource:
         problems = [] if publication is None else publication.problems([catalog])
         return f"{problems[0][0]} Run: {problems[0][1]}" if problems else None
 
-    def _moved(self, root: int, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    def _moved(self, root: int, before: TableIdentity, now: TableIdentity) -> list[str]:
         """What happened to partitions that the log does not tell."""
-        told = [f"partition {old[leaf][0]} was detached or dropped with its rows" for leaf in old.keys() - new.keys()]
-        for leaf in new.keys() - old.keys():
-            if new[leaf][2]:
-                told.append(f"partition {new[leaf][0]} was attached, perhaps with rows")
-        for leaf in old.keys() & new.keys():
-            name, file, _, xid = new[leaf]
-            with_root = self._stream is not None and self._stream.has_truncated(root, xid)
-            if old[leaf][1] != file and not with_root:
-                told.append(f"partition {name} was truncated or rewritten")
+        told = [
+            f"partition {leaf.name} was detached or dropped with its rows"
+            for oid, leaf in before.leaves.items()
+            if oid not in now.leaves
+        ]
+        for oid, leaf in now.leaves.items():
+            old = before.leaves.get(oid)
+            if old is None:
+                if leaf.attached:
+                    told.append(f"partition {leaf.name} was attached, perhaps with rows")
+                continue
+            truncated = old.file != leaf.file and (leaf.emptied or leaf.counted != old.counted)
+            if truncated and (self._stream is None or not self._stream.has_truncated(root, leaf.xid)):
+                told.append(f"partition {leaf.name} was truncated")
         return sorted(told)
 
     def close(self) -> None:
