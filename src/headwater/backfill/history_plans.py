@@ -18,7 +18,7 @@ from headwater.backfill.query_table import QueryTable
 from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.errors import TransientError
 from headwater.sinks.sink import Committed
-from headwater.sources.errors import SourceBusy
+from headwater.sources.errors import RefusedValue, SourceBusy
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotSource, UnsharedSnapshots, mark_from_json
 from headwater.sources.table import SourceTable
 
@@ -138,6 +138,10 @@ class HistoryPlans:
                 handed = table.hand_out(plan, snapshot, share, end)
             except SourceBusy:
                 table.waiting = "another session has locked it"
+                table.rests_until = time.monotonic() + LOCKED_SECONDS
+                continue
+            except RefusedValue as error:  # in a key, where its parts would begin
+                table.waiting = str(error)
                 table.rests_until = time.monotonic() + LOCKED_SECONDS
                 continue
             if handed is not None:

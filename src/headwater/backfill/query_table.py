@@ -47,7 +47,7 @@ class QueryTable:
         self.held_back: str | None = None
         self.is_stopped = False
         self.rests_until = 0.0
-        is_kept = options.history and origin_of(options, state, self.name) == TABLES
+        is_kept = options.history and not table.parking and origin_of(options, state, self.name) == TABLES
         self.kept = KeptHistory(options, state, self.name) if is_kept else None
         self.executor = self._backfill() if options.history and self.kept is None else None
         self._come_back()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.backfill.cdc.columns_now import as_planned, check_columns, columns_now, names_now
@@ -26,6 +29,7 @@ from headwater.capture.source_state import SourceState
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
+from headwater.sources.errors import SpecialValue
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import (
     KeyOrder,
@@ -36,13 +40,16 @@ from headwater.sources.snapshots import (
     mark_from_json,
     open_snapshots,
 )
+from headwater.sources.special_values import as_policy
 from headwater.sources.table import (
     COMMIT_TIMESTAMP_COLUMN,
     FIELD_ID,
     POSITION_COLUMN,
     UNAVAILABLE_COLUMN,
     SourceTable,
+    SpecialValues,
 )
+from headwater.sources.unavailable import with_parked
 from headwater.state import StateReader, open_reader
 from headwater.stream import VnodeBitmap, hash_keys
 
@@ -79,9 +86,48 @@ def read_changes(
                 yield batch if columns is None else batch.select([*columns, *LOG_COLUMNS])
 
 
-def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Iterator[pa.RecordBatch]:
+def parked_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> pa.Table | None:
+    """The keys of the rows of a unit that special values park, and ``_unavailable``; ``None``: there are none.
+
+    Columns that park are read before the others; where they have special values, once more as text: such a value is
+    null, and its text is not.
+
+    :raises SpecialValue: one is in columns that are read again: the rows that the sink has would stay.
+    """
+    if isinstance(unit, SnapshotUnit):
+        return None
+    names = [one.name for one in unit.table.parking if unit.columns is None or one.name in unit.columns]
+    if not names:
+        return None
+    keys = list(unit.table.key_columns)
+    some = replace(unit, columns=(*keys, *(name for name in names if name not in keys)))
+    try:
+        for _ in read_history(options, some, SpecialValues.STOP):
+            pass
+        return None
+    except SpecialValue:
+        if unit.columns is not None:
+            raise
+
+    def read(policy: SpecialValues, test: Callable[[Any], Any]) -> pa.Table:
+        found = pa.Table.from_batches(read_history(options, some, policy))
+        tested = {f"{name} {policy.value}": test(found.column(name)) for name in names}
+        return pa.table({name: found.column(name) for name in keys} | tested)
+
+    nulls = read(SpecialValues.PARK, lambda values: values.is_null())
+    texts = read(SpecialValues.TEXT, lambda values: pc.fill_null(pc.not_equal(values, "null"), False))
+    both = nulls.join(texts, keys, join_type="inner").combine_chunks()
+    masks = {name: pc.and_(both.column(f"{name} park"), both.column(f"{name} text")).to_numpy() for name in names}
+    parked = with_parked(pa.nulls(both.num_rows, pa.string()), masks)
+    return both.select(keys).append_column(UNAVAILABLE_COLUMN, parked).filter(parked.is_valid())
+
+
+def read_history(
+    options: QueryOptions, unit: SplitUnit | SnapshotUnit, parking: SpecialValues = SpecialValues.PARK
+) -> Iterator[pa.RecordBatch]:
     """The rows of a unit as its snapshot has them: the columns of its table alone.
 
+    :param parking: what becomes of values that park their rows; where that is nothing else, they are null.
     :raises SnapshotExpired: it must be planned anew.
     :raises LogBehind: the capture has not come to what was read. :raises OldRowsMissing: see :class:`Rewind`.
     """
@@ -91,7 +137,7 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
         return
     external = _external(options.source, unit.table)
     if not isinstance(external.source, UnsharedSnapshots):
-        yield from SnapshotReader(external).read(unit)
+        yield from SnapshotReader(external).read(replace(unit, table=as_policy(unit.table, parking)))
         if isinstance(external.source, RemarkingSnapshots):
             for text in external.source.take_remarks(unit.table):
                 try:
@@ -102,16 +148,17 @@ def read_history(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Itera
     mark = mark_from_json(unit.snapshot)
     with _store(options.store).snapshot() as view:
         table = columns_now(unit.table, LogView.open(view, unit.table.full_name).log.schema)
+    read, planned = as_policy(table, parking), as_policy(unit.table, parking)
     for batch in read_rewound(
         external.source,
-        table,
+        read,
         unit.ranges,
         mark,
-        lambda high: _changes_up_to(options, unit, table, mark, high),
+        lambda high: _changes_up_to(options, unit, table, read, mark, high),
         lambda: _order(options.source, table),
         names_now(unit.table, table, unit.columns),
     ):
-        yield batch if table == unit.table else as_planned(batch, unit.table, unit.columns)
+        yield batch if table == unit.table else as_planned(batch, planned, unit.columns)
 
 
 def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:
@@ -130,9 +177,11 @@ def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] |
 
 
 def _changes_up_to(
-    options: QueryOptions, unit: SplitUnit, table: SourceTable, mark: SnapshotMark, high: CdcOffset
+    options: QueryOptions, unit: SplitUnit, table: SourceTable, read: SourceTable, mark: SnapshotMark, high: CdcOffset
 ) -> Iterator[pa.RecordBatch]:
     """The changes of *table* since its rows were planned at *mark*, at least those that committed before *high*.
+
+    :param read: the table as its rows are read.
 
     :raises SnapshotExpired: a column that was planned is another one by now, which has its name.
     """
@@ -144,7 +193,7 @@ def _changes_up_to(
         if not high > mark.high:
             return
         for batch in log.read_range(unit.upto, view.epoch):
-            yield conform(batch, table)
+            yield conform(batch, read)
 
 
 def _wait_for(store: StateReader, table: SourceTable, until: CdcOffset | None) -> None:

@@ -132,9 +132,14 @@ class CapturedLogs:
         self.rows += 1
         return table
 
+    @property
+    def stopped(self) -> list[str]:
+        """The tables whose changes are captured no longer."""
+        return [name for name, known in self.state.tables.items() if known.state is TableState.STOPPED]
+
     def captures(self, name: str) -> bool:
-        """Whether a table is captured that may be meant by *name*, with or without its namespace."""
-        return any(name in (full, table.name) for full, table in self.tables.items())
+        """Whether a table is known that may be meant by *name*, with or without its namespace."""
+        return any(name in (full, table.name) for full, table in self.state.tables.items())
 
     def rereading(self) -> list[str]:
         """The tables that are about to be captured again."""

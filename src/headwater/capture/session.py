@@ -99,7 +99,7 @@ class CaptureSession:
             raise
         try:
             self.serve([request for request in asked if request.kind == RENEW_TABLES])
-            if self._add(names, self._renewals.named):
+            if self._add(names, {*self._renewals.named, *self._logs.stopped}):
                 self._logs.seal(self._record)
         except BaseException:
             self.close()
@@ -152,7 +152,7 @@ class CaptureSession:
     def _add(self, names: Sequence[str], renewed: Collection[str] = ()) -> bool:
         """Capture those of *names* that are not captured yet, from the boundary that was reached; whether any is new.
 
-        :param renewed: somebody asked to capture these anew: they may be stopped.
+        :param renewed: somebody asked to capture these anew, or their reason is in the status: they may be stopped.
         :raises SchemaStopped: one was captured before and stopped: going on would leave a gap.
         """
         found = [table for table in self._described(names) if table.full_name not in renewed]

@@ -44,7 +44,7 @@ def capture(
     ] = OnRewrite.REREAD,
     special_values: Annotated[
         list[str] | None,
-        typer.Option(help="What Arrow cannot hold, per column: schema.table.column=error|null|text; again for more."),
+        typer.Option(help="What Arrow cannot hold: schema.table[.column]=stop|null|text|park; again for more."),
     ] = None,
     columns: Annotated[
         list[str] | None,
@@ -110,7 +110,7 @@ def _special(text: str) -> tuple[str, SpecialValues]:
     valid = [value.value for value in SpecialValues]
     if not separator or policy not in valid:
         raise InputError(
-            f"Received --special-values {text!r}.", next_step=f"Write schema.table.column={'|'.join(valid)}."
+            f"Received --special-values {text!r}.", next_step=f"Write schema.table[.column]={'|'.join(valid)}."
         )
     return column, SpecialValues(policy)
 

@@ -16,8 +16,11 @@ from headwater.cli.terminal import err
 from headwater.errors import InputError
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, load, matching
 from headwater.pipeline.errors import ConfigError, NotStarted
+from headwater.pipeline.sink_commands import ask_sink
+from headwater.pipeline.sink_requests import SinkRequestKind
 from headwater.pipeline.status import SinkStatus, read_status
 from headwater.pipeline.tables import captured_tables
+from headwater.sinks.delivery_look import read_parked
 
 _ANSWER_SECONDS = 120.0
 FileOption = Annotated[Path, typer.Option("--pipeline", "-p", help="The pipeline.")]
@@ -64,22 +67,23 @@ def resnapshot(
 ) -> None:
     """Read a table, a range of its keys or some of its columns once more, while changes flow.
 
-    A table whose capture has stopped, or after a slot was lost all tables, are captured anew; that can also be asked
-    for while nothing runs.
+    A table whose capture has stopped, that a sink has parked, or that has special_values in the pipeline, or after a
+    slot was lost all tables, are captured anew; that can also be asked for while nothing runs.
     """
     part = start or end or column
     if part and table is None:
         raise InputError("A range or a column is of one table.", next_step="Name the table.")
-    if not part and _captured_anew(load(pipeline), table):
+    if not part and _captured_anew(load(pipeline), table, sink):
         return
     detail = {"start": start or None, "end": end or None, "columns": column or None}
     for name in _ask(pipeline, sink, table, RESNAPSHOT, detail):
         err.print(f"{name}: read once more. Look: headwater status --watch", soft_wrap=True)
 
 
-def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
-    """Have the capture begin anew where it has stopped; ``False``: it has not, reading the history is enough."""
-    running = read_status(config).running
+def _captured_anew(config: PipelineConfig, table: str | None, sink: str | None) -> bool:
+    """Have the capture begin anew where it has stopped, or a policy counts from now on; ``False``: it need not."""
+    status = read_status(config)
+    running = status.running
     known = captured_tables(config.store)
     if not known:
         return False
@@ -91,12 +95,26 @@ def _captured_anew(config: PipelineConfig, table: str | None) -> bool:
         return True
     stopped = [name for name, one in known.items() if one.state is not TableState.ACTIVE]
     wanted = matching([table], stopped, config.home)
+    held = [one.name for one in status.sinks if _holds(config, one, table)]
+    told = [name for name in known if any(one == name or one.startswith(f"{name}.") for one in config.special_values)]
+    if held:  # its log may have to take other columns before its history can be read
+        wanted = matching([table], list(known), config.home)
+    elif not wanted and sink is None:
+        wanted = matching([table], told, config.home)
     if not wanted:
         return False
     done = renew(config.store, wanted, _ANSWER_SECONDS)
+    for name in held:
+        ask_sink(config, name, SinkRequestKind.RETRY)
     when = "is captured anew and read once more" if done else "is captured anew at the next start. Run: headwater run"
     err.print(f"{wanted[0]} {when}")
     return True
+
+
+def _holds(config: PipelineConfig, sink: SinkStatus, table: str) -> bool:
+    """Whether a sink has failed, with *table* among its tables, or has parked it."""
+    held = [one.name for one in sink.tables] if sink.error else list(read_parked(config.store, _query(config, sink)))
+    return bool(matching([table], held, config.home))
 
 
 def _limit(text: str) -> int | None:

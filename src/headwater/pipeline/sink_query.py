@@ -54,8 +54,9 @@ class SinkQuery(SupervisedQuery):
 
         checkpoint = self._config.checkpoint(self._section)
         checkpoint.mkdir(parents=True, exist_ok=True)
-        letters = str(self._config.dead_letters(self._section)) if self._section.bad_rows == "park" else None
-        delivery = ClaimDelivery(self._options, sink, str(self._stop_file), letters).to_option()
+        letters = str(self._config.dead_letters(self._section))
+        refused = letters if self._section.bad_rows == "park" else None
+        delivery = ClaimDelivery(self._options, sink, str(self._stop_file), refused, letters).to_option()
         claims = self._host.for_query().readStream.format(FORMAT).option(OPTION, delivery).load()
         return (
             claims.writeStream.format(FORMAT)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from headwater import __version__
 from headwater.sinks.errors import SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Sink, Staged
-from headwater.sources.errors import UnsupportedTable
+from headwater.sources.errors import RefusedValue, UnsupportedTable
 from headwater.sources.table import SourceTable
 
 _COMMITS: Final = 4
@@ -36,7 +36,7 @@ class TableFailure:
         if isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError | pa.ArrowNotImplementedError | pa.ArrowKeyError):
             reason = f"Values of {table.full_name} do not fit into the columns of the sink ({type(error).__name__})."
             return cls(table, reason, "Run: headwater sink retry SINK (the table is emptied there, and read once more)")
-        if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable):
+        if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable | RefusedValue):
             return None
         return cls(table, error.message, error.next_step)
 

@@ -148,7 +148,16 @@ class SourceProtocolError(SourceError, CorruptionError):
     """Bytes that are not a message of the protocol, or one that cannot come here."""
 
 
-class UndecodableValue(SourceError, CorruptionError):
+class RefusedValue(SourceError):
+    """A value that cannot be taken as it is: its table stops, the others go on.
+
+    :ivar table: name of the table.
+    """
+
+    table: str
+
+
+class UndecodableValue(RefusedValue, CorruptionError):
     """A text that is no value of the column's type.
 
     :ivar table: name of the table.
@@ -159,7 +168,7 @@ class UndecodableValue(SourceError, CorruptionError):
         self.table, self.column, self.source_type = table, column, source_type
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}): {reason}",
-            next_step="Compare the table's definition with the captured one; another type needs a new snapshot.",
+            next_step=f"Run: headwater resnapshot {table}. Where it stops again, leave the table out.",
         )
 
 
@@ -167,19 +176,21 @@ class InvalidKey(UndecodableValue):
     """A key column is null or cannot be decoded; a row without its key cannot be placed."""
 
 
-class SpecialValue(SourceError, InputError):
+class SpecialValue(RefusedValue, InputError):
     """A value that is legal in the source and has no equal in the column's type.
 
     :ivar table: name of the table.
     :ivar column: name of the column.
     :ivar values: what kind of value, for example ``infinity``.
-    :ivar option: the option that decides about it.
     """
 
     def __init__(self, table: str, column: str, source_type: str, values: str, *, next_step: str | None = None) -> None:
         self.table, self.column, self.source_type, self.values = table, column, source_type, values
-        self.option = f"--special-values {table}.{column}"
-        step = f"Capture with {self.option}=text (the column becomes exact text) or =null (they become null)."
+        step = (
+            f"Set special_values of {table}.{column} to text (the column becomes exact text), null (they become"
+            " null) or park (their rows are kept apart), in pipeline.toml or with headwater capture --special-values,"
+            f" and restart; then run: headwater resnapshot {table}"
+        )
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}) holds {values}, which its Arrow type does not have.",
             next_step=next_step or step,
@@ -191,8 +202,8 @@ class BrokenText(SpecialValue):
 
     def __init__(self, table: str, column: str, source_type: str, *, is_key: bool) -> None:
         mended = f"the rows whose texts were cut inside a character, then run: headwater resnapshot {table}"
-        null = f"Capture with --special-values {table}.{column}=null (such texts become null), or mend"
-        step = f"{'Mend' if is_key else null} {mended}"
+        null = f"Set special_values of {table}.{column} to null (such texts become null) and restart, or repair"
+        step = f"{'Repair' if is_key else null} {mended}"
         super().__init__(table, column, source_type, "half a surrogate pair", next_step=step)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
 
-from headwater.sources.errors import RereadNeeded, SchemaStopped, UnsupportedTable
+from headwater.sources.errors import RefusedValue, RereadNeeded, SchemaStopped, UnsupportedTable
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -86,9 +86,15 @@ class Stopped:
     reread: bool = False
 
     @classmethod
-    def by(cls, table: SourceTable, error: SchemaStopped | UnsupportedTable) -> Stopped:
+    def by(cls, table: SourceTable, error: SchemaStopped | UnsupportedTable | RefusedValue) -> Stopped:
         """*table* stopped because of *error*."""
-        what = error.change if isinstance(error, SchemaStopped) else error.reason
+        match error:
+            case SchemaStopped():
+                what = error.change
+            case UnsupportedTable():
+                what = error.reason
+            case _:
+                what = error.message
         reason = f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()
         return cls(table, reason, reread=isinstance(error, RereadNeeded))
 

@@ -59,8 +59,8 @@ class Projection:
             raise SchemaStopped(
                 self.table.full_name,
                 f"column {column.name!r} holds values that its captured type {column.type} does not.",
-                next_step="Start the capture with --schema-policy evolve (in pipeline.toml: source.schema_policy): it"
-                " goes on before the change.",
+                next_step="Start the capture with --schema-policy evolve (pipeline.toml: source.schema_policy); then"
+                f" run: headwater resnapshot {self.table.full_name}",
             ) from None
 
 

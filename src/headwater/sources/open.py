@@ -40,7 +40,7 @@ def open_source(
     """The source at *dsn*; nothing is connected yet.
 
     :param spill: where large transactions wait for their commit.
-    :param special_values: policies by ``schema.table.column``.
+    :param special_values: policies by ``schema.table.column``, or ``schema.table`` for all its columns.
     :param columns: of collections without a schema, by ``database.collection``: how their columns are found.
     :raises InvalidDsn: no kind of database that can be captured. The text is not repeated: it may hold a password.
     :raises DriverMissing: Headwater was installed without the driver of this kind.

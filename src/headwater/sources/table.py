@@ -20,6 +20,8 @@ SOURCE_TYPE: Final = b"headwater.source_type"
 DROPPED: Final = b"headwater.dropped"
 SPECIAL_VALUES: Final = b"headwater.special_values"
 """Keys of the metadata of an Arrow field."""
+_STOP_OF_BEFORE: Final = "error"
+"""What older logs may call the policy ``stop``."""
 
 POSITION_COLUMN: Final = "_position"
 COMMIT_TIMESTAMP_COLUMN: Final = "_commit_timestamp"
@@ -33,9 +35,15 @@ RESERVED_COLUMNS: Final = frozenset(
 class SpecialValues(Enum):
     """What happens to a value that the column's Arrow type does not have."""
 
-    ERROR = "error"
+    STOP = "stop"  # its table stops, alone
     NULL = "null"
     TEXT = "text"  # the column is exact text from the start
+    PARK = "park"  # it is null in the log, and its row is kept apart from what a sink has
+
+    @property
+    def makes_null(self) -> bool:
+        """Whether such a value is null here."""
+        return self in (SpecialValues.NULL, SpecialValues.PARK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class SourceColumn:
     source_type: str
     field_id: int
     nullable: bool = True
-    special_values: SpecialValues = SpecialValues.ERROR
+    special_values: SpecialValues = SpecialValues.STOP
     dropped: bool = False
 
     @property
@@ -62,7 +70,7 @@ class SourceColumn:
         metadata = {FIELD_ID: str(self.field_id).encode(), SOURCE_TYPE: self.source_type.encode()}
         if self.dropped:
             metadata[DROPPED] = b"1"
-        if self.special_values is not SpecialValues.ERROR:
+        if self.special_values is not SpecialValues.STOP:
             metadata[SPECIAL_VALUES] = self.special_values.value.encode()
         return pa.field(self.name, self.type, metadata=metadata)
 
@@ -70,13 +78,13 @@ class SourceColumn:
     def of_field(cls, field: pa.Field) -> SourceColumn:
         """The column that :attr:`field` was made of."""
         told = field.metadata
-        special = SpecialValues(told.get(SPECIAL_VALUES, SpecialValues.ERROR.value.encode()).decode())
+        special = told.get(SPECIAL_VALUES, b"").decode()
         return cls(
             field.name,
             field.type,
             told[SOURCE_TYPE].decode(),
             int(told[FIELD_ID]),
-            special_values=special,
+            special_values=SpecialValues.STOP if special in ("", _STOP_OF_BEFORE) else SpecialValues(special),
             dropped=DROPPED in told,
         )
 
@@ -132,6 +140,15 @@ class SourceTable:
     def full_name(self) -> str:
         """``namespace.name``, each quoted where it is no plain lower-case name."""
         return ".".join(_quoted(part) for part in (self.namespace, self.name) if part)
+
+    @property
+    def parking(self) -> tuple[SourceColumn, ...]:
+        """The columns whose special values park their rows: none of the key, without which a row has no place."""
+        return tuple(
+            one
+            for one in self.columns
+            if one.special_values is SpecialValues.PARK and not one.dropped and one.name not in self.key_columns
+        )
 
     @property
     def key_places(self) -> tuple[int, ...]:

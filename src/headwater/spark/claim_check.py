@@ -30,14 +30,16 @@ from headwater.backfill.keeping import Keeping
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.reader import changed_keys, read_changes, read_history
+from headwater.backfill.reader import changed_keys, parked_history, read_changes, read_history
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
 from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.dead_letters import DeadLetters, Refusing, Sieve
+from headwater.sinks.dead_letters import DeadLetters, ParkedRows, Refusing, Sieve
 from headwater.sinks.delivery_look import DeliveryLook
 from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sinks.staged_tables import TableFailure
+from headwater.sinks.storage import directory_of
+from headwater.sources.errors import UnsupportedTable
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
@@ -63,12 +65,14 @@ class ClaimDelivery:
 
     :ivar stop_file: once it is there, no batch begins.
     :ivar dead_letters: where rows go that the sink refuses; ``None``: they stop it.
+    :ivar parked: where rows go that special values park; ``None``: such tables cannot be delivered.
     """
 
     options: QueryOptions
     sink: Sink
     stop_file: str
     dead_letters: str | None = None
+    parked: str | None = None
 
     @property
     def may_park(self) -> tuple[str, ...]:
@@ -257,6 +261,9 @@ class ClaimWriter(DataSourceStreamArrowWriter):
         options, sink, unit = self._delivery.options, self._delivery.sink, claim.unit
         part = None if isinstance(unit, LogUnit) else _history_part(options, unit)
         rows = read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
+        parking = self._parking(unit)
+        if parking is not None:
+            rows = parking.through(rows)
         sieve = Sieve(cast(Refusing, sink), unit.table) if claim.tries else None
         if sieve is not None:
             rows = sieve.through(rows)
@@ -265,14 +272,35 @@ class ClaimWriter(DataSourceStreamArrowWriter):
         else:
             assert part is not None
             made.staged.append(sink.stage_history(unit.table, claim.token, part, rows))
-        if sieve is not None and sieve.refused:
-            assert self._delivery.dead_letters is not None
-            letters = DeadLetters(self._delivery.dead_letters)
+        refused = [*(sieve.refused if sieve is not None else ()), *(parking.rows if parking is not None else ())]
+        if refused:
+            letters = self._letters
             made.parked.append(
-                letters.stage_changes(unit.table, claim.token, sieve.refused)
+                letters.stage_changes(unit.table, claim.token, refused)
                 if part is None
-                else letters.stage_history(unit.table, claim.token, part, sieve.refused)
+                else letters.stage_history(unit.table, claim.token, part, refused)
             )
+
+    @property
+    def _letters(self) -> DeadLetters:
+        path = self._delivery.dead_letters or self._delivery.parked
+        assert path is not None
+        return DeadLetters(path)
+
+    def _parking(self, unit: Unit) -> ParkedRows | None:
+        """What takes parked rows out; ``None``: the table has none, and none to be resolved."""
+        table, path = unit.table, self._delivery.parked
+        if path is None and table.parking:
+            raise UnsupportedTable(
+                table.full_name,
+                "rows of it may be parked, and this query has no place for them.",
+                next_step=f"Set special_values of {table.full_name} to text, null or stop.",
+            )
+        if path is None or not (table.parking or (Path(path) / directory_of(table)).is_dir()):
+            return None
+        if isinstance(unit, LogUnit):
+            return ParkedRows(table, DeadLetters(path), truncated=unit.truncated)
+        return ParkedRows(table, DeadLetters(path), parked_history(self._delivery.options, unit))
 
     @told
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
@@ -290,8 +318,8 @@ class ClaimWriter(DataSourceStreamArrowWriter):
         delivery = self._delivery
         generation = max(message.generation for message in messages if isinstance(message, StagedClaims))
         coordinator = self._coordinator(generation)
-        if parked and delivery.dead_letters is not None:
-            DeadLetters(delivery.dead_letters).commit(parked)
+        if parked:
+            self._letters.commit(parked)
         coordinator.deliver(
             delivery.sink,
             staged,

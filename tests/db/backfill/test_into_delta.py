@@ -59,6 +59,10 @@ class IntoDelta:
         self.checkpoint: QueryOffset | None = None
         self.open()
 
+    @property
+    def delivery_options(self) -> dict[str, Any]:
+        return {}
+
     def open(self) -> None:
         def committed(table: SourceTable, backfill: str) -> Committed:
             return self.sink.committed(table, self.options.query, backfill)
@@ -76,7 +80,7 @@ class IntoDelta:
         return end != start
 
     def deliver(self, start: QueryOffset, end: QueryOffset) -> None:
-        delivery = ClaimDelivery(self.options, self.sink, "/nowhere")
+        delivery = ClaimDelivery(self.options, self.sink, "/nowhere", **self.delivery_options)
         reader, writer = ClaimReader(delivery), ClaimWriter(delivery)
         reader._opened = self.planner
         messages = [

@@ -215,7 +215,7 @@ def test_mirrors_equal_a_source_that_was_captured_anew(
             "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute WHERE attnum > 0 "
             "AND attrelid = 'public.retyped'::regclass"
         ).fetchall()
-    kinds = dict(found)
+    kinds: dict[str, str] = dict(found)
     assert [kinds[name] for name in ("digits", "doc", "number", "small", "array_text")] == [
         "numeric(10,1)",
         "jsonb",

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.db.backfill.parking import Parking
 from tests.db.mongodb.delivering import TABLE, MongoDelivering, create, writer
 from tests.db.mongodb.running import running
 from tests.db.mongodb.test_capture import IDS
@@ -146,6 +147,26 @@ def test_values_of_the_history_that_a_column_does_not_take_are_told_among_the_ev
         capture.wait_for(told)
         assert all("values of total are null: string, and not long" in text for text in told())
         assert "much" not in "".join(told())
+
+
+def test_documents_with_values_of_another_type_are_parked_and_resolved(server: MongoServer, tmp_path: Path) -> None:
+    orders = server.client.shop.orders
+    orders.insert_many([{"_id": n, "total": "much" if n == 2 else None if n == 3 else n} for n in range(1, 5)])
+    with running(server, tmp_path, TABLE, columns=COLUMNS, special_values={TABLE: SpecialValues.PARK}) as capture:
+        query = Parking(capture, TABLE)
+        query.key = "_id"
+        query.finish()
+        assert (query.mirror("total"), query.letters.keys()) == ({1: 1, 3: None, 4: 4}, {2})
+        orders.update_one({"_id": 2}, {"$set": {"total": 2}})
+        orders.update_one({"_id": 3}, {"$set": {"total": "more"}})
+        orders.update_one({"_id": 4}, {"$set": {"total": None}})
+        orders.insert_one({"_id": 5, "total": "most"})
+        query.catch_up()
+        assert (query.mirror("total"), query.letters.keys()) == ({1: 1, 2: 2, 4: None}, {3, 5})
+        orders.delete_many({"_id": {"$in": [3, 5]}})
+        query.catch_up()
+        assert query.letters == {}
+        query.planner.close()
 
 
 @pytest.mark.soak

@@ -18,7 +18,7 @@ from tests.servers.mongodb import MongoServer
 from headwater.capture import renewal
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.errors import InputError
-from headwater.sources.errors import SchemaStopped, SourceNotFound, SpecialValue, UnsupportedTable
+from headwater.sources.errors import SchemaStopped, SourceNotFound, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
@@ -250,14 +250,21 @@ def test_a_value_of_another_type_stops_or_is_null_and_told_as_the_policy_says(
 ) -> None:
     create(server, 10)
     columns = {TABLE: "struct<_id: long, total: int>"}
-    capture = MongoCapture(server, tmp_path, [TABLE], columns=columns)
+    server.client.stock.articles.insert_one({"_id": 1})
+    capture = MongoCapture(server, tmp_path, [TABLE, "stock.articles"], columns=columns)
     capture.start()
+    server.client.shop.orders.insert_one({"_id": 99, "total": 1})
     server.client.shop.orders.insert_one({"_id": 100, "total": "much"})
-    failure = capture.wait_for_end()
-    assert isinstance(failure, SpecialValue)
-    assert "much" not in str(failure)
-    assert f"--special-values {TABLE}.total" in str(failure.next_step)
-    null = {f"{TABLE}.total": SpecialValues.NULL}
+    server.client.stock.articles.insert_one({"_id": 2})
+    reason = capture.wait_until_stopped(TABLE)
+    assert "much" not in reason
+    assert f"special_values of {TABLE}.total" in reason
+    assert reason.endswith(f"headwater resnapshot {TABLE}")
+    capture.catch_up()
+    assert [row["_id"] for row in capture.rows(TABLE)] == [99]
+    assert [row["_id"] for row in capture.rows("stock.articles")] == [2]
+    capture.stop()
+    null = {TABLE: SpecialValues.NULL}
     with running(server, tmp_path / "null", TABLE, special_values=null, columns=columns) as other:
         server.client.shop.orders.insert_one({"_id": 101, "total": "more"})
         other.catch_up()

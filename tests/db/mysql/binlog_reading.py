@@ -57,7 +57,7 @@ def rows_events_of(path: Path, table: str) -> list[RowsEvent]:
 def plan_of(
     table: TableMap,
     source_types: dict[str, str] | None = None,
-    special: SpecialValues = SpecialValues.ERROR,
+    special: SpecialValues = SpecialValues.STOP,
     types: dict[str, pa.DataType] | None = None,
 ) -> TablePlan:
     """What the source would plan for a table, with other types where they are given."""

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.db.capture.running import OPTIONS
 from tests.db.mysql.running import MySqlCapture, running
 from tests.servers.mariadb import MariaDbServer
 
+from headwater.capture.renewal import renew
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.log_store.log_events import SCHEMA, TRUNCATE
-from headwater.sources.errors import SchemaStopped, SourceNotFound, SpecialValue, UnsupportedTable
+from headwater.sources.errors import SchemaStopped, SourceNotFound, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.table import SpecialValues
 from headwater.stream import Op
@@ -318,7 +321,7 @@ def test_tinyint1_is_a_number_or_a_boolean_as_the_address_says(server: MariaDbSe
         capture.catch_up()
         assert [row["f"] for row in capture.rows("shop.flags")] == [True, False, None]
         server.execute("INSERT INTO shop.flags VALUES (7, 2)")
-        assert isinstance(capture.wait_for_end(), SpecialValue)
+        assert "numbers that are neither 0 nor 1" in capture.wait_until_stopped("shop.flags")
 
 
 @pytest.mark.parametrize("policy", [SpecialValues.NULL, SpecialValues.TEXT])
@@ -337,6 +340,40 @@ def test_zero_dates_and_long_times_are_what_the_policy_says(
         SpecialValues.TEXT: [("0000-00-00", "-838:59:59.000"), ("2026-02-03", "12:34:56.500")],
     }
     assert found == expected[policy]
+
+
+def test_a_special_value_stops_its_table_alone_and_the_advice_works(server: MariaDbServer, tmp_path: Path) -> None:
+    server.execute("CREATE TABLE shop.odd (id int PRIMARY KEY, d date, n int)", ORDERS)
+    capture = MySqlCapture(server, tmp_path, ["shop.odd", LOG])
+    capture.options = replace(OPTIONS, epoch_seconds=1.0)  # several transactions are told at once
+    capture.start()
+    server.execute(
+        "SET sql_mode = ''",
+        "INSERT INTO shop.orders (id) VALUES (0)",
+        "INSERT INTO shop.odd VALUES (1, '2026-01-01', 1), (2, NULL, 2)",
+        "UPDATE shop.odd SET n = 3 WHERE id = 2",
+        "BEGIN",
+        "INSERT INTO shop.odd VALUES (3, '2026-01-01', 3)",
+        "INSERT INTO shop.orders (id) VALUES (1)",
+        "INSERT INTO shop.odd VALUES (4, '0000-00-00', 4)",
+        "COMMIT",
+        "INSERT INTO shop.odd VALUES (5, '2026-01-01', 5)",
+    )
+    reason = capture.wait_until_stopped("shop.odd")
+    assert "Table shop.odd, column 'd' (date) holds dates of no calendar" in reason
+    assert reason.endswith("headwater resnapshot shop.odd")
+    assert [row["id"] for row in capture.rows("shop.odd")] == [1, 2, 2, 2]
+    capture.assert_equal(LOG)
+    capture.stop()
+    with running(server, tmp_path, "shop.odd", LOG, special_values={"shop.odd": SpecialValues.TEXT}) as again:
+        server.execute("INSERT INTO shop.orders (id) VALUES (2)")
+        again.assert_equal(LOG)
+        assert renew(again.store, ["shop.odd"])
+        server.execute("SET sql_mode = ''", "INSERT INTO shop.odd VALUES (6, '0000-00-00', 6)")
+        again.catch_up()
+        told = again.rows("shop.odd")[-1]
+        assert [told["id"], told["d"], told["n"]] == [6, "0000-00-00", 6]
+        assert not again.capture.statistics.stopped_tables
 
 
 def test_rows_of_an_xa_transaction_come_with_its_commit_and_not_before(server: MariaDbServer, tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ from headwater.sources.table import SourceTable, SpecialValues
 ALL = KeyRange()
 
 
-def described(server: MariaDbServer, name: str, policy: SpecialValues = SpecialValues.ERROR) -> SourceTable:
+def described(server: MariaDbServer, name: str, policy: SpecialValues = SpecialValues.STOP) -> SourceTable:
     with closing(connect(Dsn(server.dsn))) as session:
         return read_table(session, TableName("shop", name)).described(
-            lambda column: SpecialValues.ERROR if column == "id" else policy
+            lambda column: SpecialValues.STOP if column == "id" else policy
         )
 
 

@@ -22,7 +22,7 @@ from psycopg.pq import Format
 from tests.db.postgres.pg_types import Kind, array_text
 from tests.servers.postgres import Database
 
-from headwater.sources.events import Boundary, Changes
+from headwater.sources.events import Boundary, Changes, Stopped
 from headwater.sources.postgres.connection import Connection, Dsn, connect
 from headwater.sources.postgres.snapshot import read_table
 from headwater.sources.postgres.source import PostgresSource
@@ -38,7 +38,7 @@ class Column:
 
     name: str
     kind: Kind
-    policy: SpecialValues = SpecialValues.ERROR
+    policy: SpecialValues = SpecialValues.STOP
 
 
 class FollowedDatabase:
@@ -53,6 +53,7 @@ class FollowedDatabase:
         position, identity = self.source.begin(tables, resumed=True)
         self.stream = self.source.open(tables, position, identity)
         self._numbers = itertools.count(1)
+        self.stopped: list[Stopped] = []
 
     def close(self) -> None:
         self.session.close()
@@ -89,6 +90,8 @@ class FollowedDatabase:
                     event.rows.validate(full=True)
                     rows = pa.Table.from_batches([event.rows]).append_column("_op", event.ops)
                     found.setdefault(event.table.name, []).append(rows)
+                elif isinstance(event, Stopped):
+                    self.stopped.append(event)
                 elif isinstance(event, Boundary):
                     self.stream.acknowledge(event.position)
         return {name: pa.concat_tables(parts).combine_chunks() for name, parts in found.items()}

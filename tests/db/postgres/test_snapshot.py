@@ -157,7 +157,7 @@ def test_a_special_value_in_a_late_batch_is_told_without_being_shown(newest_post
         "INSERT INTO t VALUES (50001, '0044-03-15 BC')",
     )
     batches: list[pa.RecordBatch] = []
-    with pytest.raises(SpecialValue, match=r"--special-values public\.t\.d=text") as caught:
+    with pytest.raises(SpecialValue, match=r"special_values of public\.t\.d to text") as caught:
         batches.extend(read_table(Dsn(newest_postgres.dsn), described(newest_postgres, "t"), batch_bytes=1000))
     assert len(rows(batches)) > 20_000
     assert "0044" not in str(caught.value)

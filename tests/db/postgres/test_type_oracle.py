@@ -23,7 +23,7 @@ EXAMPLES = 400 if "HEADWATER_SOAK" in os.environ else 25
 MOST_TABLES, MOST_COLUMNS = 2000, 80
 EDGE_COLUMNS = 60
 OLD, NEW = Op.UPDATE_DELETE, Op.UPDATE_INSERT
-POLICIES = (SpecialValues.ERROR, SpecialValues.NULL, SpecialValues.TEXT)
+POLICIES = (SpecialValues.STOP, SpecialValues.NULL, SpecialValues.TEXT)
 
 
 @dataclass
@@ -108,11 +108,11 @@ def columns_of(kinds: list[Kind], policy: SpecialValues) -> list[Column]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_type_at_its_edges(typed: Typed, policy: SpecialValues) -> None:
     """Where the policy lets special values pass, all of them are there, too."""
-    kinds = [kind for kind in typed.kinds if kind.special or policy is SpecialValues.ERROR]
+    kinds = [kind for kind in typed.kinds if kind.special or policy is SpecialValues.STOP]
     for part in range(0, len(kinds), EDGE_COLUMNS):
         columns = columns_of(kinds[part : part + EDGE_COLUMNS], policy)
         values = [
-            (*column.kind.edges, *(() if policy is SpecialValues.ERROR else column.kind.special), None)
+            (*column.kind.edges, *(() if policy is SpecialValues.STOP else column.kind.special), None)
             for column in columns
         ]
         rows: list[Row] = [[those[place % len(those)] for those in values] for place in range(max(map(len, values)))]
@@ -131,7 +131,7 @@ def tables(draw: st.DrawFn, kinds: list[Kind], composite: str) -> tuple[list[Col
         policy = draw(st.sampled_from(POLICIES))
         columns.append(Column(column_name(place, policy), kind, policy))
     row = st.tuples(
-        *(st.none() | column.kind.values(special=column.policy is not SpecialValues.ERROR) for column in columns)
+        *(st.none() | column.kind.values(special=column.policy is not SpecialValues.STOP) for column in columns)
     )
     rows = draw(st.lists(row, min_size=1, max_size=5))
     later = draw(st.lists(row, max_size=len(rows)))

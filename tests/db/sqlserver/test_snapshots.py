@@ -192,7 +192,7 @@ def test_the_seventh_digit_of_a_second_is_refused_left_out_kept_or_text(server: 
         (batch,) = open_snapshots(dsn).read(table, SplitKind.KEY, KeyRange(), None)
         return [batch.column(name)[0] for name in ("at", "t", "o")]
 
-    with pytest.raises(SpecialValue, match=r"--special-values shop\.ticks\.at=text"):
+    with pytest.raises(SpecialValue, match=r"special_values of shop\.ticks\.at to text"):
         values()
     assert [value.as_py() for value in values("?ticks=truncate")] == [
         dt.datetime(2024, 1, 1, 0, 0, 0, 123456),  # noqa: DTZ001

@@ -244,7 +244,7 @@ class Query:
 
     def _read(self, part: KeyRange, snapshot: FakeSnapshot) -> list[tuple[Key, dict[str, int]]]:
         table, renewal = self.database.table, self.executor.renewal
-        columns = None if renewal is None else renewal.columns
+        columns = None if renewal is None or renewal.columns is None else [str(one) for one in renewal.columns]
         found: list[tuple[Key, dict[str, int]]] = []
         for batch in self.database.read(table, self.executor.kind, part, snapshot.name, columns=columns):
             for row in batch.to_pylist():

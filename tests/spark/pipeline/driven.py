@@ -146,6 +146,11 @@ class RunningPipeline:
         os.killpg(self.pid, how)
         return self._process.wait(SECONDS)
 
+    def wait(self) -> int:
+        """Until it ends by itself; its exit code."""
+        assert self._process is not None
+        return self._process.wait(SECONDS)
+
     def kill9(self) -> None:
         assert self._process is not None
         self._process.kill()

@@ -40,6 +40,9 @@ epoch_seconds = 1
 [table."public.orders"]
 special_values = { price = "text" }
 
+[table.customers]
+special_values = "null"
+
 [[sink]]
 kind = "delta"
 path = "lake"
@@ -101,7 +104,10 @@ def test_every_setting_reaches_its_place(tmp_path: Path, monkeypatch: pytest.Mon
     assert config.dsn == "postgresql://app:hidden@db/shop"
     assert config.capture_options.schema_policy is SchemaPolicy.STOP
     assert config.capture_options.epoch_seconds == 1.0
-    assert config.special_values == {"public.orders.price": SpecialValues.TEXT}
+    assert config.special_values == {
+        "public.orders.price": SpecialValues.TEXT,
+        "public.customers": SpecialValues.NULL,
+    }
     mirror, changes = config.sink
     assert (changes.label, changes.delivery, changes.place) == ("history", Mode.CHANGES, "/srv/changes")
     options = config.query_options(changes, ["public.orders", "sales.lines"], 2)
@@ -149,6 +155,7 @@ def test_an_unset_variable_is_named_and_a_doubled_dollar_is_itself(
             "table.a.b.special_values.c",
             "null",
         ),
+        ("[[sink]]", '[table."a.b"]\nspecial_values = "error"\n[[sink]]', 6, "table.a.b.special_values.*", "'stop'"),
     ],
 )
 def test_what_nobody_knows_is_refused_with_the_nearest_that_is_known(

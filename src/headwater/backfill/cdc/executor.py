@@ -357,8 +357,13 @@ class BackfillExecutor(ABC):
             limit=self._rate.rows_per_second,
             waiting=waiting or self._waiting(phase),
             rereading=record.renewal is not None and not record.finished,
-            columns=(record.renewal and record.renewal.columns) or (),
+            columns=self._reread_columns(),
         )
+
+    def _reread_columns(self) -> tuple[str, ...]:
+        renewal = self._record.renewal
+        wanted = set() if renewal is None or renewal.columns is None else set(renewal.columns)
+        return tuple(one.name for one in self.table.columns if wanted & {one.field_id, one.name})
 
     def _waiting(self, phase: Phase) -> str:
         if phase is Phase.DONE:

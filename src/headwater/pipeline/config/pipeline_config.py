@@ -13,6 +13,7 @@ from headwater.capture.options import OnRewrite
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.patterns import matching
 from headwater.pipeline.config.sections import (
+    ALL_COLUMNS,
     BackfillSection,
     LimitsSection,
     PipelineSection,
@@ -23,7 +24,7 @@ from headwater.pipeline.config.sections import (
 )
 from headwater.sinks.sink import Mode
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.open import home_of
+from headwater.sources.open import full_name, home_of
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
 
@@ -88,12 +89,13 @@ class PipelineConfig(Section):
 
     @property
     def special_values(self) -> dict[str, SpecialValues]:
-        """By ``schema.table.column``."""
-        return {
-            f"{table}.{column}": SpecialValues(policy)
-            for table, section in self.table.items()
-            for column, policy in section.special_values.items()
-        }
+        """By ``schema.table.column``, or by ``schema.table`` for all its columns."""
+        found: dict[str, SpecialValues] = {}
+        for name, section in self.table.items():
+            table = full_name(self.dsn, name) if section.special_values else name
+            for column, policy in section.special_values.items():
+                found[table if column == ALL_COLUMNS else f"{table}.{column}"] = SpecialValues(policy)
+        return found
 
     @property
     def columns(self) -> dict[str, str]:

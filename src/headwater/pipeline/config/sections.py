@@ -5,13 +5,18 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-SpecialValue = Literal["error", "null", "text"]
+SpecialValue = Literal["stop", "null", "text", "park"]
+ALL_COLUMNS: Final = "*"
+SpecialValueOf = Annotated[
+    dict[str, SpecialValue], BeforeValidator(lambda value: {ALL_COLUMNS: value} if isinstance(value, str) else value)
+]
+"""By column; one policy alone is that of all columns, as is that of ``*``."""
 Origin = Literal["auto", "source", "tables"]
 _CAPTURE: Final = CaptureOptions()
 _QUERY: Final[dict[str, Any]] = {field.name: field.default for field in fields(QueryOptions)}
@@ -49,12 +54,12 @@ class SourceSection(Section):
 
 
 class TableSection(Section):
-    """One table. ``special_values``: by column, what happens to values that Arrow does not have.
+    """One table. ``special_values``: what happens to values that Arrow does not have, of all columns or by column.
 
     ``columns``: of a collection without a schema: ``inferred``, ``document``, or names and types.
     """
 
-    special_values: dict[str, SpecialValue] = Field(default_factory=dict)
+    special_values: SpecialValueOf = Field(default_factory=dict)
     columns: Literal["inferred", "document"] | dict[str, str] = "inferred"
 
 

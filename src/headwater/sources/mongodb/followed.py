@@ -22,12 +22,13 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import SchemaStopped
+from headwater.sources.errors import RefusedValue, SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.documents.decoder import Conflict, DocumentDecoder
+from headwater.sources.mongodb.documents.decoder import Conflict, Decoded, DocumentDecoder, RawDocuments
 from headwater.sources.mongodb.event_rows import (
     DELETE,
     INSERT,
@@ -44,7 +45,9 @@ from headwater.sources.mongodb.event_rows import (
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import POSITION_TYPE, positions_of
-from headwater.sources.table import SourceTable
+from headwater.sources.special_values import as_policy, told_before
+from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.unavailable import with_parked
 from headwater.stream import Op
 
 
@@ -122,7 +125,7 @@ class FollowedTables:
         lacks |= self._may_have_moved(kinds_of(batch), batch)
         return max(1, int(np.searchsorted(np.cumsum(lacks), self._lookup.share, side="right")))
 
-    def _changes(self, rows: EventRows) -> Iterator[Changes]:
+    def _changes(self, rows: EventRows) -> Iterator[Changes | Stopped]:
         for name, chosen in rows.by_collection():
             table = self._tables.get(name)
             if table is None:
@@ -133,8 +136,8 @@ class FollowedTables:
             chosen = self._without_moved(table, chosen)
             lacks = (chosen.kinds != DELETE) & ~is_there(chosen.batch, "document")
             for whole in self._looked_up(table, chosen, lacks) if lacks.any() else [chosen]:
-                if whole.num_rows:
-                    yield self._made(name, table, whole)
+                if whole.num_rows and name in self._tables:
+                    yield from self._told(name, table, whole)
 
     def _may_have_moved(self, kinds: NDArray[np.int8], batch: pa.RecordBatch) -> NDArray[np.bool_]:
         """Deletes that may be the one half of an update of a shard key."""
@@ -172,6 +175,21 @@ class FollowedTables:
             yield filled(rows.slice(0, end), lacks[:end], found)
             rows, lacks = rows.slice(end, rows.num_rows), lacks[end:]
 
+    def _told(self, name: CollectionName, table: SourceTable, rows: EventRows) -> Iterator[Changes | Stopped]:
+        """*rows*; where a value is refused, the transactions before it, and that the table stops."""
+        try:
+            yield self._made(name, table, rows)
+        except RefusedValue as error:
+            ends = [0, *(np.flatnonzero(np.diff(rows.times)) + 1).tolist()]
+            end = told_before(ends, lambda end: self._decoded(name, rows.slice(0, end)))
+            if end:
+                yield self._made(name, table, rows.slice(0, end))
+            self._forget(name)
+            yield Stopped.by(table, error)
+
+    def _decoded(self, name: CollectionName, rows: EventRows) -> Decoded:
+        return self._decoders[name].decode(rows.documents(*rows.spread())[0])
+
     def _made(self, name: CollectionName, table: SourceTable, rows: EventRows) -> Changes:
         of_event, is_old = rows.spread()
         kinds = rows.kinds[of_event]
@@ -180,6 +198,7 @@ class FollowedTables:
         if decoded.conflicts:
             self.conflicts.setdefault(table.full_name, []).extend(decoded.conflicts)
         columns = list(decoded.batch.columns)
+        parked = self._parked(table, documents, decoded) if decoded.conflicts and table.parking else {}
         if keys_only is not None:
             keep = pa.array(~keys_only)
             columns = [
@@ -194,11 +213,25 @@ class FollowedTables:
                 *columns,
                 positions_of(rows.times[of_event], seq.astype(np.uint32), rows.seen(of_event)),
                 rows.commit_times().take(pa.array(of_event)),
-                pa.nulls(len(of_event), pa.string()),
+                with_parked(
+                    pa.nulls(len(of_event), pa.string()),
+                    {one: mask & ~is_old & (kinds != DELETE) for one, mask in parked.items()},
+                ),
             ],
             schema=table.log_schema(POSITION_TYPE),
         )
         return Changes(table, made, pa.array(ops))
+
+    def _parked(self, table: SourceTable, documents: RawDocuments, decoded: Decoded) -> dict[str, NDArray[np.bool_]]:
+        """Where each column that parks has a special value: it is null, and its text is not."""
+        texts = DocumentDecoder(as_policy(table, SpecialValues.TEXT)).decode(documents).batch
+        found: dict[str, NDArray[np.bool_]] = {}
+        for column in table.parking:
+            text = texts.column(column.name)
+            is_value = pc.fill_null(pc.not_equal(text, "null"), False)
+            special = pc.and_(decoded.batch.column(column.name).is_null(), is_value)
+            found[column.name] = special.to_numpy(zero_copy_only=False)
+        return found
 
     # -- collections that go ---------------------------------------------------------------------------------------
 

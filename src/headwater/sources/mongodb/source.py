@@ -25,6 +25,7 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.changes import MongoChangeStream
 from headwater.sources.mongodb.connection import RESNAPSHOT, Client, Dsn, connect, server_errors
+from headwater.sources.mongodb.documents.columns import ALL_COLUMNS
 from headwater.sources.mongodb.documents.decoder import told
 from headwater.sources.mongodb.known_events import require_events
 from headwater.sources.mongodb.names import CollectionName
@@ -41,7 +42,7 @@ class MongoSource:
     """A deployment. Nothing is connected before it is needed.
 
     :param columns: by ``database.collection``: how its columns are found, see :mod:`.catalog`.
-    :param special_values: policies by ``database.collection.column``.
+    :param special_values: policies by ``database.collection.column`` or ``database.collection``.
     """
 
     def __init__(
@@ -93,6 +94,8 @@ class MongoSource:
             for column, policy in self._special.items()
             if column.startswith(f"{full}.")
         }
+        if full in self._special:
+            policies[ALL_COLUMNS] = self._special[full]
         return catalog.describe(self._client, collection, self._columns.get(full, self._dsn.columns), policies)
 
     def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:

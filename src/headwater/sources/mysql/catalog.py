@@ -8,14 +8,16 @@ is told by the statements in the log.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
 from headwater.sources.mysql.connection import Connection, ask
 from headwater.sources.mysql.names import TableName
-from headwater.sources.mysql.types import source_column
+from headwater.sources.mysql.types import has_special_values, source_column
+from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceTable, SpecialValues
 
 SYSTEM: Final = ("information_schema", "mysql", "performance_schema", "sys")
@@ -119,23 +121,30 @@ class CatalogTable:
 
     def described(
         self,
-        policy: Callable[[str], SpecialValues] = lambda _: SpecialValues.ERROR,
+        special_values: Mapping[str, SpecialValues] | None = None,
         *,
         tinyint1_is_boolean: bool = False,
     ) -> SourceTable:
         """The table as it is captured, its field ids the places of the columns.
 
-        :param policy: the special-value policy by column. :raises UnsupportedTable: it cannot be captured.
+        :param special_values: policies by ``database.table.column`` or ``database.table``.
+        :raises UnsupportedTable: it cannot be captured.
         """
         self.require_capturable()
         columns = tuple(
-            source_column(
+            with_policy(
+                special_values or {},
+                str(self.name),
                 column.name,
-                column.type_text,
-                column.number,
-                nullable=column.nullable,
-                special_values=policy(column.name),
-                tinyint1_is_boolean=tinyint1_is_boolean,
+                partial(
+                    source_column,
+                    column.name,
+                    column.type_text,
+                    column.number,
+                    nullable=column.nullable,
+                    tinyint1_is_boolean=tinyint1_is_boolean,
+                ),
+                has_special_values,
             )
             for column in self.columns
         )

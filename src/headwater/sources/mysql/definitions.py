@@ -11,19 +11,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
-from headwater.sources.errors import SchemaStopped
+from headwater.sources.errors import SchemaStopped, SpecialValue
 from headwater.sources.evolution import Projection
 from headwater.sources.mysql.binlog.rows import ColumnPlan, TablePlan
 from headwater.sources.mysql.binlog.table_map import BinlogColumn, ColumnType, TableMap
 from headwater.sources.mysql.catalog import CatalogColumn, CatalogTable, present_tables
 from headwater.sources.mysql.connection import Connection
-from headwater.sources.mysql.defaults import constant_default
+from headwater.sources.mysql.defaults import constant_default, default_text
 from headwater.sources.mysql.names import TableName
-from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, source_column
+from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, has_special_values, source_column
+from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 BINARY: Final = 63
@@ -110,7 +112,7 @@ class Definitions:
     """Describes tables.
 
     :param sql: gives the session for SQL.
-    :param special_values: policies by ``database.table.column``.
+    :param special_values: policies by ``database.table.column`` or ``database.table``.
     """
 
     def __init__(
@@ -159,7 +161,7 @@ class Definitions:
             next_id += before is None
         table = SourceTable(known.namespace, known.name, tuple(columns), _key(table_map, known, columns))
         added = [column for column in columns if column.name not in live]
-        return Definition(table_map, table, tuple(places), self._defaults(added, catalog))
+        return Definition(table_map, table, tuple(places), self._defaults(name, added, catalog))
 
     def _is_same(self, told: BinlogColumn, live: Mapping[str, SourceColumn]) -> bool:
         """Whether a captured column has that name and a type of the same values."""
@@ -172,30 +174,37 @@ class Definitions:
         assert told.name is not None
         now = None if catalog is None else catalog.column(told.name)
         text = now.type_text if now is not None and _fits(told, now.type_text) else type_text(told)
-        policy = self._special.get(f"{table}.{told.name}") or (
-            SpecialValues.ERROR if before is None else before.special_values
-        )
-        return source_column(
+        make = partial(
+            source_column,
             told.name,
             text,
             field_id if before is None else before.field_id,
             nullable=told.nullable,
-            special_values=policy,
             tinyint1_is_boolean=self._boolean,
         )
+        policy = None if before is None else before.special_values
+        return with_policy(self._special, table, told.name, make, has_special_values, policy)
 
     def _catalog(self, known: SourceTable) -> CatalogTable | None:
         name = TableName(known.namespace, known.name)
         with self._sql() as session:
             return present_tables(session, [name]).get(name)
 
-    def _defaults(self, added: list[SourceColumn], catalog: CatalogTable | None) -> pa.RecordBatch:
+    def _defaults(self, table: str, added: list[SourceColumn], catalog: CatalogTable | None) -> pa.RecordBatch:
+        """:raises SpecialValue: rows from before have one, and the policy does not make it null."""
         found: dict[SourceColumn, pa.Array] = {}
         for column in added:
             now: CatalogColumn | None = None if catalog is None else catalog.column(column.name)
             value = None if now is None else constant_default(now, column)
             if value is not None:
                 found[column] = value
+            elif (
+                now is not None
+                and default_text(now) is not None
+                and has_special_values(column.type)
+                and column.special_values is not SpecialValues.NULL
+            ):
+                raise SpecialValue(table, column.name, column.source_type, "a default of no calendar, or of no day")
         return pa.RecordBatch.from_arrays(list(found.values()), schema=pa.schema([column.field for column in found]))
 
 

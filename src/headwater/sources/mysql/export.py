@@ -56,7 +56,7 @@ class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
                     column.type_text,
                     following if was is None else was.field_id,
                     nullable=column.nullable,
-                    special_values=SpecialValues.ERROR if was is None else was.special_values,
+                    special_values=SpecialValues.STOP if was is None else was.special_values,
                     tinyint1_is_boolean=self._dsn.tinyint1_is_boolean,
                 )
             )

@@ -12,20 +12,24 @@ dropped, made anew, called otherwise    ``Stopped``
 swapped with its copy by gh-ost, pt-osc the copy is followed: it has the same rows
 partitions dropped, exchanged, …        ``Stopped``: rows came or went untold
 rows without all their columns          ``Stopped``, with the setting that mends it
+a value that is refused                 the transactions before it, then ``Stopped``
 ======================================  ====================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import SchemaStopped, UnsupportedTable
+from headwater.sources.errors import RefusedValue, SchemaStopped, UnsupportedTable
 from headwater.sources.events import Changes, Event, Stopped, Truncated
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
 from headwater.sources.mysql import ddl
@@ -35,8 +39,9 @@ from headwater.sources.mysql.binlog.table_map import TableMap
 from headwater.sources.mysql.definitions import Definition, Definitions
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
-from headwater.sources.table import SourceTable
-from headwater.sources.unavailable import unavailable_texts
+from headwater.sources.special_values import told_before
+from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable, SpecialValues
+from headwater.sources.unavailable import unavailable_texts, with_parked
 from headwater.stream import Op
 
 _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
@@ -45,12 +50,16 @@ _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
 
 @dataclass(slots=True)
 class _Followed:
-    """A table whose rows have come, and how they are decoded at the moment."""
+    """A table whose rows have come, and how they are decoded at the moment.
+
+    :ivar held: the events whose rows the decoder holds, each with its place and the number of its first row.
+    """
 
     table_map: TableMap
     definition: Definition
     projection: Projection
     decoder: RowsDecoder
+    held: list[tuple[RowsEvent, int, int]] = field(default_factory=list)
 
 
 class FollowedTables:
@@ -115,6 +124,7 @@ class FollowedTables:
             places.append(place)
             times.append(time_us)
         following = followed.decoder.add(event, place, seq)
+        followed.held.append((event, place, seq))
         self.held_rows += following - seq
         self.held_bytes += event.end - event.start
         return following
@@ -130,7 +140,7 @@ class FollowedTables:
         try:
             definition = self._definitions.describe(table_map, known)
             projection, change = follow(known, definition.table, self._policy, definition.defaults)
-        except (SchemaStopped, UnsupportedTable) as error:
+        except (SchemaStopped, UnsupportedTable, RefusedValue) as error:
             self._stop(key, error, events)
             return None
         followed = _Followed(table_map, definition, projection, make_rows_decoder(definition.plan(projection)))
@@ -147,9 +157,10 @@ class FollowedTables:
         for key, followed in list(self._followed.items()):
             if not followed.decoder.held_rows:
                 continue
-            rows = followed.decoder.take()
+            rows, made, refused = self._taken(
+                followed, partial(_changes, followed=followed, places=places, times=times)
+            )
             lacking = _lacking(rows, followed, self._void)
-            made = _changes(rows, followed, times[np.searchsorted(places, rows.transaction)])
             if self._void or lacking is not None:
                 kept = ~np.isin(rows.transaction, self._void)
                 if lacking is not None:
@@ -168,8 +179,38 @@ class FollowedTables:
                     f" set another; then run: headwater resnapshot {name}",
                 )
                 self._stop(key, reason, events)
+            elif refused is not None:
+                self._stop(key, refused, events)
         self._times, self._void = ([], []), []
         self.held_rows = self.held_bytes = 0
+
+    def _taken(
+        self, followed: _Followed, convert: Callable[[DecodedRows], Changes]
+    ) -> tuple[DecodedRows, Changes, RefusedValue | SchemaStopped | None]:
+        """The rows that are held, also as changes; where a value is refused, the transactions before it, and why."""
+        held, followed.held = followed.held, []
+
+        def told(rows: DecodedRows, end: int) -> tuple[DecodedRows, Changes]:
+            changes = convert(rows)
+            if followed.definition.table.parking:
+                changes = _parked(followed, held[:end], rows, changes)
+            return rows, changes
+
+        with suppress(RefusedValue, SchemaStopped):
+            return *told(followed.decoder.take(), len(held)), None
+        held = [one for one in held if one[1] not in self._void]
+        decoder = make_rows_decoder(followed.definition.plan(followed.projection))
+
+        def decoded(end: int) -> tuple[DecodedRows, Changes]:
+            for event, place, seq in held[:end]:
+                decoder.add(event, place, seq)
+            return told(decoder.take(), end)
+
+        try:
+            return *decoded(len(held)), None
+        except (RefusedValue, SchemaStopped) as error:
+            ends = [number for number, one in enumerate(held) if not number or held[number - 1][1] != one[1]]
+            return *decoded(told_before(ends, decoded)), error
 
     def void(self, place: int) -> bool:
         """The transaction at *place* was rolled back: its rows are not told; whether none was before."""
@@ -283,8 +324,10 @@ class FollowedTables:
         now = next((new for new, old in names.items() if old == own), None)
         raise SchemaStopped(known.full_name, f"the table is called {now} at the source by now.", next_step=again)
 
-    def _stop(self, key: tuple[str, str], error: SchemaStopped | UnsupportedTable, events: list[Event]) -> None:
-        if self._policy is SchemaPolicy.STOP:
+    def _stop(
+        self, key: tuple[str, str], error: SchemaStopped | UnsupportedTable | RefusedValue, events: list[Event]
+    ) -> None:
+        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
             raise error
         known = self._known[key]
         self._forget(key)
@@ -315,7 +358,42 @@ def _lacking(rows: DecodedRows, followed: _Followed, void: list[int]) -> _Lackin
     return found
 
 
-def _changes(rows: DecodedRows, followed: _Followed, times: NDArray[np.int64]) -> Changes:
+def _parked(
+    followed: _Followed, held: Sequence[tuple[RowsEvent, int, int]], rows: DecodedRows, changes: Changes
+) -> Changes:
+    """*changes* with the rows marked that a special value parks: it is null, and its text is not."""
+    definition, parking = followed.definition, followed.definition.table.parking
+    places = dict(zip(definition.table.columns, definition.places, strict=True))
+    nulls = {column: rows.columns[places[column]] for column in parking}
+    if not any(decoded is not None and decoded.values.null_count for decoded in nulls.values()):
+        return changes
+    plan = definition.plan(followed.projection)
+    names = {column.name for column in parking}
+    columns = tuple(
+        replace(one, type=pa.string(), special_values=SpecialValues.TEXT)
+        if one.type is not None and one.name in names
+        else replace(one, type=None)
+        for one in plan.columns
+    )
+    decoder = make_rows_decoder(replace(plan, columns=columns))
+    for event, place, seq in held:
+        decoder.add(event, place, seq)
+    texts = decoder.take()
+    is_new = (rows.ops == Op.INSERT) | (rows.ops == Op.UPDATE_INSERT)
+    masks: dict[str, NDArray[np.bool_]] = {}
+    for column, typed in nulls.items():
+        text = texts.columns[places[column]]
+        if typed is not None and text is not None:
+            special = pc.and_(typed.values.is_null(), text.values.is_valid())
+            masks[column.name] = is_new & special.to_numpy(zero_copy_only=False)
+    place = changes.rows.schema.get_field_index(UNAVAILABLE_COLUMN)
+    told = with_parked(changes.rows.column(place), masks)
+    return replace(changes, rows=changes.rows.set_column(place, changes.rows.schema.field(place), told))
+
+
+def _changes(rows: DecodedRows, followed: _Followed, places: NDArray[np.uint64], times: NDArray[np.int64]) -> Changes:
+    """:param times: when the transactions at *places* committed."""
+    times = times[np.searchsorted(places, rows.transaction)]
     columns = []
     missing: dict[str, NDArray[np.bool_]] = {}
     for place, column in zip(followed.definition.places, followed.definition.table.columns, strict=True):

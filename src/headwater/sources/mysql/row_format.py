@@ -214,7 +214,7 @@ def _judge(table: SourceTable, column: SourceColumn, seen: int) -> None:
     """
     if seen & SEEN_UNFIT:
         raise UndecodableValue(table.full_name, column.name, column.source_type, "a value is none of the type.")
-    if column.special_values is SpecialValues.NULL:
+    if column.special_values.makes_null:
         return
     found = "zero or partial dates" if seen & SEEN_ZERO else "times below 0 or from 24 hours on"
     if seen & SEEN_ODD:

@@ -49,7 +49,7 @@ _CHECK_SECONDS: Final = 60.0  # some servers open every table to answer
 class MySqlSource:
     """A server. Nothing is connected before it is needed.
 
-    :param special_values: policies by ``database.table.column``.
+    :param special_values: policies by ``database.table.column`` or ``database.table``.
     """
 
     def __init__(
@@ -108,10 +108,7 @@ class MySqlSource:
         return [self._described(table) for table in found]
 
     def _described(self, table: CatalogTable) -> SourceTable:
-        def policy(column: str) -> SpecialValues:
-            return self._special.get(f"{table.name}.{column}", SpecialValues.ERROR)
-
-        return table.described(policy, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
+        return table.described(self._special, tinyint1_is_boolean=self._dsn.tinyint1_is_boolean)
 
     def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> tuple[CdcOffset, Mapping[str, Any]]:
         """See :class:`~headwater.sources.source.Source`: where the log ends now."""

@@ -126,7 +126,7 @@ def source_column(
     field_id: int,
     *,
     nullable: bool = True,
-    special_values: SpecialValues = SpecialValues.ERROR,
+    special_values: SpecialValues = SpecialValues.STOP,
     tinyint1_is_boolean: bool = False,
 ) -> SourceColumn:
     """The description of a column. :param column_type: as the catalog or a table map writes it."""
@@ -136,8 +136,13 @@ def source_column(
         if _has_text(text, kind):
             kind = pa.string()
         else:
-            special_values = SpecialValues.ERROR
+            special_values = SpecialValues.STOP
     return SourceColumn(name, kind, text, field_id, nullable=nullable, special_values=special_values)
+
+
+def has_special_values(kind: pa.DataType) -> bool:
+    """Whether a type of the server with this Arrow type has values that Arrow does not have."""
+    return bool(pa.types.is_temporal(kind) or pa.types.is_boolean(kind))
 
 
 def _has_text(source_type: str, kind: pa.DataType) -> bool:

@@ -30,9 +30,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import SchemaStopped, SourceError, UnsupportedTable
+from headwater.sources.errors import RefusedValue, SchemaStopped, SourceError, UnsupportedTable
 from headwater.sources.events import Boundary, Changes, Event, Stopped, StreamStatus, Truncated
 from headwater.sources.evolution import Projection, SchemaPolicy, as_narrow, follow
 from headwater.sources.offset import CdcOffset
@@ -43,7 +44,10 @@ from headwater.sources.postgres.offset import POSITION_TYPE, Lsn, PostgresOffset
 from headwater.sources.postgres.relations import DescribedTable, Relations
 from headwater.sources.postgres.spill import SpillStore
 from headwater.sources.postgres.toast import complete
+from headwater.sources.special_values import told_before
 from headwater.sources.table import SourceTable
+from headwater.sources.unavailable import with_parked
+from headwater.stream import Op
 
 MAX_ROWS = 32_768
 MAX_BYTES = 16 << 20
@@ -270,12 +274,8 @@ class PostgresChangeStream:
             if self._may_be_behind and relation.oid not in self._followed:
                 known = as_narrow(known, described.table)
             projection, change = follow(known, described.table, self._policy, described.defaults)
-        except (SchemaStopped, UnsupportedTable) as error:
-            if self._policy is SchemaPolicy.STOP:
-                raise
-            self._known.pop(known.source_id, None)
-            self._ignore(relation)
-            events.append(Stopped.by(known, error))
+        except (SchemaStopped, UnsupportedTable, RefusedValue) as error:
+            self._stop(relation, known, error, events)
             return
         keys = [place for place, column in enumerate(relation.columns) if column.is_key]
         self._decoder.add_relation(relation.oid, len(relation.columns), keys)
@@ -284,6 +284,20 @@ class PostgresChangeStream:
         self._known[relation.oid] = projection.table
         if change is not None:
             events.append(change)
+
+    def _stop(
+        self,
+        relation: pgoutput.Relation,
+        known: SourceTable,
+        error: SchemaStopped | UnsupportedTable | RefusedValue,
+        events: list[Event],
+    ) -> None:
+        """The changes of *known* end here. :raises SchemaStopped: by policy."""
+        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
+            raise error
+        self._known.pop(known.source_id, None)
+        self._ignore(relation)
+        events.append(Stopped.by(known, error))
 
     def _ignore(self, relation: pgoutput.Relation) -> None:
         self._followed.pop(relation.oid, None)
@@ -316,18 +330,39 @@ class PostgresChangeStream:
         for raw in self._decoder.take():
             if self._is_new(int(raw.commit_lsn[-1])):
                 commits.append(np.unique(raw.commit_lsn))
-                events.append(self._changes(raw, self._followed[raw.oid]))
+                self._tell_table(raw, self._followed[raw.oid], events)
         if commits:
             seen = np.unique(np.concatenate(commits)) if len(commits) > 1 else commits[0]
             self._transactions += len(seen) - int(seen[0] == self._last_counted)
             self._last_counted = int(seen[-1])
+
+    def _tell_table(self, raw: RawRows, followed: _Followed, events: list[Event]) -> None:
+        """The rows of one table; where one cannot be told, those of the transactions before it, and that it stops."""
+        try:
+            events.append(self._changes(raw, followed))
+        except (RefusedValue, SchemaStopped) as error:
+            ends = [0, *(np.flatnonzero(np.diff(raw.commit_lsn)) + 1).tolist()]
+            end = told_before(ends, lambda end: self._changes(raw.up_to(end), followed))
+            if end:
+                events.append(self._changes(raw.up_to(end), followed))
+            self._stop(followed.message, followed.projection.table, error, events)
 
     def _is_new(self, commit_lsn: int) -> bool:
         return commit_lsn >= self._start.lsn
 
     def _changes(self, raw: RawRows, followed: _Followed) -> Changes:
         texts, unavailable = complete(raw, followed.relation.table, self._relations.sql, self._relations.shards)
-        columns = followed.projection.apply(followed.relation.convert(texts), len(raw.ops))
+        described = followed.relation.table
+        typed = followed.relation.convert(texts)
+        if described.parking:
+            is_new = (raw.ops == Op.INSERT) | (raw.ops == Op.UPDATE_INSERT)
+            masks = {
+                column.name: is_new & pc.and_(made.is_null(), text.is_valid()).to_numpy(zero_copy_only=False)
+                for column, made, text in zip(described.columns, typed, texts, strict=True)
+                if column in described.parking
+            }
+            unavailable = with_parked(unavailable, masks)
+        columns = followed.projection.apply(typed, len(raw.ops))
         positions = positions_of(raw.commit_lsn, raw.seq, raw.xid)
         table = followed.projection.table
         rows = pa.RecordBatch.from_arrays(

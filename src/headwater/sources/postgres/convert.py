@@ -45,7 +45,7 @@ def convert_columns(table: SourceTable, texts: Sequence[pa.StringArray]) -> list
 def convert_column(table: SourceTable, column: SourceColumn, text: pa.StringArray) -> pa.Array:
     """One typed column, from text.
 
-    :raises SpecialValue: the policy is ``error`` and there is a value that the Arrow type does not have.
+    :raises SpecialValue: the policy is ``stop`` and there is a value that the Arrow type does not have.
     :raises InvalidKey: a key column has a value that is none, or a null although it has none in the source.
     :raises UndecodableValue: a value is none of the type.
     """
@@ -72,7 +72,7 @@ class _Place:
 
         :raises SpecialValue: the policy does not want that.
         """
-        if self.column.special_values is not SpecialValues.NULL:
+        if not self.column.special_values.makes_null:
             raise SpecialValue(self.table.full_name, self.column.name, self.column.source_type, values)
         return pc.if_else(special, pa.scalar(None, pa.string()), text)
 
@@ -152,8 +152,17 @@ def _lists(place: _Place, kind: pa.DataType, text: pa.StringArray) -> pa.ListArr
     if (states == ArrayState.MALFORMED).any():
         raise place.undecodable("a value is no array.")
     values = _typed(place, kind.value_type, elements)
+    if place.column.special_values is SpecialValues.PARK and values.null_count > elements.null_count:
+        text = pc.if_else(_with_one(offsets, pc.and_(values.is_null(), elements.is_valid())), None, text)
     nulls = pc.is_null(text) if text.null_count else None
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=nulls)
+
+
+def _with_one(offsets: pa.Int32Array, elements: pa.BooleanArray) -> pa.BooleanArray:
+    """Which arrays have an element for which *elements* is true."""
+    counts = np.concatenate(([0], np.cumsum(elements.to_numpy(zero_copy_only=False))))
+    ends = offsets.to_numpy(zero_copy_only=False)
+    return pa.array(counts[ends[1:]] > counts[ends[:-1]])
 
 
 def _check_dimensions(place: _Place, text: pa.StringArray) -> None:

@@ -116,7 +116,7 @@ class PostgresSnapshot:
                 column.type_text,
                 column.number,
                 nullable=not column.not_null,
-                special_values=special.get(column.number, SpecialValues.ERROR),
+                special_values=special.get(column.number, SpecialValues.STOP),
             )
             for column in (*kept, *new)
         )

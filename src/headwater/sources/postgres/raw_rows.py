@@ -46,6 +46,22 @@ class RawRows:
     def __len__(self) -> int:
         return len(self.ops)
 
+    def up_to(self, end: int) -> RawRows:
+        """The first *end* rows."""
+        columns = [
+            RawColumn(one.text.slice(0, end), None if one.unchanged is None else one.unchanged[:end])
+            for one in self.columns
+        ]
+        return RawRows(
+            self.oid,
+            self.ops[:end],
+            self.commit_lsn[:end],
+            self.seq[:end],
+            self.xid[:end],
+            self.commit_time[:end],
+            columns,
+        )
+
 
 def utf8_of(values: Any) -> pa.StringArray:
     """*values* (binary or string) as text.

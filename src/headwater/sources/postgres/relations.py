@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
@@ -24,8 +25,9 @@ from headwater.sources.postgres.convert import convert_column, convert_columns
 from headwater.sources.postgres.identity import TableIdentity, column_numbers, read_identities
 from headwater.sources.postgres.publication import read_publication
 from headwater.sources.postgres.toast import Shards, no_shards
-from headwater.sources.postgres.types import source_column
-from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.postgres.types import has_special_values, source_column
+from headwater.sources.special_values import with_policy
+from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 _FULL: Final = "f"
 _TYPE_TEXTS: Final = """
@@ -53,7 +55,7 @@ class Relations:
     """What the server's catalog knows beyond Relation messages.
 
     :param sql: gives the session for SQL.
-    :param special_values: policies by ``schema.table.column``.
+    :param special_values: policies by ``schema.table.column`` or ``schema.table``.
     :param publication: that the messages come by.
     :param identities: of the captured tables, by oid, as they were kept; columns of others are matched by name.
     :param shards: where the rows of a table are.
@@ -102,19 +104,21 @@ class Relations:
         ids = self._matched(relation, known, kept, now) or _field_ids(relation, known, catalog)
         key = _key(relation, known, ids)
         policies = {column.field_id: column.special_values for column in known.columns}
-        columns = tuple(
-            source_column(
+
+        def described(column: pgoutput.RelationColumn) -> SourceColumn:
+            make = partial(
+                source_column,
                 column.name,
                 self._types[column.type_oid],
                 column.typmod,
                 self._texts[column.type_oid, column.typmod],
                 ids[column.name],
                 nullable=column.name not in key or relation.replica_identity == _FULL,
-                special_values=self._special.get(f"{known.full_name}.{column.name}")
-                or policies.get(ids[column.name], SpecialValues.ERROR),
             )
-            for column in relation.columns
-        )
+            before = policies.get(ids[column.name])
+            return with_policy(self._special, known.full_name, column.name, make, has_special_values, before)
+
+        columns = tuple(described(column) for column in relation.columns)
         table = SourceTable(known.namespace, known.name, columns, key, relation.oid)
         return DescribedTable(table, defaults_of(table, catalog))
 
@@ -184,5 +188,7 @@ def defaults_of(table: SourceTable, catalog: CatalogTable | None) -> pa.RecordBa
     """One row: for each column that has one, the value that rows from before the column have there."""
     texts = {} if catalog is None else {column.number: column.missing for column in catalog.columns}
     found = [column for column in table.columns if texts.get(column.field_id) is not None]
-    values = [convert_column(table, column, pa.array([texts[column.field_id]], pa.string())) for column in found]
+    # a default that would park every row of before stops the table
+    plain = [replace(one, special_values=SpecialValues.STOP) if one in table.parking else one for one in found]
+    values = [convert_column(table, column, pa.array([texts[column.field_id]], pa.string())) for column in plain]
     return pa.RecordBatch.from_arrays(values, schema=pa.schema([column.field for column in found]))

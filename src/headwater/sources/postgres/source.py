@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
+    RefusedValue,
     RereadNeeded,
     SourceBusy,
     SourceMisconfigured,
@@ -51,7 +53,8 @@ from headwater.sources.postgres.slot import (
 from headwater.sources.postgres.spill import SpillStore
 from headwater.sources.postgres.stream import ReplicationStream
 from headwater.sources.postgres.toast import Shards, no_shards
-from headwater.sources.postgres.types import source_column
+from headwater.sources.postgres.types import has_special_values, source_column
+from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceTable, SpecialValues
 
 WRITERS_SECONDS: Final = 2.0
@@ -84,7 +87,7 @@ SELECT (CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_rep
 class PostgresSource:
     """A database, its publication and its slot. Nothing is connected before it is needed.
 
-    :param special_values: policies by ``schema.table.column``.
+    :param special_values: policies by ``schema.table.column`` or ``schema.table``.
     :param poll: read the slot by SQL instead of the replication protocol.
     :param heartbeat_seconds: the least time between two heartbeats, however often it is told to look after the source.
     :param through: what raw messages go through before they are decoded.
@@ -161,14 +164,20 @@ class PostgresSource:
         table.require_capturable()
         captured = sent_columns(table, publication, version)
         columns = tuple(
-            source_column(
+            with_policy(
+                self._special,
+                str(table.name),
                 column.name,
-                column.type,
-                column.typmod,
-                column.type_text,
-                column.number,
-                nullable=not column.not_null,
-                special_values=self._special.get(f"{table.name}.{column.name}", SpecialValues.ERROR),
+                partial(
+                    source_column,
+                    column.name,
+                    column.type,
+                    column.typmod,
+                    column.type_text,
+                    column.number,
+                    nullable=not column.not_null,
+                ),
+                has_special_values,
             )
             for column in captured
         )
@@ -444,6 +453,8 @@ class PostgresSource:
             return Finding(table, Stopped.by(table, error).reason, stops=True, reread=True)
         except UnsupportedTable as error:
             return Finding(table, f"{Stopped.by(table, error).reason} {resnapshot}", stops=True)
+        except RefusedValue as error:
+            return Finding(table, Stopped.by(table, error).reason, stops=True)
         return Finding(table, "", stops=False, registration=now.to_text(), change=change)
 
     def _lost(self, catalog: CatalogTable, publication: Publication | None) -> str | None:

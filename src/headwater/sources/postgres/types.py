@@ -90,7 +90,7 @@ def source_column(
     field_id: int,
     *,
     nullable: bool = True,
-    special_values: SpecialValues = SpecialValues.ERROR,
+    special_values: SpecialValues = SpecialValues.STOP,
 ) -> SourceColumn:
     """The description of a column.
 
@@ -98,6 +98,11 @@ def source_column(
     """
     kind = pa.string() if special_values is SpecialValues.TEXT else arrow_type(pg_type, typmod)
     return SourceColumn(name, kind, source_type, field_id, nullable=nullable, special_values=special_values)
+
+
+def has_special_values(kind: pa.DataType) -> bool:
+    """Whether a type of the server with this Arrow type has values that Arrow does not have."""
+    return bool(pa.types.is_decimal(kind) or pa.types.is_temporal(kind) or pa.types.is_list(kind))
 
 
 def _numeric(typmod: int) -> pa.DataType:

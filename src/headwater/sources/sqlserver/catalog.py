@@ -8,15 +8,17 @@ has no filter. A column is known by its ``column_id``, which no other column of 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from headwater.sources.errors import SourceNotFound, UnsupportedTable
+from headwater.sources.special_values import with_policy
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.names import TableName, literal
 from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, source_column
+from headwater.sources.sqlserver.types import SqlType, has_special_values, source_column
 from headwater.sources.table import SourceTable, SpecialValues
 
 _NAMES: Final = """
@@ -101,21 +103,21 @@ class CatalogTable:
             )
 
     def described(
-        self, policy: Callable[[str], SpecialValues] = lambda _: SpecialValues.ERROR, ticks: Ticks = Ticks.REFUSE
+        self, special_values: Mapping[str, SpecialValues] | None = None, ticks: Ticks = Ticks.REFUSE
     ) -> SourceTable:
         """The table as it is captured.
 
-        :param policy: the special-value policy by column. :raises UnsupportedTable: it cannot be captured.
+        :param special_values: policies by ``schema.table.column`` or ``schema.table``.
+        :raises UnsupportedTable: it cannot be captured.
         """
         self.require_capturable()
         columns = tuple(
-            source_column(
+            with_policy(
+                special_values or {},
+                str(self.name),
                 column.name,
-                column.type,
-                column.number,
-                nullable=column.nullable,
-                special_values=policy(column.name),
-                ticks=ticks,
+                partial(source_column, column.name, column.type, column.number, nullable=column.nullable, ticks=ticks),
+                has_special_values,
             )
             for column in self.columns
             if not column.computed

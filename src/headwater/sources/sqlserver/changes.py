@@ -21,7 +21,15 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from headwater.sources.errors import CommitsCameLate, LogPurged, SourceBusy, SourceError, SourceNotFound
+from headwater.sources.errors import (
+    CommitsCameLate,
+    LogPurged,
+    RefusedValue,
+    SchemaStopped,
+    SourceBusy,
+    SourceError,
+    SourceNotFound,
+)
 from headwater.sources.events import Boundary, Changes, Event, StreamStatus
 from headwater.sources.offset import CdcOffset
 from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
@@ -166,6 +174,11 @@ class SqlServerChangeStream:
                     self._session = Session(self._dsn)
                 read.remove(found)
                 yield self._tables.removed(found.projection.table)
+            except (RefusedValue, SchemaStopped) as error:
+                if not self._session.is_open:
+                    self._session = Session(self._dsn)
+                read.remove(found)
+                yield self._tables.stopped(found.projection.table, error)
         yield from self._require_kept(read)
         if rows > INTERVAL_ROWS:
             self._most = max(1, len(interval.commits) * INTERVAL_ROWS // rows)

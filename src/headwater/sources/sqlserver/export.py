@@ -64,7 +64,7 @@ class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
                 column.type,
                 column.number,
                 nullable=column.nullable,
-                special_values=known[column.number].special_values if column.number in known else SpecialValues.ERROR,
+                special_values=known[column.number].special_values if column.number in known else SpecialValues.STOP,
                 ticks=self._dsn.ticks,
             )
             for column in catalog.columns

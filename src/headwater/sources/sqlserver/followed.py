@@ -20,18 +20,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pyarrow as pa
 
-from headwater.sources.errors import LogPurged, SchemaStopped, UnsupportedTable
+from headwater.sources.errors import LogPurged, RefusedValue, SchemaStopped, UnsupportedTable
 from headwater.sources.events import Event, SchemaChanged, Stopped
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
+from headwater.sources.special_values import with_policy
 from headwater.sources.sqlserver.connection import RESNAPSHOT
 from headwater.sources.sqlserver.instances import CaptureInstance
 from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName, literal
 from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import source_column
+from headwater.sources.sqlserver.types import has_special_values, source_column
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 
@@ -61,7 +63,7 @@ class _Followed:
 class FollowedTables:
     """The captured *tables*.
 
-    :param special_values: policies by ``schema.table.column``.
+    :param special_values: policies by ``schema.table.column`` or ``schema.table``.
     :param defaults: one row: what the rows from before have in columns that came, by the newer description.
     :param begins: what committed before is not of interest, of tables that came later than the others.
     :param instances: the ``change_id`` of the instance that each was followed through when that was last noted.
@@ -117,7 +119,7 @@ class FollowedTables:
             try:
                 yield from self._of(followed, instances, first, last, altered, was_told)
             except (SchemaStopped, UnsupportedTable) as error:
-                yield self._stopped(followed.table, error)
+                yield self.stopped(followed.table, error)
 
     def uncovered(self, instances: Mapping[int, Sequence[CaptureInstance]], first: Lsn) -> Iterator[Event]:
         """Stops the tables that no instance tells from *first* on, though nothing of them is to be read.
@@ -130,7 +132,7 @@ class FollowedTables:
             try:
                 self._require_covered(followed, known, begin, self._is_purged(instances, first))
             except SchemaStopped as error:
-                yield self._stopped(followed.table, error)
+                yield self.stopped(followed.table, error)
             else:
                 followed.instance = [one.change_id for one in known if one.start <= begin][-1]
 
@@ -139,14 +141,14 @@ class FollowedTables:
         name = table.full_name
         step = f"{enable_table(table)} Then run: headwater resnapshot {name}"
         what = "its capture instance was removed while it was read."
-        return self._stopped(table, SchemaStopped(name, what, next_step=step))
+        return self.stopped(table, SchemaStopped(name, what, next_step=step))
 
-    def _stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable) -> Stopped:
-        if self._policy is SchemaPolicy.STOP:
+    def stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable | RefusedValue) -> Stopped:
+        """Stops a table. :raises SchemaStopped: by policy."""
+        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
             raise error
         self.remove(table)
-        what = error.change if isinstance(error, SchemaStopped) else error.reason
-        return Stopped(table, f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip())
+        return Stopped.by(table, error)
 
     def _of(
         self,
@@ -283,10 +285,9 @@ def described(
         if column.computed:
             continue
         was = known.get(column.number)
-        policy = special_values.get(f"{table.full_name}.{column.name}")
-        if policy is None:
-            policy = SpecialValues.ERROR if was is None else was.special_values
-        columns.append(source_column(column.name, column.type, column.number, special_values=policy, ticks=ticks))
+        make = partial(source_column, column.name, column.type, column.number, ticks=ticks)
+        before = None if was is None else was.special_values
+        columns.append(with_policy(special_values, table.full_name, column.name, make, has_special_values, before))
     names = {column.field_id: column.name for column in columns}
     keys = [table.column(name).field_id for name in table.key_columns]
     if any(key not in names for key in keys):

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from headwater.sources.errors import RefusedValue, SchemaStopped
 from headwater.sources.events import Changes
+from headwater.sources.special_values import told_before
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.followed import Stretch
 from headwater.sources.sqlserver.lsn import Lsn
@@ -24,8 +26,8 @@ from headwater.sources.sqlserver.server import Commit
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, selected
 from headwater.sources.sqlserver.values import broken_texts_named, column_of, forgiven_texts
-from headwater.sources.table import SourceColumn
-from headwater.sources.unavailable import Mask, unavailable_texts
+from headwater.sources.table import SourceColumn, SpecialValues
+from headwater.sources.unavailable import Mask, unavailable_texts, with_parked
 from headwater.stream import Op
 
 BLOCK_ROWS: Final = 8_192
@@ -82,9 +84,24 @@ def read_stretch(session: Session, stretch: Stretch, interval: Interval, ticks: 
                 held = [column.slice(last) for column in block]
                 block = [column.slice(0, last) for column in block]
             if len(block[2]):
-                yield changes_of(stretch, block, interval, ticks)
+                yield from _told(stretch, block, interval, ticks)
     if held is not None:
-        yield changes_of(stretch, held, interval, ticks)
+        yield from _told(stretch, held, interval, ticks)
+
+
+def _told(stretch: Stretch, block: list[pa.Array], interval: Interval, ticks: Ticks) -> Iterator[Changes]:
+    """The rows of *block*. :raises SpecialValue: after those of the commits before it."""
+
+    def changes(end: int) -> Changes:
+        return changes_of(stretch, [column.slice(0, end) for column in block], interval, ticks)
+
+    try:
+        yield changes(len(block[0]))
+    except (RefusedValue, SchemaStopped):
+        end = told_before([0, *(np.flatnonzero(~_same(block[0])) + 1).tolist()], changes)
+        if end:
+            yield changes(end)
+        raise
 
 
 def _joined(one: pa.Array, other: pa.Array) -> pa.Array:
@@ -157,6 +174,13 @@ def changes_of(stretch: Stretch, told: Sequence[pa.Array], interval: Interval, t
     rows = len(start_lsns)
     columns = [column_of(table, column, given, ticks) for column, given in zip(stretch.columns, values, strict=True)]
     ops = operations.to_numpy(zero_copy_only=False).astype(np.int8)
+    parked = {
+        column.name: (ops != _DELETED)
+        & (ops != _OLD)
+        & pc.and_(made.is_null(), given.is_valid()).to_numpy(zero_copy_only=False)
+        for column, made, given in zip(stretch.columns, columns, values, strict=True)
+        if column.special_values is SpecialValues.PARK
+    }
     missing = {name: np.ones(rows, np.bool_) for name in stretch.missing}
     if are_set:
         same = np.append(_same(start_lsns) & _same(changes), False)
@@ -170,7 +194,7 @@ def changes_of(stretch: Stretch, told: Sequence[pa.Array], interval: Interval, t
             *projected,
             positions_of(places, seq),
             pa.Array.from_buffers(pa.timestamp("us", tz="UTC"), rows, [None, pa.py_buffer(times)]),
-            unavailable_texts(missing, rows),
+            with_parked(unavailable_texts(missing, rows), parked),
         ],
         schema=table.log_schema(POSITION_TYPE),
     )

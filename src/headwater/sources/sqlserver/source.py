@@ -99,11 +99,7 @@ class SqlServerSource:
 
     def _described(self, table: CatalogTable, instances: Sequence[CaptureInstance]) -> SourceTable:
         """:raises UnsupportedTable: it has no key, or no capture instance with it."""
-
-        def policy(column: str) -> SpecialValues:
-            return self._special.get(f"{table.name}.{column}", SpecialValues.ERROR)
-
-        made = table.described(policy, self._dsn.ticks)
+        made = table.described(self._special, self._dsn.ticks)
         if not instances:
             raise UnsupportedTable(
                 str(table.name),

@@ -139,17 +139,22 @@ def source_column(
     field_id: int,
     *,
     nullable: bool = True,
-    special_values: SpecialValues = SpecialValues.ERROR,
+    special_values: SpecialValues = SpecialValues.STOP,
     ticks: Ticks = Ticks.REFUSE,
 ) -> SourceColumn:
     """The description of a column."""
     arrow = kind.arrow(ticks)
     if special_values is SpecialValues.TEXT:
         if pa.types.is_floating(arrow) or pa.types.is_boolean(arrow) or pa.types.is_binary(arrow):
-            special_values = SpecialValues.ERROR
+            special_values = SpecialValues.STOP
         else:
             arrow = pa.string()
     return SourceColumn(name, arrow, str(kind), field_id, nullable=nullable, special_values=special_values)
+
+
+def has_special_values(kind: pa.DataType) -> bool:
+    """Whether a type of the server with this Arrow type has values that Arrow does not have."""
+    return bool(pa.types.is_temporal(kind))
 
 
 def selected(column: SourceColumn) -> str:

@@ -96,7 +96,7 @@ def _checked(table: SourceTable, column: SourceColumn, kind: SqlType, numbers: p
 def _without(
     table: SourceTable, column: SourceColumn, numbers: pa.Int64Array, special: pa.BooleanArray, what: str
 ) -> pa.Int64Array:
-    if column.special_values is not SpecialValues.NULL or column.name in table.key_columns:
+    if not column.special_values.makes_null or column.name in table.key_columns:
         raise SpecialValue(table.full_name, column.name, column.source_type, what)
     return pc.if_else(special, pa.scalar(None, pa.int64()), numbers)
 

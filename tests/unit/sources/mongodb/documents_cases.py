@@ -155,7 +155,7 @@ def table(
 ) -> SourceTable:
     """The first column is the key where *key* is none; then documents need it."""
     columns = tuple(
-        source_column(name, kind, place, special_values=(policies or {}).get(name, SpecialValues.ERROR))
+        source_column(name, kind, place, special_values=(policies or {}).get(name, SpecialValues.STOP))
         for place, (name, kind) in enumerate(types.items(), 1)
     )
     return SourceTable("shop", "orders", columns, (key or next(iter(types)),))

@@ -13,6 +13,7 @@ from tests.unit.sources.mongodb.documents_cases import A_UUID, EVERY_TYPE, IN_20
 from headwater.capture.renewal import renewed_columns
 from headwater.sources.errors import SourceProtocolError
 from headwater.sources.mongodb.documents.columns import (
+    ALL_COLUMNS,
     MOST_COLUMNS,
     CollectionColumns,
     declared_columns,
@@ -118,7 +119,11 @@ def test_declared_columns_come_after_the_key_whose_type_a_sample_tells() -> None
 def test_policies_go_to_their_columns() -> None:
     policies = {"a": SpecialValues.NULL, "b": SpecialValues.TEXT}
     found = declared_columns({"_id": "long", "a": "int", "b": "int", "c": "int"}, special_values=policies)
-    assert [column.special_values.value for column in found.columns] == ["error", "null", "text", "error"]
+    assert [column.special_values.value for column in found.columns] == ["stop", "null", "text", "stop"]
+    found = declared_columns(
+        {"_id": "long", "a": "int", "c": "int"}, special_values={**policies, ALL_COLUMNS: SpecialValues.TEXT}
+    )
+    assert [column.special_values.value for column in found.columns] == ["stop", "null", "text"]
 
 
 @pytest.mark.parametrize("text", ["array<int>", "struct<a: int>", "document", "rest"])

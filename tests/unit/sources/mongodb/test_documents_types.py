@@ -75,5 +75,5 @@ def test_with_the_policy_text_a_column_is_json_from_the_start() -> None:
 @pytest.mark.parametrize("text", ["json", "document", "rest", "key"])
 def test_columns_that_take_all_values_have_no_policy_text(text: str) -> None:
     column = source_column("c", text, 1, special_values=SpecialValues.TEXT)
-    assert column.special_values is SpecialValues.ERROR
+    assert column.special_values is SpecialValues.STOP
     assert column_type(column).text == text

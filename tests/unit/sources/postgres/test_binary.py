@@ -49,7 +49,7 @@ COLUMNS: dict[str, tuple[int, pa.DataType]] = {
 }
 
 
-def rows_of(columns: dict[str, tuple[int, pa.DataType]], policy: SpecialValues = SpecialValues.ERROR) -> BinaryRows:
+def rows_of(columns: dict[str, tuple[int, pa.DataType]], policy: SpecialValues = SpecialValues.STOP) -> BinaryRows:
     described = tuple(
         SourceColumn(name, kind, "any", place + 1, nullable=name != "id", special_values=policy)
         for place, (name, (_, kind)) in enumerate(columns.items())
@@ -59,7 +59,7 @@ def rows_of(columns: dict[str, tuple[int, pa.DataType]], policy: SpecialValues =
     return BinaryRows(decode, table, described, [oid for oid, _ in columns.values()])
 
 
-def one(oid: int, kind: pa.DataType, policy: SpecialValues = SpecialValues.ERROR) -> BinaryRows:
+def one(oid: int, kind: pa.DataType, policy: SpecialValues = SpecialValues.STOP) -> BinaryRows:
     return rows_of({"id": (20, pa.int64()), "v": (oid, kind)}, policy)
 
 

@@ -30,7 +30,7 @@ def naive(moment: dt.datetime) -> dt.datetime:
 
 
 def table_of(
-    kind: pa.DataType, source_type: str = "x", policy: SpecialValues = SpecialValues.ERROR, **options: Any
+    kind: pa.DataType, source_type: str = "x", policy: SpecialValues = SpecialValues.STOP, **options: Any
 ) -> SourceTable:
     """A table of a key and a column ``v`` of *kind*."""
     key = SourceColumn("id", pa.int64(), "bigint", 1, nullable=False)
@@ -182,7 +182,7 @@ def test_a_special_value_is_an_error_that_names_the_option(
     with pytest.raises(SpecialValue) as caught:
         read(table_of(kind, "its type"), [usual, special])
     text = str(caught.value)
-    assert all(part in text for part in ("public.t", "'v'", "its type", "--special-values public.t.v=text"))
+    assert all(part in text for part in ("public.t", "'v'", "its type", "special_values of public.t.v to text"))
     assert special not in text.replace(caught.value.values, "")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
@@ -241,7 +241,7 @@ def test_special_elements_of_arrays_follow_the_policy(read: Read) -> None:
         (pa.list_(pa.int32()), "{secret}"),
     ],
 )
-@pytest.mark.parametrize("policy", [SpecialValues.ERROR, SpecialValues.NULL])
+@pytest.mark.parametrize("policy", [SpecialValues.STOP, SpecialValues.NULL])
 def test_what_is_no_value_of_the_type_is_an_error_under_every_policy(
     read: Read, kind: pa.DataType, text: str, policy: SpecialValues
 ) -> None:

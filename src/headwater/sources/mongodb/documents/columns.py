@@ -57,6 +57,8 @@ _MOST_ID: Final = 0x7FFFFFFF
 _ORDERED: Final = (Kind.INT, Kind.LONG, Kind.STRING, Kind.OBJECT_ID, Kind.DATE, Kind.UUID, Kind.TIMESTAMP, Kind.BOOL)
 _PLAIN_IDS: Final = (Kind.LONG, Kind.STRING, Kind.OBJECT_ID, Kind.DATE, Kind.UUID)
 _NO_POLICIES: Final[Mapping[str, SpecialValues]] = {}
+ALL_COLUMNS: Final = "\0"
+"""Among policies by column: that of the columns that have none, but for the key. No field has this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,11 @@ def _columns(
             "it cannot be a key",
             next_step='Declare _id = "key": bytes in the order of MongoDB, with _id as JSON beside them.',
         )
-    policy = special_values.get(ID, SpecialValues.ERROR)
+
+    def policy_of(name: str) -> SpecialValues:
+        of_all = SpecialValues.STOP if name in (ID, ID_KEY) else special_values.get(ALL_COLUMNS, SpecialValues.STOP)
+        return special_values.get(name, of_all)
+
     if id_type.kind is Kind.KEY:
         all_types = {ID_KEY: id_type.text, ID: "json", **types}
         key = ID_KEY
@@ -127,10 +133,9 @@ def _columns(
         key = ID
     ids = _field_ids(all_types)
     columns = tuple(
-        source_column(name, text, ids[name], special_values=special_values.get(name, SpecialValues.ERROR))
-        for name, text in all_types.items()
+        source_column(name, text, ids[name], special_values=policy_of(name)) for name, text in all_types.items()
     )
-    if policy is SpecialValues.NULL:
+    if policy_of(ID).makes_null:
         raise InvalidType(
             ID, id_type.text, "the special values of a key cannot be null", next_step="Take =null for _id out of them."
         )

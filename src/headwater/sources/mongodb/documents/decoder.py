@@ -93,7 +93,7 @@ class DocumentDecoder:
 
     def decode(self, raw: RawDocuments) -> Decoded:
         """:raises SourceProtocolError: these are no documents.
-        :raises SpecialValue: a column does not take a value, and its policy is ``error``.
+        :raises SpecialValue: a column does not take a value, and its policy is ``stop``.
         :raises KeyOfOtherType: a document has no key that its column takes.
         """
         try:
@@ -125,7 +125,8 @@ class DocumentDecoder:
         name, kind = column.name, column.source_type
         if name in self._table.key_columns:
             raise KeyOfOtherType(self._table.full_name, name, kind, found)
-        if column.special_values is SpecialValues.NULL:
+        is_inside = any(one.path != one.column for one in conflicts)
+        if column.special_values.makes_null and not (is_inside and column.special_values is SpecialValues.PARK):
             return
         for one in conflicts:
             if one.found == NO_TEXT:

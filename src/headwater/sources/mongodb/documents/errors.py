@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from headwater.errors import HeadwaterError, InputError
-from headwater.sources.errors import InvalidKey, SourceError
+from headwater.sources.errors import InvalidKey, RefusedValue, SourceError
 
 
-class UnreadableText(SourceError, InputError):
+class UnreadableText(RefusedValue, InputError):
     """A text of a document is not UTF-8: MongoDB stores it, and neither Arrow nor JSON has it.
 
     :ivar table: name of the table. :ivar column: name of the column.
@@ -16,7 +16,8 @@ class UnreadableText(SourceError, InputError):
         self.table, self.column = table, column
         super().__init__(
             f"Table {table}, column {column!r} holds text that is not UTF-8, at {path}.",
-            next_step=f"Repair it in the collection, or capture with --special-values {table}.{column}=null.",
+            next_step=f"Repair it in the collection, or set special_values of {table}.{column} to null and restart;"
+            f" then run: headwater resnapshot {table}",
         )
 
 

@@ -176,12 +176,12 @@ def parsed(column: str, text: str) -> DocumentType:
 
 
 def source_column(
-    name: str, text: str, field_id: int, *, special_values: SpecialValues = SpecialValues.ERROR
+    name: str, text: str, field_id: int, *, special_values: SpecialValues = SpecialValues.STOP
 ) -> SourceColumn:
     """The description of a column that is declared as *text*. :raises InvalidType: it is no type."""
     kind = parsed(name, text)
     if special_values is SpecialValues.TEXT and kind.kind in (*_OUTERMOST, Kind.JSON):
-        special_values = SpecialValues.ERROR
+        special_values = SpecialValues.STOP
     arrow = JSON.arrow if special_values is SpecialValues.TEXT else kind.arrow
     return SourceColumn(name, arrow, kind.text, field_id, special_values=special_values)
 

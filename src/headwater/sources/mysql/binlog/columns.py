@@ -27,7 +27,7 @@ class ColumnPlan:
     column: BinlogColumn
     type: pa.DataType | None
     source_type: str
-    special_values: SpecialValues = SpecialValues.ERROR
+    special_values: SpecialValues = SpecialValues.STOP
     name: str = ""
 
 

@@ -89,7 +89,7 @@ class RowsDecoder:
     def take(self) -> DecodedRows:
         """All rows that are held, and none is held any more.
 
-        :raises SpecialValue: the policy of a column is ``error`` and there is a value that its type does not have.
+        :raises SpecialValue: the policy of a column is ``stop`` and there is a value that its type does not have.
         :raises UndecodableValue: a value is none of its type.
         """
         rows, ops, transactions, seqs, buffers = self._rows.take_buffers()

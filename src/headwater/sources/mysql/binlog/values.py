@@ -34,7 +34,6 @@ from headwater.sources.mysql.binlog.python_rows import ColumnBuffers
 from headwater.sources.mysql.binlog.row_layout import Output, RowLayout, charset_name
 from headwater.sources.mysql.binlog.table_map import ColumnType
 from headwater.sources.mysql.charsets import decode_text, is_utf8
-from headwater.sources.table import SpecialValues
 
 _SIGNED: Final = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 _UNSIGNED: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
@@ -43,7 +42,7 @@ _UNSIGNED: Final = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64(
 def column_array(table: TablePlan, plan: ColumnPlan, layout: RowLayout, rows: int, buffers: ColumnBuffers) -> pa.Array:
     """The values of one column.
 
-    :raises SpecialValue: the policy is ``error`` and there is a value that the type does not have.
+    :raises SpecialValue: the policy is ``stop`` and there is a value that the type does not have.
     :raises UndecodableValue: a value is none of the type.
     """
     assert plan.type is not None
@@ -66,7 +65,7 @@ def column_array(table: TablePlan, plan: ColumnPlan, layout: RowLayout, rows: in
 
 
 def _refuse_special(table: TablePlan, plan: ColumnPlan, values: str) -> None:
-    if plan.special_values is not SpecialValues.NULL:
+    if not plan.special_values.makes_null:
         raise SpecialValue(table.full_name, plan.name, plan.source_type, values)
 
 
