@@ -30,7 +30,7 @@ from headwater.sources.snapshots import open_snapshots
 CAPTURE: Final = b"headwater.pipeline.capture_process"
 CHECK_SECONDS: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
-_COMMAND = re.compile(r"headwater ((?:resnapshot|sink|capture|run|resume|log)\b[^\n;]*)")
+_COMMAND = re.compile(r"headwater ((?:resnapshot|sink|capture|run|resume|log) (?:(?!\. )[^\n;`])*)")
 
 
 class FuzzPipeline(RunningPipeline):
@@ -68,6 +68,9 @@ class FuzzPipeline(RunningPipeline):
                 preexec_fn=_die_with_us,  # noqa: PLW1509 (one call, that allocates nothing)
             )
 
+    def complaints(self) -> str:
+        return (self.folder / "out").read_text(errors="replace")
+
     @property
     def is_running(self) -> bool:
         return self._process is not None and self._process.poll() is None
@@ -81,12 +84,7 @@ class FuzzPipeline(RunningPipeline):
         return read_status(self._config()).to_json()
 
     def tables(self) -> dict[str, dict[str, Any]]:
-        """What the status says of each table, by its name without the schema."""
-        return {
-            str(table["name"]).removeprefix("public."): table
-            for sink in self.status()["sinks"]
-            for table in sink["tables"]
-        }
+        return tables_of(self.status())
 
     def command(self, text: str) -> str | None:
         """Run a command of ``headwater`` that was advised; what it complained of, or ``None``."""
@@ -147,11 +145,16 @@ def _die_with_us() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
+def tables_of(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What the status says of each table, by its name without the schema."""
+    return {str(table["name"]).removeprefix("public."): table for sink in status["sinks"] for table in sink["tables"]}
+
+
 def advised(status: dict[str, Any]) -> str | None:
     """The command that the status of a table names."""
     for text in (status.get("next_step"), status.get("stopped"), status.get("waiting")):
-        if found := _COMMAND.search(str(text or "")):
-            return found[1].rstrip(" .`")
+        if found := _COMMAND.findall(str(text or "")):
+            return str(found[-1]).rstrip(" .")  # the others only look
     return None
 
 
