@@ -6,25 +6,18 @@ The long form: ``make ddl-fuzz SEED=… ROUNDS=…``.
 from __future__ import annotations
 
 import pytest
-from tests.fuzz.campaign import KINDS, SOURCES, Plan, run
+from tests.fuzz.campaign import SOURCES, Plan, run
 from tests.fuzz.mirrors import MIRRORS
 
 pytestmark = pytest.mark.crash
 
-WORKING = frozenset({"add_nullable", "drop_column", "widen", "vacuum_full", "cluster", "analyze"})
-"""Schema changes that need nothing but the changes that follow them."""
+NOT_YET = frozenset({"rename_column"})
+"""A column that is renamed keeps its old name in the mirror until the next row: remove it here when it does not."""
 
 
 @pytest.mark.timeout(300)
-def test_simple_schema_changes_leave_the_mirror_equal() -> None:
-    plan = Plan(
-        *(1, 8),
-        sources=["postgres"],
-        mirrors=["delta"],
-        without=KINDS - WORKING,
-        width=8,
-        shrink_seconds=0,
-    )
+def test_random_schema_changes_leave_the_mirror_equal() -> None:
+    plan = Plan(1, 12, sources=["postgres"], mirrors=["delta"], without=NOT_YET, width=6, shrink_seconds=0)
     assert run(plan, print).failures == []
 
 
@@ -32,5 +25,5 @@ def test_simple_schema_changes_leave_the_mirror_equal() -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("mirror", MIRRORS)
 @pytest.mark.parametrize("source", SOURCES)
-def test_random_schema_changes_leave_the_mirror_equal(source: str, mirror: str) -> None:
+def test_many_random_schema_changes_leave_the_mirror_equal(source: str, mirror: str) -> None:
     assert run(Plan(1, 40, sources=[source], mirrors=[mirror]), print).failures == []
