@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types imports docs check bench results soak crash-matrix lock format clean
+.PHONY: help install demo test lint types imports docs check bench results soak crash-matrix ddl-fuzz lock format clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 crash-matrix: $(STAMP) ## kill every sink at every durable step, print the table, write docs/crash_matrix.md
 	@sh scripts/install_servers.sh
 	PYTHONPATH=. $(BIN)/python scripts/crash_matrix.py $(MATRIX_ARGS)
+
+ddl-fuzz: $(STAMP) ## random schema changes on real databases, every value compared: SEED=1 ROUNDS=60, FUZZ_ARGS=--help for more
+	@sh scripts/install_servers.sh
+	PYTHONPATH=. $(BIN)/python scripts/ddl_fuzz.py --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),60) $(FUZZ_ARGS)
 
 lock: ## resolve the dependencies anew into constraints.txt
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
