@@ -417,7 +417,7 @@ class CaptureSession:
     def _look(self) -> None:
         """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
-        self._statistics.checked_time = time.time()
+        checked = time.time()
         for finding in self._source.check(self._logs.registered()):
             if finding.stops:
                 self._stop_table(finding.table.full_name, finding.reason, reread=finding.reread)
@@ -425,6 +425,7 @@ class CaptureSession:
                 if finding.change is not None:
                     self._logs.change_schema(finding.change)
                 self._logs.found(finding)
+        self._statistics.checked_time = checked
 
     def finish(self) -> None:
         """Seal and acknowledge what is whole; what is half way comes again with the next start."""

@@ -131,6 +131,8 @@ def _headline(found: PipelineStatus, rate: float | None) -> Text:
         text.append(f" · capture {state}", _STYLES.get(capture["state"], ""))
         lag = capture.get("lag_seconds")
         text.append(f" · lag {'unknown' if lag is None else f'{lag:.1f} s'}")
+    if capture.get("checked_time"):
+        text.append(f" · schemas checked {time.strftime('%H:%M:%S', time.localtime(capture['checked_time']))}")
     if capture.get("wal_held_bytes") is not None:
         text.append(f" · WAL held {amount(capture['wal_held_bytes'])}")
     if rate is not None:
