@@ -141,6 +141,7 @@ def _batches(scripts: Sequence[Script], size: int) -> Iterator[Sequence[Script]]
 def _line(mirror: str, outcome: Outcome) -> str:
     script = outcome.script
     facts = f"{outcome.done} statements, {len(outcome.refused)} refused, {outcome.reread} rows read again"
+    facts += f" (first: {outcome.refused[0]})" if outcome.refused else ""
     facts += f", {len(outcome.repairs)} repairs" if outcome.repairs else ""
     facts += f", late {outcome.late:.0f} s" if outcome.late >= 1 else ""
     verdict = "ok" if outcome.wrong is None else f"FAILED: {outcome.wrong}"

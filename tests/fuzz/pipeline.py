@@ -30,7 +30,7 @@ from headwater.sources.snapshots import open_snapshots
 CAPTURE: Final = b"headwater.pipeline.capture_process"
 CHECK_SECONDS: Final = 1
 _PR_SET_PDEATHSIG: Final = 1
-_COMMAND = re.compile(r"headwater ((?:resnapshot|sink|capture|run|resume|log) (?:(?!\. )[^\n;`])*)")
+_COMMAND = re.compile(r".*headwater ((?:resnapshot|sink|capture|run|resume|log) (?:(?!\. | \()[^\n;`])*)", re.DOTALL)
 
 
 class FuzzPipeline(RunningPipeline):
@@ -153,8 +153,8 @@ def tables_of(status: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def advised(status: dict[str, Any]) -> str | None:
     """The command that the status of a table names."""
     for text in (status.get("next_step"), status.get("stopped"), status.get("waiting")):
-        if found := _COMMAND.findall(str(text or "")):
-            return str(found[-1]).rstrip(" .")  # the others only look
+        if found := _COMMAND.match(str(text or "")):  # the last one: those before it only look
+            return found[1].rstrip(" .")
     return None
 
 

@@ -160,6 +160,7 @@ class MySqlWriter:
     def __init__(self, server: MariaDbServer) -> None:
         settings = "SET lock_wait_timeout = 15, innodb_lock_wait_timeout = 10, time_zone = '+00:00', sql_mode = ''"
         self._session = server.connect(database="public", init_command=settings)
+        self.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")  # sessions lock their own rows alone
 
     def execute(self, text: str) -> str | None:
         try:
