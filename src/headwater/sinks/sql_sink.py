@@ -258,7 +258,7 @@ class SqlSink(ABC):
             found = self._driver.told(error, self._driver.address(self.dsn), name, self._own)
             if isinstance(found, TransientError):
                 raise found from None
-            step = "Let it be changed there (the server's log has the statement), then: headwater sink retry SINK"
+            step = "Allow the change there: the server's log has the statement."
             raise SinkSchemaError(name, f"{made.name} cannot be changed. {found.message}", next_step=step) from None
 
     def _empty(self, target: Target, made: SqlTable, batch: Batch) -> None:

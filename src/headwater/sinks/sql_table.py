@@ -213,7 +213,7 @@ def steps(
             raise SinkSchemaError(
                 wanted.source.full_name,
                 f"column {column.name!r} is {there.type} in {wanted.name} and became {column.type}.",
-                next_step="Run: headwater sink retry SINK (the table is emptied there, and read once more)",
+                next_step="The table must be emptied there and read again.",
             )
     kept = {column.field_id for column in wanted.columns}
     dropped = [column.name for column in gone.values() if column.field_id not in kept] if on_drop == "drop" else []

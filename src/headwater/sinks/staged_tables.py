@@ -35,7 +35,7 @@ class TableFailure:
         """``None``: *error* is not about the table alone."""
         if isinstance(error, pa.ArrowInvalid | pa.ArrowTypeError | pa.ArrowNotImplementedError | pa.ArrowKeyError):
             reason = f"Values of {table.full_name} do not fit into the columns of the sink ({type(error).__name__})."
-            return cls(table, reason, "Run: headwater sink retry SINK (the table is emptied there, and read once more)")
+            return cls(table, reason)
         if not isinstance(error, SinkSchemaError | SinkRowError | UnsupportedTable | RefusedValue):
             return None
         return cls(table, error.message, error.next_step)

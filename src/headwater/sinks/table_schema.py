@@ -85,7 +85,7 @@ def evolve(
             raise SinkSchemaError(
                 table,
                 f"column {field.name!r} is {field.type} there and became {new.type}.",
-                next_step="Run: headwater sink retry SINK (the table is emptied there, and read once more)",
+                next_step="The table must be emptied there and read again.",
             )
     known = {name.lower() for name in existing.names}
     added = tuple(field for field in wanted if field.name not in existing.names)
