@@ -418,7 +418,11 @@ class CaptureSession:
         """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
         checked = time.time()
-        for finding in self._source.check(self._logs.registered()):
+        try:
+            findings = self._source.check(self._logs.registered())
+        except SourceBusy:  # a table is locked, as by a long ALTER TABLE: changes flow on, the next check sees it
+            return
+        for finding in findings:
             if finding.stops:
                 self._stop_table(finding.table.full_name, finding.reason, reread=finding.reread)
             else:

@@ -25,7 +25,7 @@ CHANGES = {
     "added with a value": "ADD COLUMN grade int DEFAULT 7",
     "dropped": "DROP COLUMN state",
     "renamed": "RENAME COLUMN state TO status",
-    "wider": "ALTER COLUMN amount TYPE bigint",
+    "wider": "ALTER COLUMN amount TYPE decimal(12)",
 }
 SMALL: dict[str, Any] = {"split_rows": 100, "interval_seconds": 0.001, "keyed": True, "parallelism": 1}
 SOME = "UPDATE orders SET note = 'later' WHERE id % 50 = 0"
@@ -33,7 +33,7 @@ SOME = "UPDATE orders SET note = 'later' WHERE id % 50 = 0"
 
 def _create(shop: Shop) -> None:
     shop.execute(
-        "CREATE TABLE orders (id bigint PRIMARY KEY, state text, amount int, note text)",
+        "CREATE TABLE orders (id bigint PRIMARY KEY, state text, amount decimal(9), note text)",
         f"INSERT INTO orders SELECT n, 'new', n, 'first' FROM generate_series(1, {ROWS}) n",
     )
 

@@ -376,12 +376,16 @@ def test_m6_s15_the_epoch_stays_pinned_while_it_is_read_and_is_let_go_when_the_q
 def test_truncate_a_new_column_and_a_resnapshot_while_the_kept_table_is_read(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    with _kept(newest_postgres, tmp_path, rows=1000) as (_, keeping):
+    with _kept(newest_postgres, tmp_path, rows=1000) as (capture, keeping):
         query = Later(keeping, TABLE)
         query.batch()
+        registration = capture.tables()[TABLE].registration
         newest_postgres.execute(
             "TRUNCATE orders",
             "INSERT INTO orders VALUES (1, 'a', 1, 'b')",
+        )
+        capture.wait_for(lambda: capture.tables()[TABLE].registration != registration)
+        newest_postgres.execute(
             "ALTER TABLE orders ADD COLUMN extra int DEFAULT 7",
             "INSERT INTO orders VALUES (2, 'a', 1, 'b', 8)",
         )

@@ -141,7 +141,7 @@ def test_m16_a_key_that_moves_is_a_delete_and_an_insert(newest_postgres: Databas
 
 
 def test_m25_columns_change_under_load_and_no_row_is_lost(postgres: Database, tmp_path: Path) -> None:
-    postgres.execute("CREATE TABLE t (id bigint PRIMARY KEY, n int, v text)")
+    postgres.execute("CREATE TABLE t (id bigint PRIMARY KEY, n numeric(9), v text)")
     with running(postgres, tmp_path, "t") as capture:
         ended = threading.Event()
         writer = threading.Thread(target=write_until, args=(postgres, ended))
@@ -149,7 +149,7 @@ def test_m25_columns_change_under_load_and_no_row_is_lost(postgres: Database, tm
         try:
             for statement in (
                 "ALTER TABLE t ADD COLUMN x text DEFAULT 'dx'",
-                "ALTER TABLE t ALTER COLUMN n TYPE bigint",
+                "ALTER TABLE t ALTER COLUMN n TYPE numeric(12)",
                 "ALTER TABLE t DROP COLUMN v",
                 "ALTER TABLE t RENAME COLUMN x TO y",
                 "ALTER TABLE t ADD COLUMN v int",
@@ -196,12 +196,11 @@ def test_m26_a_table_made_anew_under_its_name_is_another_one(
     )
     if not while_running:
         capture.start(["other"])
-    assert "dropped at the source" in capture.wait_until_stopped("public.t")
+    assert "dropped and created again" in capture.wait_until_stopped("public.t")
     capture.assert_equal("other")
     capture.stop()
     assert [row["v"] for row in capture.rows("public.t")] == ["old", "last"]
-    error = capture.fails_to_start()
-    assert "headwater resnapshot public.t" in str(error)
+    assert "headwater resnapshot public.t" in capture.tables()["public.t"].reason
 
 
 def test_m26_a_type_that_went_with_its_table_stops_the_table_alone(newest_postgres: Database, tmp_path: Path) -> None:
@@ -245,7 +244,7 @@ def test_a_renamed_table_is_stopped_and_its_toast_is_never_read_from_another(
         "INSERT INTO t SELECT i, 'of another table' FROM generate_series(1, 3) i",
     )
     capture.start([])
-    assert "called public.t_old" in capture.wait_until_stopped("public.t")
+    assert "Another table took its name" in capture.wait_until_stopped("public.t")
     capture.stop()
     updates = [row for row in capture.rows("public.t") if row["_op"] == Op.UPDATE_INSERT]
     assert [row["v"] for row in updates] == ["old" * 2000] * 3

@@ -37,6 +37,8 @@ JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
 """
 
+_LOCK_TIMEOUT = "2s"
+
 _BY_NAME = """
 JOIN ROWS FROM (unnest(%s::text[]), unnest(%s::text[])) w (s, t) ON w.s = n.nspname AND w.t = c.relname
 WHERE c.relkind NOT IN ('i', 'I', 'c', 't')
@@ -55,10 +57,15 @@ SELECT a.attrelid::bigint AS relation, a.attnum AS number, a.attname AS name, a.
        a.attgenerated::text AS generated, a.attidentity <> '' AS identity,
        CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default_text,
        CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') ELSE (
+         WITH RECURSIVE tree (relid) AS (
+           SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = a.attrelid AND c.relkind = 'p'
+           UNION ALL
+           SELECT i.inhrelid FROM tree t
+           JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND NOT i.inhdetachpending
+         )
          SELECT pg_catalog.array_to_string(l.attmissingval, '')
-         FROM pg_catalog.pg_class c, pg_catalog.pg_partition_tree(c.oid) t, pg_catalog.pg_attribute l
-         WHERE c.oid = a.attrelid AND c.relkind = 'p' AND t.isleaf AND l.attrelid = t.relid AND l.attname = a.attname
-           AND l.atthasmissing
+         FROM tree t JOIN pg_catalog.pg_attribute l ON l.attrelid = t.relid
+         WHERE l.attname = a.attname AND l.atthasmissing
          LIMIT 1
        ) END AS missing,  -- of a partitioned table its partitions have it, if they are that old
        a.attlen = -1 AND a.attstorage <> 'p' AS toasted,
@@ -96,17 +103,27 @@ WHERE t.relid <> w.oid
 ORDER BY w.oid, t.place
 """
 
-_LEAVES = """
-SELECT w.oid::bigint AS relation, c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text AS kind,
+# pg_partition_tree would lock all partitions until the transaction ends: the application's DDL could deadlock with us.
+PARTITION_TREE = """
+WITH RECURSIVE tree (root, relid) AS (
+  SELECT w.oid, w.oid FROM unnest(%s::oid[]) w (oid)
+  UNION ALL
+  SELECT t.root, i.inhrelid FROM tree t
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = t.relid AND NOT i.inhdetachpending
+)
+"""
+
+_LEAVES = f"""
+{PARTITION_TREE}
+SELECT w.root::bigint AS relation, c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text AS kind,
        c.relpersistence::text AS persistence, c.relreplident::text AS identity,
        CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size, c.reltuples::bigint AS rows,
        (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
-FROM unnest(%s::oid[]) w (oid)
-CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
-JOIN pg_catalog.pg_class c ON c.oid = t.relid
+FROM tree w
+JOIN pg_catalog.pg_class c ON c.oid = w.relid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND c.relkind <> 'p'
-ORDER BY w.oid, n.nspname, c.relname
+WHERE c.relkind <> 'p'
+ORDER BY w.root, n.nspname, c.relname
 """
 
 _ALL_NAMES = """
@@ -205,12 +222,16 @@ def _read(session: Connection, condition: str, parameters: list[Any]) -> list[Ca
 
 @contextlib.contextmanager
 def one_view(session: Connection) -> Iterator[None]:
-    """All questions see one state of the catalog; a transaction that is open already gives its own."""
+    """All questions see one state of the catalog; a transaction that is open already gives its own.
+
+    Some of them open the tables: one that stays locked, as by a long ``ALTER TABLE``, ends them with a lock timeout.
+    """
     if session.info.transaction_status != TransactionStatus.IDLE:
         yield
         return
     with session.transaction():
         session.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        session.execute(f"SET LOCAL lock_timeout = '{_LOCK_TIMEOUT}'")
         yield
 
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from headwater.sources.postgres.catalog import PARTITION_TREE
 from headwater.sources.postgres.catalog_table import CatalogTable
 from headwater.sources.postgres.catalog_types import CatalogType, TypeKind
 from headwater.sources.postgres.connection import Connection, ask
@@ -48,8 +49,9 @@ WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 # Attaching a table changes all its columns; one that was made as a partition has columns as old as itself.
 # What is attached may come with rows that the log does not tell. A TRUNCATE leaves no estimate of rows (-1, and 0
 # before 14) until the next ANALYZE or VACUUM, which the statistics count.
-_LEAVES: Final = """
-SELECT w.oid::bigint AS table, c.oid::bigint AS leaf, n.nspname AS namespace, c.relname AS name,
+_LEAVES: Final = f"""
+{PARTITION_TREE}
+SELECT w.root::bigint AS table, c.oid::bigint AS leaf, n.nspname AS namespace, c.relname AS name,
        c.relfilenode::bigint AS file,
        c.xmin::text::bigint AS xid,
        NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_attribute s USING (attrelid)
@@ -58,11 +60,10 @@ SELECT w.oid::bigint AS table, c.oid::bigint AS leaf, n.nspname AS namespace, c.
        c.reltuples <= 0 AS emptied,
        pg_catalog.pg_stat_get_analyze_count(c.oid) + pg_catalog.pg_stat_get_autoanalyze_count(c.oid)
          + pg_catalog.pg_stat_get_vacuum_count(c.oid) + pg_catalog.pg_stat_get_autovacuum_count(c.oid) AS counted
-FROM unnest(%s::oid[]) w (oid)
-CROSS JOIN LATERAL pg_catalog.pg_partition_tree(w.oid) t
-JOIN pg_catalog.pg_class c ON c.oid = t.relid
+FROM tree w
+JOIN pg_catalog.pg_class c ON c.oid = w.relid
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND c.oid <> w.oid
+WHERE c.relkind <> 'p' AND c.oid <> w.root
 """
 
 

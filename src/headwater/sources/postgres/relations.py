@@ -23,7 +23,7 @@ from headwater.sources.postgres.catalog_types import CatalogType, read_types
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.convert import convert_column, convert_columns
 from headwater.sources.postgres.identity import TableIdentity, column_numbers, read_identities
-from headwater.sources.postgres.publication import read_publication
+from headwater.sources.postgres.publication import Publication
 from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import has_special_values, source_column
 from headwater.sources.special_values import with_policy
@@ -56,7 +56,7 @@ class Relations:
 
     :param sql: gives the session for SQL.
     :param special_values: policies by ``schema.table.column`` or ``schema.table``.
-    :param publication: that the messages come by.
+    :param publication: that the messages come by, as it was last seen: to look at it opens every table.
     :param identities: of the captured tables, by oid, as they were kept; columns of others are matched by name.
     :param shards: where the rows of a table are.
     """
@@ -65,7 +65,7 @@ class Relations:
         self,
         sql: Callable[[], AbstractContextManager[Connection]],
         special_values: Mapping[str, SpecialValues],
-        publication: str,
+        publication: Callable[[], Publication | None],
         identities: Mapping[int, TableIdentity] | None = None,
         shards: Shards = no_shards,
     ) -> None:
@@ -95,8 +95,7 @@ class Relations:
             with one_view(session):
                 catalog = read_tables_by_oid(session, [relation.oid]).get(relation.oid)
                 if catalog is not None and kept is not None and kept.columns is not None:
-                    publication = read_publication(session, self._publication)
-                    now = read_identities(session, publication, [catalog])[relation.oid]
+                    now = read_identities(session, self._publication(), [catalog])[relation.oid]
         if now is not None and kept is not None and not _has_types(relation, kept):
             reason = kept.rewritten(now)
             if reason is not None:

@@ -130,6 +130,7 @@ class PostgresSource:
         self._session: Connection | None = None
         self._stream: PostgresChangeStream | None = None
         self._identities: dict[int, TableIdentity] = {}
+        self._published: Publication | None = None
         self._seen: dict[tuple[str, str], int] = {}
 
     @property
@@ -290,12 +291,14 @@ class PostgresSource:
                 next_step="Give the address of the source that was captured, or another --store.",
             )
         known = ServerIdentity.from_json(identity)
+        with self._sql() as session, one_view(session):
+            self._published = read_publication(session, self._publication)
         raw = self._raw_stream(start.lsn, known)
         moved = None if raw.identity == known else {**identity, **raw.identity.to_json()}
         stream = self._through(raw)
         try:
             kept = None if self._may_be_behind else self._identities
-            relations = Relations(self._sql, self._special, self._publication, kept, self._shards)
+            relations = Relations(self._sql, self._special, lambda: self._published, kept, self._shards)
             self._seen = {}
             self._stream = PostgresChangeStream(
                 stream,
@@ -346,8 +349,8 @@ class PostgresSource:
         """See :class:`~headwater.sources.source.Source`: the identity of each table."""
         with self._sql() as session, one_view(session):
             present = read_tables_by_oid(session, [table.source_id for table in tables if table.source_id is not None])
-            publication = read_publication(session, self._publication)
-            found = read_identities(session, publication, list(present.values()))
+            self._published = read_publication(session, self._publication)
+            found = read_identities(session, self._published, list(present.values()))
         nothing = TableIdentity(None, None, {})
         self._identities |= found
         return {table.full_name: found.get(table.source_id or 0, nothing).to_text() for table in tables}
@@ -370,6 +373,7 @@ class PostgresSource:
                 present = read_tables_by_oid(session, oids)
                 publication = read_publication(session, self._publication)
                 now = read_identities(session, publication, list(present.values()))
+                self._published = publication
                 others = {str(name) for name in existing_names(session, lost)}
             if tables and publication is None:
                 raise SourceNotFound(
@@ -391,10 +395,10 @@ class PostgresSource:
                 finding: Finding = self._gone(entry.table, None, others)
             elif (catalog.name.namespace, catalog.name.name) != (entry.table.namespace, entry.table.name):
                 finding = self._gone(entry.table, catalog.name, others)
-            elif text == entry.registration and not self._lost(catalog, publication):
-                continue
             else:
                 finding = self._compared(entry, catalog, publication, identity)
+                if finding == Finding(entry.table, "", stops=False, registration=entry.registration):
+                    continue
             if seen[key] > position:
                 continue
             if finding.registration is not None and identity is not None and self._stream is not None:
