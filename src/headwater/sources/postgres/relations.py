@@ -137,7 +137,8 @@ class Relations:
         before, count = self._columns.get(relation.oid, (list(kept.columns), kept.numbers or 0))
         numbers = column_numbers(len(relation.columns), before, count, now)
         if numbers is None:
-            raise RereadNeeded(known.full_name, "columns were added and dropped in a short time.")
+            what = "the publication sends other columns, or several were added and dropped at once."
+            raise RereadNeeded(known.full_name, what)
         is_newest = sorted(now.columns) == numbers
         self._columns[relation.oid] = numbers, now.numbers or 0 if is_newest else max(count, *numbers)
         return {column.name: number for column, number in zip(relation.columns, numbers, strict=True)}
