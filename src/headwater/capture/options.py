@@ -12,7 +12,7 @@ class OnRewrite(Enum):
     """What happens to a table that must be read again: its rows or columns changed in a way that no log tells."""
 
     REREAD = "reread"  # by itself, beside the changes of the other tables
-    STOP = "stop"  # the table stops until somebody runs `headwater resnapshot`
+    STOP = "stop"  # the table stops until `headwater resnapshot` is run
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class CaptureOptions:
     :ivar epoch_seconds: an epoch with rows is sealed when it is this old, at the next transaction boundary.
     :ivar epoch_rows: … or has this many rows.
     :ivar epoch_bytes: … or this many bytes.
-    :ivar heartbeat_seconds: how often an idle source is told to go on.
+    :ivar heartbeat_seconds: how often a heartbeat is written to an idle source.
     :ivar schema_check_seconds: how often the source's catalog is compared with the captured tables.
     :ivar on_rewrite: what happens to a table whose rows changed without being logged.
     :ivar retry_seconds: the longest pause between two attempts to reach the source.
