@@ -114,13 +114,10 @@ class LogRanges:
         renewals = [(int(event.epoch), event.seq) for event in events if self._empties(event)]
         if renewals:
             after = renewals[-1][0] - 1
-        rows, version = 0, None
-        for end in self._views[name].epochs(after, upto):
-            rows += end.rows
-            version = end.schema_version
+        rows = sum(end.rows for end in self._views[name].epochs(after, upto))
         truncates = [event for event in events if event.kind == TRUNCATE]
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
-        table = self._table(name, version, upto)
+        table = self._table(name, upto)
         return TableChanges(
             table,
             after,
@@ -152,7 +149,7 @@ class LogRanges:
 
     def latest(self, name: str) -> SourceTable:
         """The table as its log has it now."""
-        return self._table(name, self._views[name].log.schema_version, self.newest)
+        return self._table(name, self.newest)
 
     def since(self, name: str, upto: int) -> CdcOffset | None:
         """Where the log of *name* begins; ``None`` while *upto* is before the epoch in which that moved."""
@@ -165,12 +162,10 @@ class LogRanges:
         kind = self._views[name].log.schema.field(POSITION_COLUMN).type
         return pa.chunked_array([batch.column(POSITION_COLUMN) for batch in batches], kind)
 
-    def _table(self, name: str, version: int | None, upto: int) -> SourceTable:
+    def _table(self, name: str, upto: int) -> SourceTable:
+        """The table at the end of epoch *upto*."""
         log, known = self._views[name].log, self.captured[name]
-        if version is None:  # no epoch of the range has a word on it: the next one has
-            following = next(iter(self._views[name].epochs(upto)), None)
-            version = log.schema_version if following is None else following.first_schema_version
-        schema = log.schema_of(version)
+        schema = log.schema_of(self._views[name].schema_version_at(upto))
         later = (event.detail for event in events_of(self._view, name, upto, self.newest))
         former = next((detail[FORMER_KEY] for detail in later if FORMER_KEY in detail), None)
         keys = _key_columns(log, schema) if former is None else tuple(former)

@@ -18,7 +18,7 @@ from headwater.capture.source_state import CapturedTable, SourceRecord, SourceSt
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
-from headwater.log_store.log_events import FORMER_KEY, PARTITION, RENEWED, RESHAPED, SCHEMA, TRUNCATE
+from headwater.log_store.log_events import FORMER_KEY, PARTITION, RENEWED, RESHAPED, TRUNCATE
 from headwater.sources.events import Changes, Finding, Registered, SchemaChanged, Truncated
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
@@ -105,8 +105,8 @@ class CapturedLogs:
         writer, change = self._writers[name], renewed_columns(before, table)
         told = SchemaChanged(before, table) if change is None else change
         shape = {RESHAPED: reshaped(before, table).value, FORMER_KEY: list(before.key_columns)}
-        writer.note(SCHEMA, told.to_detail() | {RENEWED: since.to_json()} | shape)
-        writer.change_schema(table.log_schema(self._position_type), table.key_columns)
+        detail = told.to_detail() | {RENEWED: since.to_json()} | shape
+        writer.change_schema(table.log_schema(self._position_type), table.key_columns, detail)
         self.tables[name] = table
         self._statistics.stopped_tables.pop(name, None)
         self._put(table, registration, since)
@@ -169,9 +169,8 @@ class CapturedLogs:
 
     def change_schema(self, event: SchemaChanged) -> None:
         name = event.before.full_name
-        writer = self._writers[name]
-        writer.note(SCHEMA, event.to_detail())
-        writer.change_schema(event.after.log_schema(self._position_type), event.after.key_columns)
+        schema = event.after.log_schema(self._position_type)
+        self._writers[name].change_schema(schema, event.after.key_columns, event.to_detail())
         self.tables[name] = event.after
         self.rows += 1
 

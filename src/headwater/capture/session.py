@@ -85,7 +85,8 @@ class CaptureSession:
         self._options = options
         self._statistics = statistics
         self._at_boundary = True
-        self._sealing: SourceRecord | None = None
+        self._sealing: tuple[SourceRecord, float] | None = None
+        self._checked_time = statistics.checked_time
         self.wants_restart = False
         self._logs = CapturedLogs(store, source.position_type, statistics, now_ms)
         try:
@@ -400,36 +401,38 @@ class CaptureSession:
         self._acknowledge(wait=True)
         self._chores.step(self._logs.sealer.batch)
         self._logs.sealer.seal_in_background(ended)
-        self._sealing = self._record
+        self._sealing = self._record, self._checked_time
 
     def _acknowledge(self, *, wait: bool = False) -> None:
         """Tell the source what is durable by now."""
-        record = self._sealing
-        if record is None or not (wait or self._logs.sealer.is_idle):
+        if self._sealing is None or not (wait or self._logs.sealer.is_idle):
             return
+        record, checked_time = self._sealing
         self._logs.sealer.wait()  # raises what the seal raised
         failpoints.hit(BEFORE_ACKNOWLEDGE)
         self._stream.acknowledge(record.offset)
         failpoints.hit(AFTER_ACKNOWLEDGE)
         self._sealing = None
+        self._statistics.checked_time = checked_time
         self._statistics.sealed(self._logs.sealer.store.committed_epoch(), record.commit_time_us)
 
     def _look(self) -> None:
         """Look at the source: does it still log our tables, and does its log go on?"""
         self._looked = time.monotonic()
-        checked = time.time()
         try:
-            findings = self._source.check(self._logs.registered())
+            checked = self._source.check(self._logs.registered())
         except SourceBusy:  # a table is locked, as by a long ALTER TABLE: changes flow on, the next check sees it
             return
-        for finding in findings:
+        for finding in checked.findings:
             if finding.stops:
                 self._stop_table(finding.table.full_name, finding.reason, reread=finding.reread)
             else:
                 if finding.change is not None:
                     self._logs.change_schema(finding.change)
                 self._logs.found(finding)
-        self._statistics.checked_time = checked
+        self._checked_time = checked.time or self._checked_time
+        if not self._logs.rows and self._sealing is None:  # else what was found is sealed first
+            self._statistics.checked_time = self._checked_time
 
     def finish(self) -> None:
         """Seal and acknowledge what is whole; what is half way comes again with the next start."""

@@ -26,7 +26,7 @@ from headwater.capture.stream_errors import StoreTaken, StreamColumns
 from headwater.capture.stream_records import StreamBatch, StreamRecords
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.columns import OP
-from headwater.log_store.log_events import SCHEMA, TRUNCATE
+from headwater.log_store.log_events import TRUNCATE
 from headwater.sources.errors import SchemaStopped
 from headwater.sources.events import SchemaChanged
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
@@ -186,8 +186,7 @@ class _StreamLog:
         writer = self._factory.writer(self._factory.existing(table.full_name))
         writer.init(EpochPair(epoch, self._store.committed_epoch()))
         if change is not None:
-            writer.note(SCHEMA, change.to_detail())
-            writer.change_schema(table.log_schema(POSITION_TYPE), table.key_columns)
+            writer.change_schema(table.log_schema(POSITION_TYPE), table.key_columns, change.to_detail())
         if self._table.replaces and not is_new:
             writer.note(TRUNCATE, {"position": WrittenOffset(int(epoch)).to_json()})
         written = _Filler(projection, writer, epoch, self._records.rows).write(rows())

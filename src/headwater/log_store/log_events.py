@@ -29,6 +29,8 @@ TRUNCATE: Final = "truncate"
 SCHEMA: Final = "schema"
 PARTITION: Final = "partition"
 
+FORMER_VERSION: Final = "former_version"
+"""In the detail of a schema event: the version of the log's schema before it."""
 RENEWED: Final = "renewed"
 """In the detail of a schema event: the new ``since``. Columns from before it need not be those of the same number."""
 RESHAPED: Final = "reshaped"

@@ -25,6 +25,7 @@ from headwater.log_store.columns import SEQ, read_schema, stored_schema, with_ep
 from headwater.log_store.counters import ReadCounters
 from headwater.log_store.errors import EpochGone, ForeignVnode, InvalidOffset, LogCorrupt, RetentionMiss, UnknownVersion
 from headwater.log_store.log import FORMATS, Log, LogRegistry
+from headwater.log_store.log_events import FORMER_VERSION, events_of
 from headwater.log_store.serde import LogStoreRowSerde
 from headwater.state import Catalog, Snapshot, open_reader
 from headwater.stream import Epoch, VnodeBitmap
@@ -122,6 +123,15 @@ class LogView:
         if BOUNDS.name in catalog.names():
             row = catalog.open(BOUNDS).get(self._view, 0, (self.log.name,))
         return Bounds(Epoch(0), Epoch(0)) if row is None else Bounds(Epoch(row[0]), Epoch(row[1]))
+
+    def schema_version_at(self, epoch: int) -> int:
+        """The version of the schema at the end of *epoch*, which the log has not forgotten.
+
+        It follows from what changed later: an epoch without rows has no barrier, and can still change the schema.
+        """
+        later = events_of(self._view, self.log.name, epoch, self.sealed)
+        versions = (event.detail[FORMER_VERSION] for event in later if FORMER_VERSION in event.detail)
+        return int(next(versions, self.log.schema_version))
 
     def epochs(self, after: int = 0, upto: int | None = None) -> Iterator[EpochEnd]:
         """The ends of the epochs in ``(after, upto]``, in order."""

@@ -29,7 +29,7 @@ from headwater.log_store.errors import DrainTimeout, InvalidOffset, WrongCall
 from headwater.log_store.item import BarrierItem
 from headwater.log_store.link import ReaderLink, Start
 from headwater.log_store.log import LogRegistry
-from headwater.log_store.log_events import LogEvent
+from headwater.log_store.log_events import FORMER_VERSION, SCHEMA, LogEvent
 from headwater.log_store.sealer import Sealer
 from headwater.log_store.state import LogStoreState
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
@@ -169,16 +169,21 @@ class KvLogStoreWriter:
         event = LogEvent(self._epoch, self._next_seq, kind, detail)
         self._book.bounds.events.add(self._sealer.batch, self._store_state.log.name, event)
 
-    def change_schema(self, schema: pa.Schema, key_columns: tuple[str, ...]) -> None:
+    def change_schema(
+        self, schema: pa.Schema, key_columns: tuple[str, ...], detail: Mapping[str, Any] | None = None
+    ) -> None:
         """The chunks that follow have other columns, from the middle of an epoch on: each chunk names its own.
 
+        :param detail: of the event that is noted with it.
         :raises ForeignSchema: columns that the log cannot hold.
         :raises WrongCall: a reader of this process takes from the live end; it needs a barrier between.
         """
         self._expect(WriterState.RUNNING)
         if self._buffer is not None:
             raise WrongCall("A log with a reader of this process changes its columns at a barrier.")
-        log = self._store_state.log.with_schema(schema, key_columns)
+        before = self._store_state.log
+        log = before.with_schema(schema, key_columns)
+        self.note(SCHEMA, {**(detail or {}), FORMER_VERSION: before.schema_version})
         self._registry.update(self._sealer.batch, log)
         self._store_state.change_schema(log, has_rows=self._rows > 0)
 

@@ -23,6 +23,7 @@ from headwater.errors import HeadwaterError
 from headwater.journal.owner import current_owner
 from headwater.log_store import LogView
 from headwater.log_store.errors import LogNotFound
+from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
 from headwater.log_store.log_view import EpochEnd
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
@@ -59,8 +60,9 @@ class TableStatus:
     :ivar reason: why it is not live, where something must be done. :ivar next_step: what.
     :ivar columns: that are read again; empty: all.
     :ivar rows: of history, read so far; *total* is an estimate.
-    :ivar lag_rows: changes in the log that are not delivered. :ivar lag_seconds: the age of the oldest change at the
-        source that is not delivered; ``None``: unknown, as the source cannot be asked.
+    :ivar lag_rows: changes in the log that are not delivered: rows, truncations and changes of columns.
+    :ivar lag_seconds: the age of the oldest change at the source that is not delivered; ``None``: unknown, because the
+        source cannot be asked.
     :ivar origin: where its history comes from: the ``source``, or ``tables`` that we keep. :ivar lag_epochs: after a
         snapshot of those, how many epochs of the log are left.
     :ivar kept: of a sink that keeps tables: base, runs and pins.
@@ -427,17 +429,21 @@ def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, lag: 
 def _lag(view: Snapshot, log: str, after: int, lag: float | None) -> tuple[int, float | None]:
     """Changes in the log after the epoch *after*, and the age of the oldest change that is not delivered.
 
+    Truncating the table and changing its columns count as one change each.
+
     :param lag: the age of the oldest change that the log does not have yet; ``None``: unknown, and so is the whole.
     """
     try:
         logged = LogView.open(view, log)
     except LogNotFound:
         return 0, lag
+    events = [one for one in events_of(view, log, after, view.epoch) if one.kind in (SCHEMA, TRUNCATE)]
     ends = [end for end in logged.epochs(after) if end.rows]
-    if not ends or lag is None:
-        return sum(end.rows for end in ends), lag
-    age = max(0.0, time.time() - _committed_ms(logged, ends[0]) / 1000)
-    return sum(end.rows for end in ends), round(max(age, lag), 3)
+    changes = sum(end.rows for end in ends) + len(events)
+    if not changes or lag is None:
+        return changes, lag
+    oldest_ms = [event.epoch.unix_ms for event in events[:1]] + [_committed_ms(logged, end) for end in ends[:1]]
+    return changes, round(max(0.0, time.time() - min(oldest_ms) / 1000, lag), 3)
 
 
 def _committed_ms(log: LogView, end: EpochEnd) -> int:

@@ -9,7 +9,7 @@ one transaction there is none.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -156,6 +156,18 @@ class Finding:
     registration: str | None = None
     reread: bool = False
     change: SchemaChanged | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What a comparison of the source's catalog with the captured tables found.
+
+    :ivar time: when the catalog was read, in seconds since 1970, where *findings* has all that differed then; ``None``:
+        the stream must first pass the position where something was seen.
+    """
+
+    findings: Sequence[Finding]
+    time: float | None
 
 
 @dataclass(frozen=True, slots=True)

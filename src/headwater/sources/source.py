@@ -7,7 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from headwater.sources.events import ChangeStream, Finding, Registered
+from headwater.sources.events import ChangeStream, Checked, Registered
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -80,7 +80,7 @@ class Source(Protocol):
         """How the source has each table registered for us, by name: whatever must not change behind our back."""
         ...
 
-    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+    def check(self, tables: Sequence[Registered]) -> Checked:
         """Look whether the source still logs these tables for us, and make its log go on where it is idle.
 
         What is found is told once the open stream has passed the place where it was seen: the changes before it count.

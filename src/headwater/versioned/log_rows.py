@@ -15,12 +15,10 @@ from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.sources.table import FIELD_ID, SourceTable
 from headwater.state import Snapshot
 from headwater.stream import DEFAULT_VNODE_COUNT, VnodeBitmap, vnodes_of
-from headwater.stream.epoch import PHYSICAL_SHIFT
 from headwater.versioned.fitting import fitted
 from headwater.versioned.net_rows import Piece, merge, net, of_log
 
 PIECE_BYTES: Final = 32 << 20
-SCHEMA_MS: Final = 60_000
 VNODES: Final = DEFAULT_VNODE_COUNT
 """Of every kept table; a log that has others is read as a whole."""
 
@@ -64,29 +62,15 @@ class TableLog:
         found = [event for event in events_of(self._view, self._known.full_name, after, upto) if event.kind == TRUNCATE]
         return (int(found[-1].epoch), found[-1].seq) if found else None
 
-    def table(self, after: int, epoch: int) -> SourceTable:
-        """The table as it is at *epoch*, which is not before *after*."""
+    def table(self, epoch: int) -> SourceTable:
+        """The table as it is at the end of *epoch*."""
         log = self._log.log
-        version = 1 if log.schema_version == 1 else self._schema_version(after, epoch)
-        if version is None:  # no epoch of the range has a word on it: the next one has
-            following = next(iter(self._log.epochs(epoch)), None)
-            version = log.schema_version if following is None else following.first_schema_version
-        schema = log.schema_of(version)
+        schema = log.schema_of(self._log.schema_version_at(epoch))
         by_id = {
             field.metadata[FIELD_ID]: field.name for field in schema if field.metadata and FIELD_ID in field.metadata
         }
         keys = tuple(by_id[log.schema.field(name).metadata[FIELD_ID]] for name in log.key_columns)
         return SourceTable.of_log(self._known.namespace, self._known.name, schema, keys, self._known.source_id)
-
-    def _schema_version(self, after: int, epoch: int) -> int | None:
-        """That of the newest epoch in ``(after, epoch]`` that the log has; looked for from its end."""
-        width = SCHEMA_MS << PHYSICAL_SHIFT
-        while True:
-            low = max(after, epoch - width)
-            found = [end.schema_version for end in self._log.epochs(low, epoch)]
-            if found or low <= after:
-                return found[-1] if found else None
-            width *= 16
 
     def rows(self, after: int, upto: int) -> int:
         """How many changes ``(after, upto]`` has."""

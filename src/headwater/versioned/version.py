@@ -54,7 +54,7 @@ class Version:
     def table(self) -> SourceTable:
         """As it is at the epoch."""
         if self._table is None:
-            self._table = self.log.table(self.base, self.epoch)
+            self._table = self.log.table(self.epoch)
         return self._table
 
     def runs(self, epoch: int | None = None) -> tuple[RunReader, ...]:

@@ -12,6 +12,7 @@ from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, on, only, ru
 from tests.db.backfill.test_into_delta import IntoDelta
 
 from headwater.capture.renewal import renew
+from headwater.log_store.log_events import SCHEMA
 from headwater.sources.open import open_source
 from headwater.sources.splits import SplitKind
 from headwater.spark.failure import ToldError
@@ -98,6 +99,28 @@ def test_m25_columns_change_in_the_middle_of_the_history(
         else:
             shop.execute(f"ALTER TABLE orders {CHANGES[how]}", SOME)
         assert query.planner.has_history
+        query.finish(20)
+        _assert_equal(query)
+        query.planner.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "shop"),
+    [("renamed", POSTGRES), ("added with a value", POSTGRES), ("renamed", MARIADB)],
+    indirect=["shop"],
+)
+def test_columns_that_change_after_the_last_row_of_a_batch_are_in_the_mirror(
+    shop: Shop, tmp_path: Path, how: str
+) -> None:
+    """The epoch of the change has no rows, and so no barrier."""
+    _create(shop)
+    with running(shop, tmp_path, TABLE) as capture:
+        query = IntoDelta(capture, TABLE, **SMALL)
+        query.finish(20)
+        shop.execute(SOME)
+        capture.catch_up()
+        shop.execute(f"ALTER TABLE orders {CHANGES[how]}")
+        capture.wait_for(lambda: any(event.kind == SCHEMA for event in capture.events(TABLE)))
         query.finish(20)
         _assert_equal(query)
         query.planner.close()

@@ -213,7 +213,7 @@ def test_a_collection_of_a_restored_server_is_noticed(server: MongoServer, tmp_p
     found: list[Any] = []
     for _ in range(20):
         stream.poll(0.5, stop_at_boundary=False)
-        found = source.check([Registered(known, "{}")])
+        found = list(source.check([Registered(known, "{}")]).findings)
         if found:
             break
     assert found[0].stops

@@ -142,6 +142,27 @@ def test_events_are_sealed_in_their_place_and_forgotten_with_their_epoch(store: 
     factory.close()
 
 
+def test_the_schema_at_an_epoch_is_known_though_the_epoch_that_changed_it_has_no_rows(
+    store: StateStore, log_format: int
+) -> None:
+    factory = KvLogStoreFactory(store)
+    writer = factory.writer(factory.log("orders", SCHEMA, KEY, log_format))
+    writer.init(EpochPair(epoch(1), Epoch(0)))
+    writer.write_chunk(numbered_chunk(0, 3))
+    changed = {2: WIDER, 4: WIDER.append(pa.field("most", pa.int32()))}
+    for number in range(1, 6):
+        if number in changed:
+            writer.change_schema(changed[number], KEY, {"text": "a change"})
+        writer.end_epoch(epoch(number + 1))
+        factory.sealer.seal(epoch(number))
+    with store.snapshot() as view:
+        shown = LogView.open(view, "orders")
+        assert [shown.schema_version_at(epoch(number)) for number in range(1, 6)] == [1, 2, 2, 3, 3]
+        assert [end.epoch for end in shown.epochs()] == [epoch(1)]
+        assert [event.detail["text"] for event in events_of(view, "orders", 0, epoch(9))] == ["a change"] * 2
+    factory.close()
+
+
 def test_epochs_without_rows_have_no_barrier_and_no_lag(tmp_path_factory: pytest.TempPathFactory) -> None:
     location = tmp_path_factory.mktemp("state") / "store"
     with open_writer(location) as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
 from headwater.sources.citus.members import Members, distributed, here, naming, present_tables
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace
 from headwater.sources.errors import ForeignOffset, SourceNotFound, UnsupportedTable
-from headwater.sources.events import Finding, Registered
+from headwater.sources.events import Checked, Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.changes import RawStream
@@ -217,10 +218,11 @@ class CitusSource:
                 nodes[name][str(node.group)] = text
         return {name: _registration(kinds[name], entries) for name, entries in nodes.items()}
 
-    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+    def check(self, tables: Sequence[Registered]) -> Checked:
         """See :class:`~headwater.sources.source.Source`."""
         if self._stream is None:
-            return []
+            return Checked([], None)
+        began: float | None = time.time()
         kinds = self._kinds([entry.table for entry in tables])
         before = {entry.table.full_name: json.loads(entry.registration) for entry in tables}
         now = {name: dict(known["nodes"]) for name, known in before.items()}
@@ -230,7 +232,8 @@ class CitusSource:
             mine = here(group, kinds, [entry.table for entry in tables])
             with naming(place.address):
                 self._cluster.require_decoder(group, place.address)
-                self._check_node(group, place.address, mine, before, now, findings, reasons)
+                if self._check_node(group, place.address, mine, before, now, findings, reasons) is None:
+                    began = None
         made = list(findings.values())
         for entry in tables:
             name = entry.table.full_name
@@ -249,7 +252,7 @@ class CitusSource:
             if now[name] != before[name]["nodes"]:
                 known = _registration(kinds[name], now[name])
                 made.append(Finding(entry.table, reasons.get(name, ""), False, known))
-        return made
+        return Checked(made, began)
 
     def _check_node(
         self,
@@ -260,8 +263,11 @@ class CitusSource:
         now: dict[str, dict[str, str]],
         findings: dict[str, Finding],
         reasons: dict[str, str],
-    ) -> None:
-        """What one node has of *tables* now, why one stops, and what the log of none tells about one."""
+    ) -> float | None:
+        """What one node has of *tables* now, why one stops, and what the log of none tells about one; when it was read.
+
+        ``None``: the stream must first pass the position where something was seen.
+        """
         source = self._members.source(group, address)
         merged = {table.full_name: table for table in tables}
         present = present_tables(source, list(merged))
@@ -273,7 +279,8 @@ class CitusSource:
             for name, table in merged.items()
             if str(group) in before[name]["nodes"] and (name in present or group == COORDINATOR)
         ]
-        for finding in source.check(known):
+        checked = source.check(known)
+        for finding in checked.findings:
             name = finding.table.full_name
             if finding.stops:
                 findings[name] = Finding(merged[name], finding.reason, stops=True)
@@ -281,6 +288,7 @@ class CitusSource:
                 now[name][str(group)] = finding.registration
                 if group == COORDINATOR:  # it has the partitions that people make; what a node has may be shards
                     reasons[name] = finding.reason
+        return checked.time
 
     def close(self) -> None:
         """End the connections."""

@@ -20,7 +20,7 @@ from headwater.sources.errors import (
     SourceWentBack,
     UnsupportedTable,
 )
-from headwater.sources.events import ChangeStream, Finding, Registered, Stopped
+from headwater.sources.events import ChangeStream, Checked, Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.changes import MongoChangeStream
@@ -225,12 +225,12 @@ class MongoSource:
         """See :class:`~headwater.sources.source.Source`: a server logs all collections, none is registered."""
         return {table.full_name: json.dumps({"database": table.namespace}) for table in tables}
 
-    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+    def check(self, tables: Sequence[Registered]) -> Checked:
         """See :class:`~headwater.sources.source.Source`. What was dropped or renamed is told by the log, in its place.
 
         Another collection of the same name, of which the log told nothing, is what a restored server has.
         """
-        found = self._conflicts(tables)
+        began = time.time()
         names = {CollectionName(entry.table.namespace, entry.table.name): entry.table for entry in tables}
         with server_errors(self._dsn):
             present = catalog.present(self._client, list(names))
@@ -248,7 +248,8 @@ class MongoSource:
                 finding = Finding(table, f"{stopped.reason}{again}", stops=True, reread=stopped.reread)
                 seen[finding] = self._seen.get(finding, seen_at)
         self._seen = seen
-        return found + [finding for finding, place in seen.items() if self.has_reached(place)]
+        ready = [finding for finding, position in seen.items() if self.has_reached(position)]
+        return Checked([*self._conflicts(tables), *ready], began if len(ready) == len(seen) else None)
 
     def _conflicts(self, tables: Sequence[Registered]) -> list[Finding]:
         """Values that columns did not take, which are null: told once for each kind."""

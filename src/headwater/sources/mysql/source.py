@@ -24,7 +24,7 @@ from headwater.sources.errors import (
     SourceMisconfigured,
     UnsupportedTable,
 )
-from headwater.sources.events import ChangeStream, Finding, Registered, Stopped
+from headwater.sources.events import ChangeStream, Checked, Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_tables, table_ids
 from headwater.sources.mysql.changes import MySqlChangeStream
@@ -54,8 +54,12 @@ _LOOK_SECONDS: Final = 0.1
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The catalog at a position of the log. :ivar statements: how many had been read that name each table."""
+    """The catalog at a position of the log.
 
+    :ivar time: when it was read. :ivar statements: how many had been read that name each table.
+    """
+
+    time: float
     position: MySqlOffset
     present: Mapping[str, tuple[CatalogTable, TableShape]]
     statements: Mapping[str, int]
@@ -246,7 +250,7 @@ class MySqlSource:
         shapes = {entry.table.full_name: TableShape.parse(entry.registration) for entry in tables}
         self._shapes = {name: shape for name, shape in shapes.items() if shape is not None}
 
-    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+    def check(self, tables: Sequence[Registered]) -> Checked:
         """See :class:`~headwater.sources.source.Source`. How tables change is in the log; what is not in it is found
         by comparing their shapes with the catalog at a position that the stream has passed.
 
@@ -256,22 +260,28 @@ class MySqlSource:
         look, self._look = self._look or self._look_at(tables), None
         if not self.has_reached(look.position):
             self._look = look
-            return []
-        findings = [self._compared(entry, look) for entry in tables if entry.table.full_name in look.statements]
+            return Checked([], None)
+        # Of a table that a statement has changed meanwhile, the next look is as good.
+        entries = [
+            entry for entry in tables if self._statements(entry.table) == look.statements.get(entry.table.full_name)
+        ]
+        findings = [self._compared(entry, look) for entry in entries]
         found = [finding for finding in findings if finding is not None]
         before, self._seen = self._seen, {finding for finding in found if finding.stops}
         # A server may show what a statement did before the statement is in its log: what stays is what counts.
-        return [finding for finding in found if not finding.stops or finding in before]
+        ready = [finding for finding in found if not finding.stops or finding in before]
+        return Checked(ready, look.time if len(entries) == len(tables) and len(ready) == len(found) else None)
 
     def _statements(self, table: SourceTable) -> int:
         return 0 if self._stream is None else self._stream.statements(table.full_name)
 
     def _look_at(self, tables: Sequence[Registered]) -> _Look:
         statements = {entry.table.full_name: self._statements(entry.table) for entry in tables}
+        began = time.time()
         with self._sql() as session:
             server = Server.ask(session)
             present = self._shapes_now(session, server, [entry.table for entry in tables])
-            return _Look(log_position(session, server), present, statements)
+            return _Look(began, log_position(session, server), present, statements)
 
     def _shapes_now(
         self, session: Connection, server: Server, tables: Sequence[SourceTable]
@@ -287,8 +297,6 @@ class MySqlSource:
     def _compared(self, entry: Registered, look: _Look) -> Finding | None:
         """What differs between the catalog and the shape of a table, both at the position of *look*."""
         table, name = entry.table, entry.table.full_name
-        if self._statements(table) != look.statements[name]:  # read meanwhile; the next look is as good
-            return None
         if name not in look.present:
             reason = f"The table does not exist at the source. Create it again, then run: headwater resnapshot {name}"
             return Finding(table, reason, stops=True)

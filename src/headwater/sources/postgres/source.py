@@ -21,7 +21,7 @@ from headwater.sources.errors import (
     SourceNotFound,
     UnsupportedTable,
 )
-from headwater.sources.events import Finding, Registered, Stopped
+from headwater.sources.events import Checked, Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy, follow
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.catalog import existing_names, one_view, read_tables, read_tables_by_oid
@@ -363,9 +363,10 @@ class PostgresSource:
             if entry.table.source_id is not None
         }
 
-    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+    def check(self, tables: Sequence[Registered]) -> Checked:
         """See :class:`~headwater.sources.source.Source`."""
         self._heartbeat.beat()
+        began: float | None = time.time()
         with self._sql() as session:
             oids = [entry.table.source_id for entry in tables if entry.table.source_id is not None]
             lost = [TableName(entry.table.namespace, entry.table.name) for entry in tables]
@@ -400,13 +401,14 @@ class PostgresSource:
                 if finding == Finding(entry.table, "", stops=False, registration=entry.registration):
                     continue
             if seen[key] > position:
+                began = None
                 continue
             if finding.registration is not None and identity is not None and self._stream is not None:
                 self._identities[oid] = identity
                 self._stream.adopt(oid, identity, None if finding.change is None else finding.change.after)
             ready.append(finding)
         self._seen = seen
-        return ready
+        return Checked(ready, began)
 
     def _gone(self, table: SourceTable, renamed: TableName | None, others: Collection[str]) -> Finding:
         """What becomes of a table whose name means another table, or none, by now."""

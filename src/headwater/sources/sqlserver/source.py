@@ -25,7 +25,7 @@ from headwater.sources.errors import (
     SourceWentBack,
     UnsupportedTable,
 )
-from headwater.sources.events import ChangeStream, Finding, Registered
+from headwater.sources.events import ChangeStream, Checked, Finding, Registered
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.sqlserver.catalog import CatalogTable, present_tables, read_tables
@@ -219,11 +219,11 @@ class SqlServerSource:
             made[table.full_name] = _Noted(tuple(names), instances[-1].change_id if instances else None).text
         return made
 
-    def check(self, tables: Sequence[Registered]) -> list[Finding]:
+    def check(self, tables: Sequence[Registered]) -> Checked:
         """See :class:`~headwater.sources.source.Source`: tells of columns that came and that nothing captures."""
         if time.monotonic() - self._checked < _CHECK_SECONDS:
-            return []
-        self._checked = time.monotonic()
+            return Checked([], None)
+        self._checked, began = time.monotonic(), time.time()
         missing = self._uncaptured([entry.table for entry in tables])
         found = []
         for entry in tables:
@@ -243,7 +243,7 @@ class SqlServerSource:
                     f" until then lack them. Run: {step}"
                 )
             found.append(Finding(entry.table, reason, stops=False, registration=now.text))
-        return found
+        return Checked(found, began)
 
     def _uncaptured(self, tables: Sequence[SourceTable]) -> dict[str, tuple[list[str], list[CaptureInstance]]]:
         """The columns of each table that are in none of its capture instances, and these; none where it has no such."""
