@@ -62,6 +62,8 @@ AFTER_TABLES = failpoints.register("renewal.after_tables")
 _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
 _STATUS_SECONDS = 1.0
+_PENDING_SECONDS = 1.0  # until the source is checked again for what the stream had not passed yet
+_MOST_LOOKING = 20  # … but it takes at most this part of the time
 _MOVED_SECONDS = 1.0  # a position that has moved without rows is worth a seal: backfills wait for it
 
 
@@ -93,7 +95,7 @@ class CaptureSession:
             self._chores = Chores(self._logs.factory, self._logs.answers)
             self._renewals = TableRenewals(source, self._logs.check, options.heartbeat_seconds)
             self._came = time.monotonic()
-            self._looked = self._asked = -math.inf
+            self._look_due = self._asked = -math.inf
             asked = requests.unanswered(self.answers)
             self._record = self._start(names, [request.id for request in asked if request.kind == RENEW_SOURCE])
             self._stream = self._open_stream()
@@ -328,7 +330,6 @@ class CaptureSession:
 
     def step(self) -> None:
         """Take what comes within an instant, and seal when it is time."""
-        options = self._options
         linger = min(max(self._left(), 0.0), _LINGER_SECONDS)
         asked = time.monotonic()
         events = self._stream.poll(self._patience(), linger=linger, stop_at_boundary=self._is_due())
@@ -339,7 +340,7 @@ class CaptureSession:
             self._seal()
         self._acknowledge()
         now = time.monotonic()
-        if self._at_boundary and now - self._looked >= min(options.heartbeat_seconds, options.schema_check_seconds):
+        if self._at_boundary and now >= self._look_due:
             self._look()
         if now - self._asked >= _STATUS_SECONDS:
             self._asked = now
@@ -418,7 +419,9 @@ class CaptureSession:
 
     def _look(self) -> None:
         """Look at the source: does it still log our tables, and does its log go on?"""
-        self._looked = time.monotonic()
+        interval = min(self._options.heartbeat_seconds, self._options.schema_check_seconds)
+        began = time.monotonic()
+        self._look_due = began + interval
         try:
             checked = self._source.check(self._logs.registered())
         except SourceBusy:  # a table is locked, as by a long ALTER TABLE: changes flow on, the next check sees it
@@ -430,7 +433,11 @@ class CaptureSession:
                 if finding.change is not None:
                     self._logs.change_schema(finding.change)
                 self._logs.found(finding)
-        self._checked_time = checked.time or self._checked_time
+        if checked.time is None:
+            took = time.monotonic() - began
+            self._look_due = began + min(interval, max(_PENDING_SECONDS, _MOST_LOOKING * took))
+        else:
+            self._checked_time = checked.time
         if not self._logs.rows and self._sealing is None:  # else what was found is sealed first
             self._statistics.checked_time = self._checked_time
 

@@ -16,6 +16,8 @@ from tests.servers.postgres import Database, PostgresServer
 from headwater.capture import TableState
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.errors import HeadwaterError
+from headwater.sources.events import Registered
+from headwater.sources.open import open_source
 from headwater.sources.postgres import source
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.state.errors import StoreNotFound
@@ -337,3 +339,31 @@ def test_a_stopped_table_is_not_added_again_and_does_not_keep_others_from_starti
     capture.stop()
     assert capture.tables()["public.t"].state is TableState.STOPPED
     assert [row["id"] for row in capture.rows("public.t")] == list(range(1, 11))
+
+
+def test_a_column_that_changes_before_its_table_is_registered_is_seen_once_the_stream_has_passed_it(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    database = open_source(newest_postgres.dsn, spill=tmp_path)
+    (table,) = database.tables(["t"])
+    position, identity = database.begin([table], resumed=False)
+    newest_postgres.execute("ALTER TABLE t RENAME COLUMN v TO w")
+    entry = Registered(table, database.register([table])[table.full_name])
+    stream = database.open([table], position, identity)
+    try:
+        checked = database.check([entry])
+        assert (checked.findings, checked.time) == ([], None)  # rows of before may follow
+        for _ in range(40):
+            for _ in range(3):  # the heartbeat of the check, and then nothing
+                stream.poll(0.25, stop_at_boundary=False)
+            checked = database.check([entry])
+            if checked.findings:
+                break
+        (finding,) = checked.findings
+        assert finding.change is not None
+        assert finding.change.renamed == (("v", "w"),)
+        assert checked.time is not None
+    finally:
+        stream.close()
+        database.close()

@@ -181,10 +181,9 @@ def test_tables_whose_instances_were_all_made_anew_stop_one_by_one_and_can_be_re
 
 
 def test_the_instance_that_a_column_came_with_is_the_one_that_is_known_at_the_next_start(
-    double: SqlServerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    double: SqlServerDouble, tmp_path: Path
 ) -> None:
     create(double)
-    monkeypatch.setattr("headwater.sources.sqlserver.source._CHECK_SECONDS", 0.0)
     capture = SqlServerCapture(double, tmp_path, [TABLE])
     capture.start()
     before = capture.tables()[TABLE].registration
@@ -225,11 +224,8 @@ def test_the_policy_stop_ends_the_capture_before_the_column(server: AnySqlServer
     assert capture.rows(TABLE) == []
 
 
-def test_a_column_that_no_instance_has_is_told(
-    server: AnySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_that_no_instance_has_is_told(server: AnySqlServer, tmp_path: Path) -> None:
     create(server)
-    monkeypatch.setattr("headwater.sources.sqlserver.source._CHECK_SECONDS", 0.0)
     with running(server, tmp_path, TABLE) as capture:
         server.execute("ALTER TABLE shop.orders ADD rate decimal(5,2)")
         capture.wait_for(lambda: any(event.kind == "partition" for event in capture.events(TABLE)))

@@ -60,6 +60,8 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
     running.wait_until_equal("public.orders")
     assert len(archived(folder / "changes")) == 1000
     running.wait_for(lambda: listed(running) == {"delta": ("running", 0), "archive": ("paused", 1)})
+    shop.execute("ALTER TABLE orders ADD COLUMN note text")  # no row follows it
+    running.wait_for(lambda: listed(running) == {"delta": ("running", 0), "archive": ("paused", 2)})
     running.ask("sink", "resume", "archive")
     running.wait_for(lambda: archived(folder / "changes")[-1] == (2001, "insert"))
 

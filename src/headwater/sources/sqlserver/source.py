@@ -7,12 +7,11 @@ jobs read the log and keep the changes by age. What is kept here is which databa
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -39,8 +38,6 @@ from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
-_CHECK_SECONDS: Final = 30.0
-
 
 class SqlServerSource:
     """A database. Nothing is connected before it is needed.
@@ -60,7 +57,6 @@ class SqlServerSource:
         self._special = dict(special_values or {})
         self._session: Session | None = None
         self._stream: SqlServerChangeStream | None = None
-        self._checked = -math.inf
         self._since: dict[str, SqlServerOffset] = {}
         self._followed: FollowedTables | None = None
         self._instances: dict[tuple[str, str], int] = {}
@@ -221,9 +217,7 @@ class SqlServerSource:
 
     def check(self, tables: Sequence[Registered]) -> Checked:
         """See :class:`~headwater.sources.source.Source`: tells of columns that came and that nothing captures."""
-        if time.monotonic() - self._checked < _CHECK_SECONDS:
-            return Checked([], None)
-        self._checked, began = time.monotonic(), time.time()
+        began = time.time()
         missing = self._uncaptured([entry.table for entry in tables])
         found = []
         for entry in tables:
