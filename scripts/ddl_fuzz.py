@@ -8,9 +8,29 @@ import signal
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
-from tests.fuzz.campaign import KINDS, SOURCES, WIDTH, Plan, run
+from tests.fuzz.campaign import KINDS, SOURCES, WIDTH, Plan, Summary, example, kinds_of, run
 from tests.fuzz.mirrors import MIRRORS
+from tests.fuzz.rounds import VERDICTS
+
+PAGE = Path(__file__).parent.parent / "docs/schema_changes.md"
+SHOWN = {"": "not run", "read again": "re-read", "stopped, repaired": "stops, one command repairs"}
+
+
+def page(text: str, seed: int, summary: Summary) -> str:
+    """*text* with its tables replaced by what *summary* found; a database that was not run keeps its table."""
+    for source in sorted({where.partition(" ")[0] for verdicts in summary.kinds.values() for where in verdicts}):
+        rows = [f"<!-- {source} -->", "", "| statement | for example | what happens |", "|---|---|---|"]
+        for kind in sorted(kinds_of(source)):
+            found = [one for where, one in summary.kinds.get(kind, {}).items() if where.startswith(f"{source} ")]
+            verdict = max(["", *found], key=VERDICTS.index)
+            shown = SHOWN.get(verdict, verdict)
+            rows.append(f"| {kind.replace('_', ' ')} | `{example(source, seed, kind)}` | {shown} |")
+        end = f"<!-- end of {source} -->"
+        before, _, rest = text.partition(f"<!-- {source} -->")
+        text = "".join([before, "\n".join(rows), f"\n\n{end}", rest.partition(end)[2]])
+    return text
 
 
 def main() -> None:
@@ -25,6 +45,7 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=WIDTH, help="tables of a pipeline, and rounds side by side")
     parser.add_argument("--shrink-seconds", type=float, default=600, help="for each failure; 0: do not shrink")
     parser.add_argument("--each", action="store_true", help="rounds with one kind of statement alone, for each kind")
+    parser.add_argument("--page", action="store_true", help="with --each: write the outcomes to docs/schema_changes.md")
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     given = parser.parse_args()
     without = {*given.without, *(KINDS - set(given.only) if given.only else ())}
@@ -50,6 +71,8 @@ def main() -> None:
         ),
         say,
     )
+    if given.page and given.each and not summary.failures:
+        PAGE.write_text(page(PAGE.read_text(), given.seed, summary))
     if given.json:
         print(json.dumps(asdict(summary)))
     else:

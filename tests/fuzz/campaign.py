@@ -24,6 +24,8 @@ KINDS: Final = frozenset({*POSTGRES_SCHEMA, *MYSQL_SCHEMA})
 """Of statements that change a table."""
 WIDTH: Final = 20
 _TRIALS: Final = 2
+_LONG: Final = 120
+"""Characters of a statement that an example shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,26 @@ def kinds_of(source: str) -> Mapping[str, int]:
     return POSTGRES_SCHEMA if source == "postgres" else MYSQL_SCHEMA
 
 
+def example(source: str, seed: int, kind: str) -> str:
+    """The statements of *kind* in the first round of *seed* that has them, on a table ``orders``."""
+    script = next(_with_kind(source, seed, kind))
+    start = next(place for place, step in enumerate(script.steps) if step.name == kind)
+    texts = []
+    for step in script.steps[start:]:
+        if step.name in ("begin", "commit"):
+            continue
+        if step.name != kind or step.text in texts:
+            break
+        texts.append(step.text.replace("{t}", "orders").replace("{c}", "c"))
+    return "; ".join(text if len(text) < _LONG else f"{text[:_LONG]}…" for text in texts).replace("|", "\\|")
+
+
+def _with_kind(source: str, seed: int, kind: str, first: int = 0) -> Iterator[Script]:
+    """The rounds from *first* on that have schema changes of *kind*, and of no other."""
+    scripts = (build(source, seed, number, KINDS - {kind}) for number in count(first))
+    return (script for script in scripts if kind in script.names)
+
+
 def mirror_of(number: int, mirrors: Sequence[str]) -> str:
     """The mirror of a round: they take turns, each for as many rounds as a pipeline has tables."""
     return mirrors[number // WIDTH % len(mirrors)]
@@ -129,8 +151,7 @@ def _scripts(plan: Plan, source: str, mirror: str) -> Iterator[Script]:
                 yield build(source, plan.seed, number, plan.without)
         return
     for kind in sorted(set(kinds_of(source)) - plan.without):
-        found = (build(source, plan.seed, number, KINDS - {kind}) for number in count(plan.first))
-        yield from islice((script for script in found if kind in script.names), max(1, plan.rounds))
+        yield from islice(_with_kind(source, plan.seed, kind, plan.first), max(1, plan.rounds))
 
 
 def _batches(scripts: Sequence[Script], size: int) -> Iterator[Sequence[Script]]:
