@@ -39,7 +39,7 @@ STEPS = (
     (embedded.STAGE_BEFORE_COMMIT, 4, LARGE),  # at the start each of the three logs stages that it discards
     (sealer.AFTER_STAGE, 1, LARGE),
 )
-SOME_STEPS = [one for one in STEPS if SOAK or one[0].startswith("capture.") or one in share(STEPS, 0, 3)]
+SOME_STEPS = [one for one in STEPS if SOAK or one[0].startswith("capture.") or one in share(STEPS, 0, 6)]
 """Those of capture; the steps of every seal are killed elsewhere, too."""
 
 

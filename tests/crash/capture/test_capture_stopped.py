@@ -17,7 +17,7 @@ from headwater.log_store import sealer
 from headwater.sources.postgres.offset import Lsn
 
 
-@pytest.mark.parametrize("step", [sealer.BEFORE_SEAL, session.BEFORE_ACKNOWLEDGE])
+@pytest.mark.parametrize("step", [pytest.param(sealer.BEFORE_SEAL, marks=pytest.mark.soak), session.BEFORE_ACKNOWLEDGE])
 def test_a_capture_that_was_taken_over_while_it_slept_ends_fenced(
     step: str, database: Database, tmp_path: Path
 ) -> None:

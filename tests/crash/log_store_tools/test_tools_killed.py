@@ -96,6 +96,7 @@ def test_a_compaction_killed_at_any_step_loses_no_key(tmp_path: Path, log_format
     assert got == expected
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_writers_and_a_reader_killed_at_random_while_a_log_is_migrated(tmp_path: Path) -> None:
     location = tmp_path / "store"

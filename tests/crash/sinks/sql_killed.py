@@ -73,6 +73,7 @@ class KilledScenarios:
                     assert run(sql_deliveries.child, self.kind, dsn, mode, "", 2) == 0, (name, at)
                     assert contents(self.kind, dsn, mode) == expected, (name, at)
 
+    @pytest.mark.soak
     def test_killed_again_and_again(self, database: Database) -> None:
         names = [name for name in sorted(registered()) if name.startswith(("sink.sql.", f"sink.{self.kind}."))]
         with database() as dsn:

@@ -9,6 +9,6 @@ import pytest
 from .file_killed import killed_at_any_step
 
 
-@pytest.mark.parametrize("kind", ["delta", "parquet"])
+@pytest.mark.parametrize("kind", ["delta", pytest.param("parquet", marks=pytest.mark.soak)])
 def test_changes_are_killed_at_any_step(kind: str, tmp_path: Path) -> None:
     killed_at_any_step(kind, "changes", tmp_path)

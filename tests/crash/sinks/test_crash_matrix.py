@@ -10,7 +10,7 @@ import pytest
 from tests.crash.sinks.matrix import EXACT, Matrix, sampled, tried
 from tests.db.sinks.cases import Servers
 
-KILLS = 3
+KILLS = 2
 SEED = int(os.environ.get("HEADWATER_SEED") or random.SystemRandom().randrange(1 << 32))
 
 

@@ -105,7 +105,7 @@ def test_an_iceberg_table_is_killed_at_any_step(mode: str, tmp_path: Path) -> No
     if mode != "changes":
         assert set(hits) >= {name for name in registered() if name.startswith(_OURS)}
     assert not orphans(clean)
-    for place, (name, count) in enumerate(share(sorted(hits.items()), MODES.index(mode), len(MODES))):
+    for place, (name, count) in enumerate(share(sorted(hits.items()), MODES.index(mode), 2 * len(MODES))):
         for at in hits_of(count, place):
             path = tmp_path / f"{name}-{at}"
             assert run(deliver, mode, str(path), f"{name}=kill@{at}", 0) == -signal.SIGKILL, name
@@ -119,6 +119,7 @@ def test_an_iceberg_table_is_killed_at_any_step(mode: str, tmp_path: Path) -> No
             assert contents(mode, path) == expected, (name, at)
 
 
+@pytest.mark.soak
 def test_killed_again_and_again(tmp_path: Path) -> None:
     for generation, name in enumerate(name for name in sorted(registered()) if name.startswith(_OURS)):
         ended = run(deliver, "mirror", str(tmp_path), f"{name}=kill@2", generation)

@@ -24,6 +24,7 @@ def test_the_batches_do_what_they_say(epoch: int, tmp_path: Path) -> None:
     assert {key: status for key, (status, _) in found.items()} == deliveries.STEPS[epoch]
 
 
+@pytest.mark.soak
 def test_killed_again_and_again(tmp_path: Path) -> None:
     hits = [name for name in sorted(registered()) if name.startswith(OF_KIND["delta"])]
     for name in hits:

@@ -40,7 +40,7 @@ def matrix(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Matrix]:
 
 @pytest.mark.parametrize(
     ("case", "step"),
-    [(case, step) for place, case in enumerate(share(EXACT, 1, 2)) for step in share(STEPS, place, len(STEPS))],
+    [(case, step) for place, case in enumerate(share(EXACT, 1, 3)) for step in share(STEPS, place, len(STEPS))],
     ids=str,
 )
 def test_a_process_that_was_taken_over_commits_nothing(case: Case, step: str, matrix: Matrix) -> None:

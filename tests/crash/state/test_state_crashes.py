@@ -61,7 +61,7 @@ def content(location: str, epoch: int | None = None) -> tuple[int, dict[bytes, b
         return view.epoch.ms, dict(view.scan())
 
 
-@pytest.mark.parametrize(("engine", "rounds"), [("embedded", 200), ("slatedb", 200 if SOAK else 30)])
+@pytest.mark.parametrize(("engine", "rounds"), [("embedded", 200 if SOAK else 80), ("slatedb", 200 if SOAK else 20)])
 def test_kill_9_in_a_write_loop_loses_nothing_sealed_and_shows_nothing_unsealed(
     engine: str, rounds: int, tmp_path: Path
 ) -> None:

@@ -32,6 +32,7 @@ from tests.db.postgres.slots import (
     published,
     read_until,
 )
+from tests.sampled import SOAK
 from tests.servers.postgres import VERSIONS, Database, PostgresServer
 from tests.servers.proxy import TcpProxy
 
@@ -127,7 +128,7 @@ def test_what_was_acknowledged_moves_the_slot_and_is_not_sent_again(postgres: Da
         assert [inserted(message) for message in messages if kind(message) == "I"] == [7, 8, 9]
 
 
-@ALL_VERSIONS
+@pytest.mark.parametrize("major", VERSIONS if SOAK else VERSIONS[-1:])
 def test_the_server_does_not_give_up_an_idle_stream_or_a_busy_reader(major: int, start_postgres: StartPostgres) -> None:
     server = start_postgres(major, {"wal_sender_timeout": "2s"})
     with server.database() as database:

@@ -84,7 +84,7 @@ def test_killed_at_any_step(kafka: KafkaServer, mode: str, tmp_path: Path) -> No
 
     cases = [(name, at) for name, count in hits.items() for at in steps(count, mode)]
     with ThreadPoolExecutor(4) as threads:
-        for done in [threads.submit(kill, *case) for case in share(cases, MODES.index(mode), len(MODES))]:
+        for done in [threads.submit(kill, *case) for case in share(cases, MODES.index(mode), 2 * len(MODES))]:
             done.result()
 
 
