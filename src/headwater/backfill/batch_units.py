@@ -48,7 +48,7 @@ def split_units(
 ) -> list[SplitUnit]:
     """The history of *table* that *plan* reads inside *snapshot*.
 
-    :param newest: the table as its log has it at the end of the batch, the epoch *upto*.
+    :param newest: the table as its log has it after the batch, which ends with the epoch *upto*.
     :param by_number: see :meth:`QueryTable.readable`.
     """
     readable = table.readable(newest, snapshot, by_number=by_number)

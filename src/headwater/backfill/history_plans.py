@@ -205,7 +205,7 @@ class HistoryPlans:
             return made
         snapshot = self._held.of(end.plan, ask=recovering) or self._retake(ranges, names)
         for name in names:
-            newest = ranges.changes(name, end.epoch, end.epoch).table
+            newest = ranges.following(name, end.epoch)
             by_number = isinstance(self._source, UnsharedSnapshots)
             parallelism = self._options.parallelism
             made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, parallelism, by_number=by_number)
@@ -228,9 +228,8 @@ class HistoryPlans:
                 if table.has_moved(snapshot):
                     table.read_anew()
                     continue
-                exact = self._committed is not None and table.has_columns_of(
-                    snapshot, ranges.changes(name, plan.upto, plan.upto).table
-                )
+                following = ranges.following(name, plan.upto)
+                exact = self._committed is not None and table.has_columns_of(snapshot, following)
                 table.retake(plan.number, snapshot.mark, exact=exact)
             plan.attempt += 1
             plan.marks.append(snapshot.mark.to_json())

@@ -117,7 +117,7 @@ class LogRanges:
         rows = sum(end.rows for end in self._views[name].epochs(after, upto))
         truncates = [event for event in events if event.kind == TRUNCATE]
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
-        table = self._table(name, upto)
+        table = self._table(name, self._views[name].schema_version_at(upto), upto)
         return TableChanges(
             table,
             after,
@@ -149,7 +149,16 @@ class LogRanges:
 
     def latest(self, name: str) -> SourceTable:
         """The table as its log has it now."""
-        return self._table(name, self.newest)
+        return self._table(name, self._views[name].log.schema_version, self.newest)
+
+    def following(self, name: str, upto: int) -> SourceTable:
+        """The table as its next rows after the epoch *upto* have it; without any, as its log has it now.
+
+        A snapshot that is taken later has these columns, and no row of the log with older ones comes any more.
+        """
+        end = next(iter(self._views[name].epochs(upto)), None)
+        version = self._views[name].log.schema_version if end is None else end.first_schema_version
+        return self._table(name, version, upto)
 
     def since(self, name: str, upto: int) -> CdcOffset | None:
         """Where the log of *name* begins; ``None`` while *upto* is before the epoch in which that moved."""
@@ -162,10 +171,10 @@ class LogRanges:
         kind = self._views[name].log.schema.field(POSITION_COLUMN).type
         return pa.chunked_array([batch.column(POSITION_COLUMN) for batch in batches], kind)
 
-    def _table(self, name: str, upto: int) -> SourceTable:
-        """The table at the end of epoch *upto*."""
+    def _table(self, name: str, version: int, upto: int) -> SourceTable:
+        """The table with the columns of *version*, and the key that it has at the end of the epoch *upto*."""
         log, known = self._views[name].log, self.captured[name]
-        schema = log.schema_of(self._views[name].schema_version_at(upto))
+        schema = log.schema_of(version)
         later = (event.detail for event in events_of(self._view, name, upto, self.newest))
         former = next((detail[FORMER_KEY] for detail in later if FORMER_KEY in detail), None)
         keys = _key_columns(log, schema) if former is None else tuple(former)

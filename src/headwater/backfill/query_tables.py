@@ -53,9 +53,7 @@ class QueryTables(Mapping[str, QueryTable]):
             start = resolve_since(view, options.since, options.tables)
         newest = view.epoch
         self._tables = {
-            name: QueryTable(
-                options, state, ranges.changes(name, newest, newest).table, consumers.consumer(name, start=start)
-            )
+            name: QueryTable(options, state, ranges.latest(name), consumers.consumer(name, start=start))
             for name in options.tables
             if name not in self._parked
         }
