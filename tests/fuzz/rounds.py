@@ -219,6 +219,7 @@ class Fuzzer:
             with ThreadPoolExecutor(COMMANDS) as pool:
                 complaints = list(pool.map(self.pipeline.command, [command for _, command in due]))
             for (one, command), complaint in zip(due, complaints, strict=True):
+                self._say(f"{one.table}: {_reason(found[one.table])} Ran: headwater {command}")
                 one.repairs.append(command)
                 ends[one.table] = time.monotonic() + seconds
                 if complaint and self.pipeline.is_running:

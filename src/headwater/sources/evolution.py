@@ -2,7 +2,8 @@
 
 Columns are told apart by their field id, so a rename is a rename. The captured table only grows: a column that the
 source dropped stays, and is null from then on; a column that comes is added at the end. A type may become wider, never
-another one: the source rewrites such a table without telling its rows, so only a new snapshot helps.
+another one: the source rewrites such a table without telling its rows, so only a new snapshot helps. Text is another
+type than a number, too: tables at a sink do not change from one to the other.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def as_narrow(known: SourceTable, told: SourceTable) -> SourceTable:
         found = types.get(column.field_id, column)
         if found.type == column.type or not is_wider(found.type, column.type):
             return column
-        if pa.types.is_string(column.type) and not pa.types.is_integer(found.type):
+        if is_text(column.type) and not pa.types.is_integer(found.type):
             return column  # not every text is the same as the source's
         return replace(column, type=found.type, source_type=found.source_type)
 
@@ -121,7 +122,7 @@ def _grown(
         if found.name != column.name:
             renamed.append((column.name, found.name))
         if found.type != column.type:
-            if not is_wider(column.type, found.type):
+            if not is_wider(column.type, found.type) or is_text(found.type) != is_text(column.type):
                 what = f"column {found.name!r} changed from {column.source_type} to {found.source_type}."
                 raise RereadNeeded(known.full_name, what)
             retyped.append(found.name)
@@ -177,7 +178,7 @@ def _projection(table: SourceTable, now: SourceTable) -> Projection:
 
 def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether every value of *old* has its equal in *new*."""
-    if pa.types.is_string(new) or pa.types.is_large_string(new):
+    if is_text(new):
         return True
     if pa.types.is_integer(old) and pa.types.is_integer(new):
         if pa.types.is_signed_integer(old) == pa.types.is_signed_integer(new):
@@ -191,6 +192,10 @@ def is_wider(old: pa.DataType, new: pa.DataType) -> bool:
         unsigned = pa.types.is_unsigned_integer(old) and old.bit_width == 64
         return bool(new.precision - new.scale >= _DIGITS[old.bit_width] + unsigned)
     return False
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 _DIGITS = {8: 3, 16: 5, 32: 10, 64: 19}

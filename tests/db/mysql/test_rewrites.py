@@ -27,7 +27,6 @@ KEPT = [
     ("varchar(9) CHARACTER SET latin1", "'é'", "MODIFY {c} varchar(9) CHARACTER SET utf8mb4", "'漢'"),
     ("int NOT NULL", "7", "MODIFY {c} bigint NOT NULL COMMENT 'NULL'", "5000000000"),
     ("int unsigned", "7", "CHANGE {c} {c} bigint", "-5"),
-    ("int", "-7", "MODIFY COLUMN {c} varchar(20)", "'x'"),
     ("decimal(8,2)", "1.25", "MODIFY {c} decimal(12,4)", "1.2345"),
     ("float", "1.5", "MODIFY {c} double", "1.1"),
     (
@@ -91,6 +90,7 @@ REWRITTEN = [
     ("double", "1.23456", "MODIFY v float"),
     ("int", "-5", "MODIFY v int unsigned"),
     ("bigint", "5000000000", "MODIFY v int"),
+    ("int", "-7", "MODIFY COLUMN v varchar(20)"),
     ("enum('a','b','c')", "'c'", "MODIFY v enum('a','b')"),
     ("set('a','b','c')", "'a,c'", "MODIFY v set('c','b','a')"),
     ("varbinary(9)", "'ab'", "MODIFY v binary(5)"),
