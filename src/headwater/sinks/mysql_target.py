@@ -179,6 +179,12 @@ class MySqlTarget(MySqlMerge):
         self._run(f"CREATE TABLE {place} ({_columns(columns)}{index}) {self._options}")
         return self._load(place, columns, rows)
 
+    def proof(self, relation: str) -> tuple[int, int]:
+        place = name_of((self._own, relation))
+        rows = self._all(f"SELECT count(*) FROM {place}")
+        checksum = self._all(f"CHECKSUM TABLE {place}")
+        return int(rows[0][0]), int(checksum[0][1] or 0)
+
     def temporary(self, table: SqlTable, rows: pa.Table) -> str:
         self._number += 1
         place = name_of((self._own, f"t{self._number}"))

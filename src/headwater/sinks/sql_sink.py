@@ -23,7 +23,7 @@ from headwater import failpoints
 from headwater.errors import TransientError
 from headwater.sinks.batch import Batch, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
-from headwater.sinks.errors import SinkFenced, SinkSchemaError
+from headwater.sinks.errors import SinkFenced, SinkSchemaError, StagedLost
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sessions import Sessions
@@ -238,6 +238,7 @@ class SqlSink(ABC):
                     f"{token.generation}, generation {held.generation} delivers {made.source.full_name}.",
                     next_step="Nothing: this process has nothing more to do.",
                 )
+            self._prove(target, made, batch)
             if not target.shapes_apart:
                 self._shape(target, made, batch)
             is_upsert = held.is_upsert
@@ -247,6 +248,15 @@ class SqlSink(ABC):
             target.record(made, token, batch, is_upsert=is_upsert)
             failpoints.hit(BEFORE_COMMIT)
         return True
+
+    def _prove(self, target: Target, made: SqlTable, batch: Batch) -> None:
+        """:raises StagedLost: rows that were staged are not there any more, as after a crash of the server."""
+        for part in (part for one in batch.all for part in one.detail["parts"] if part.relation is not None):
+            rows, checksum = target.proof(part.relation)
+            if rows != part.rows:
+                raise _lost(made, f"{part.relation} has {rows:,} of the {part.rows:,} rows that were staged.")
+            if checksum != part.checksum:
+                raise _lost(made, f"{part.relation} has other rows than those that were staged.")
 
     def _shape(self, target: Target, made: SqlTable, batch: Batch) -> None:
         """Columns of rows that go with this batch may become any others."""
@@ -317,9 +327,18 @@ class SqlSink(ABC):
                 with self._target(made.source) as target:
                     target.prepare()
                     count, size = target.stage(made, relation, rows.schema, chain(held, tables))
+                    kept, checksum = target.proof(relation)
+                if kept != count:
+                    raise _lost(made, f"{kept:,} of {count:,} rows are in {relation}, where they were staged.")
                 failpoints.hit(AFTER_STAGE)
-                return seen.part(count, size, rows.schema, relation=relation)
+                return seen.part(count, size, rows.schema, relation=relation, checksum=checksum)
         if not held:
             return None
         joined = pa.concat_tables(held)
         return seen.part(joined.num_rows, size, joined.schema, inside=packed(joined))
+
+
+def _lost(made: SqlTable, what: str) -> StagedLost:
+    return StagedLost(
+        f"Table {made.source.full_name}: {what}", next_step="No action needed: the batch is staged again."
+    )

@@ -269,6 +269,7 @@ def _check_case(wanted: SqlTable, column: SqlColumn, known: dict[str, ExistingCo
 class SqlPart:
     """Rows that were staged.
 
+    :ivar checksum: of the rows of *relation*, as the target computed it when they were staged.
     :ivar relation: their table; ``None``: they are *inside*, as an Arrow stream. :ivar schema: of them.
     :ivar deletes: some are gone. :ivar adds: some are not. :ivar unavailable: columns that some do not know.
     :ivar null_keys: some have a null in their key. :ivar is_known: they may be in the table already.
@@ -278,6 +279,7 @@ class SqlPart:
     size: int
     schema: pa.Schema
     relation: str | None = None
+    checksum: int = 0
     inside: bytes | None = None
     deletes: bool = False
     adds: bool = True

@@ -53,6 +53,10 @@ class Target(ABC):
         """Make *relation* with *rows*; how many they were, and about how many bytes."""
 
     @abstractmethod
+    def proof(self, relation: str) -> tuple[int, int]:
+        """How many rows *relation* has now, and a checksum of them that does not depend on their order."""
+
+    @abstractmethod
     def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
         """Make the table, or give it the columns that it lacks.
 

@@ -446,6 +446,29 @@ class SqlScenarios:
             sink.commit(ORDERS, replace(token, generation=1), [staged])
         assert sink.committed(ORDERS, "q", "b1") == Committed()
 
+    @pytest.mark.parametrize(
+        ("damage", "found"),
+        [
+            ("DELETE FROM {} WHERE id % 1000 = 7", "has 49,950 of the 50,000 rows"),
+            ("UPDATE {} SET status = 'other' WHERE id = 7", "has other rows"),
+        ],
+    )
+    def test_staged_rows_that_are_others_by_then_are_not_committed(
+        self, make: MakeSink, execute: Callable[..., Any], damage: str, found: str
+    ) -> None:
+        sink = make()
+        token = Feed(sink).token(1)
+        batch = many_changes(np.arange(50_000), INSERT)
+        staged = sink.stage_changes(ORDERS, token, iter([batch]), None)
+        (part,) = staged.detail["parts"]
+        execute(damage.format(f"headwater.{part.relation}"))
+        with pytest.raises(StagedLost, match=found):
+            sink.commit(ORDERS, token, [staged])
+        assert sink.committed(ORDERS, "q", "b1") == Committed()
+        again = sink.stage_changes(ORDERS, token, iter([batch]), None)
+        assert sink.commit(ORDERS, token, [again])
+        assert sum(rows.num_rows for rows in sink.shown(ORDERS, ["id"])) == 50_000
+
     def test_of_two_that_race_one_commits(self, make: MakeSink) -> None:
         sink = make()
         feed = Feed(sink)

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
-from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, order
+from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, many_changes, order
 
 from headwater.sinks import open_sink
-from headwater.sinks.errors import SinkInputError, SinkRowError, SinkSchemaError, SinkUnreachable, SinkUnwritable
+from headwater.sinks.errors import (
+    SinkInputError,
+    SinkRowError,
+    SinkSchemaError,
+    SinkUnreachable,
+    SinkUnwritable,
+    StagedLost,
+)
 from headwater.sinks.postgres import SESSIONS, PostgresSink
 from headwater.sources.table import SpecialValues
 
@@ -54,6 +62,25 @@ def relations(database: Database) -> Callable[[], list[str]]:
 
 class TestPostgresSink(SqlScenarios):
     """All scenarios."""
+
+
+def test_a_server_that_crashes_between_stage_and_commit_loses_no_row() -> None:
+    """Staged rows are in unlogged tables, which a crash empties."""
+    with PostgresServer() as server, server.database() as database:
+        sink = PostgresSink(database.dsn)
+        feed = Feed(sink)
+        feed.changes(1, (INSERT, order(1)))
+        token, batch = feed.token(2), many_changes(np.arange(10, 50_010), INSERT)
+        staged = sink.stage_changes(ORDERS, token, iter([batch]), None)
+        SESSIONS.close()
+        server.kill9()
+        server.start()
+        with pytest.raises(StagedLost, match="has 0 of the 50,000 rows that were staged"):
+            sink.commit(ORDERS, token, [staged])
+        assert sink.committed(ORDERS, "q", "b1").epoch == 1
+        assert sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter([batch]), None)])
+        assert sum(rows.num_rows for rows in sink.shown(ORDERS, ["id"])) == 50_001
+        SESSIONS.close()
 
 
 @pytest.mark.parametrize("version", VERSIONS[:-1])
