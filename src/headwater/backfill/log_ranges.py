@@ -40,6 +40,7 @@ class TableChanges:
     :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
     :ivar defaulted: the field ids of columns that came with a value for the rows that were there.
     :ivar emptied: the table was captured anew in another shape: what the sink has of it goes, and is read again.
+    :ivar renewed: epoch and seq from which on it was last captured again; the log lacks changes from before.
     """
 
     table: SourceTable
@@ -49,9 +50,17 @@ class TableChanges:
     truncated: tuple[int, int] | None
     emptied: bool = False
     defaulted: tuple[int, ...] = ()
+    renewed: tuple[int, int] | None = None
 
     def __bool__(self) -> bool:
         return self.rows > 0 or self.events
+
+    @property
+    def empty_since(self) -> int | None:
+        """The epoch of a TRUNCATE from which on the log has all rows of the table; nothing else must be read."""
+        if self.truncated is None or self.emptied or (self.renewed is not None and self.truncated < self.renewed):
+            return None
+        return self.truncated[0]
 
 
 class LogRanges:
@@ -117,6 +126,7 @@ class LogRanges:
         rows = sum(end.rows for end in self._views[name].epochs(after, upto))
         truncates = [event for event in events if event.kind == TRUNCATE]
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
+        renewed = [(int(event.epoch), event.seq) for event in events if RENEWED in event.detail]
         table = self._table(name, self._views[name].schema_version_at(upto), upto)
         return TableChanges(
             table,
@@ -126,6 +136,7 @@ class LogRanges:
             max(emptied, default=None),
             bool(renewals),
             _defaulted(table, events),
+            renewed[-1] if renewed else None,
         )
 
     def _before_renewal(self, after: int, upto: int) -> int:

@@ -204,8 +204,8 @@ class QueryTable:
                 self._begin_anew(began, changes.emptied)
             self.record.since = began
             self._state.put_table(self.name)
-        if self.executor is not None and changes.truncated is not None and not changes.emptied:
-            self.executor.truncate(changes.truncated[0])
+        if self.executor is not None and changes.empty_since is not None:
+            self.executor.truncate(changes.empty_since)
         if (self._options.keyed or self._options.takes_columns) and changes.defaulted:
             # rows that the sink has got no value for the new columns; the source gave them one without a word
             renewal = Renewal(f"{began}:{','.join(map(str, changes.defaulted))}", columns=changes.defaulted)

@@ -215,3 +215,25 @@ def test_a_limit_of_0_holds_history_and_another_one_lets_it_go_on(shop: Shop, tm
         query.assert_equal()
         assert query.sink.history[TABLE].total() == 1000
         query.close()
+
+
+@only(POSTGRES)
+def test_a_truncation_before_the_gap_does_not_stand_for_reading_the_table_again(shop: Shop, tmp_path: Path) -> None:
+    """Both reach the query in one batch; the rows between them are in no log."""
+    _create(shop)
+    with running(shop, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE, keyed=True)
+        query.finish()
+        since = capture.tables()[TABLE].since
+        shop.execute("TRUNCATE orders")
+        capture.catch_up()
+        capture.stop()
+        shop.execute("INSERT INTO orders VALUES (1, 'after the truncation')")
+        assert not renew(str(capture.store), [TABLE])
+        capture.start([])
+        capture.wait_for(lambda: capture.tables()[TABLE].since != since)
+        shop.execute("INSERT INTO orders VALUES (2, 'after the gap')")
+        query.finish()
+        query.assert_equal()
+        assert len(query.sink.mirror[TABLE]) == 2
+        query.close()
