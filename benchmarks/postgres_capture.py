@@ -172,8 +172,11 @@ class Watched:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
 
+    def claim(self, prepared: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """The slot exists, at the beginning of the work, as if the capture had been killed after it created it."""
+        return {}
+
     def begin(self, tables: Sequence[SourceTable], *, resumed: bool) -> Any:
-        """The slot is there, at the beginning of the work, as if the capture had been killed after it made it."""
         return self._source.begin(tables, resumed=True)
 
     def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
