@@ -60,11 +60,11 @@ class Summary:
     seconds: float = 0.0
     failures: list[dict[str, Any]] = field(default_factory=list)
     kinds: dict[str, dict[str, str]] = field(default_factory=dict)
-    """Of rounds with one kind of statement alone: by kind, and by database and mirror, what came of it."""
+    """Of rounds with one kind of statement alone and no TRUNCATE: by kind, database and mirror, what came of it."""
 
     def add(self, mirror: str, outcome: Outcome) -> None:
         kinds = outcome.script.names & KINDS
-        if len(kinds) == 1:
+        if len(kinds) == 1 and (outcome.wrong or "truncate" not in outcome.script.names):  # which has new files, too
             of_kind = self.kinds.setdefault(next(iter(kinds)), {})
             where = f"{outcome.script.source} {mirror}"
             of_kind[where] = max(of_kind.get(where, ""), outcome.verdict, key=VERDICTS.index)
