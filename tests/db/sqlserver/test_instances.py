@@ -75,7 +75,7 @@ def test_a_table_stops_where_rows_were_told_without_a_column_that_had_come(
         track(server, "orders", instance="orders_rate")
         server.execute("INSERT INTO shop.orders VALUES (2, 'b', 2, NULL, 7.25)")
         reason = capture.wait_until_stopped(TABLE)
-        assert "the capture instance with it was made later" in reason
+        assert "the capture instance with it was created later" in reason
         assert "headwater resnapshot shop.orders" in reason
 
 
@@ -149,7 +149,7 @@ def test_an_instance_that_was_made_anew_while_no_capture_ran_stops_its_table_alo
     server.execute("INSERT INTO shop.orders VALUES (2, 'a', 1, NULL)", "INSERT INTO shop.lines VALUES (2)")
     capture.start()
     reason = capture.wait_until_stopped(TABLE)
-    assert reason.startswith("Its capture instance was made anew")
+    assert reason.startswith("Its capture instance was created again")
     assert reason.endswith(" Run: headwater resnapshot shop.orders")
     assert [row["id"] for row in capture.rows(TABLE)] == [1]
     if others:
@@ -181,10 +181,9 @@ def test_tables_whose_instances_were_all_made_anew_stop_one_by_one_and_can_be_re
 
 
 def test_the_instance_that_a_column_came_with_is_the_one_that_is_known_at_the_next_start(
-    double: SqlServerDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    double: SqlServerDouble, tmp_path: Path
 ) -> None:
     create(double)
-    monkeypatch.setattr("headwater.sources.sqlserver.source._CHECK_SECONDS", 0.0)
     capture = SqlServerCapture(double, tmp_path, [TABLE])
     capture.start()
     before = capture.tables()[TABLE].registration
@@ -209,7 +208,7 @@ def test_a_dropped_table_stops(server: AnySqlServer, tmp_path: Path) -> None:
     with running(server, tmp_path, TABLE, "shop.lines") as capture:
         disable(server, "shop_orders")
         server.execute("DROP TABLE shop.orders", "INSERT INTO shop.lines VALUES (1)")
-        assert "captured no longer" in capture.wait_until_stopped(TABLE)
+        assert "Its last capture instance was removed" in capture.wait_until_stopped(TABLE)
         capture.assert_equal("shop.lines")
 
 
@@ -225,11 +224,8 @@ def test_the_policy_stop_ends_the_capture_before_the_column(server: AnySqlServer
     assert capture.rows(TABLE) == []
 
 
-def test_a_column_that_no_instance_has_is_told(
-    server: AnySqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_column_that_no_instance_has_is_told(server: AnySqlServer, tmp_path: Path) -> None:
     create(server)
-    monkeypatch.setattr("headwater.sources.sqlserver.source._CHECK_SECONDS", 0.0)
     with running(server, tmp_path, TABLE) as capture:
         server.execute("ALTER TABLE shop.orders ADD rate decimal(5,2)")
         capture.wait_for(lambda: any(event.kind == "partition" for event in capture.events(TABLE)))
