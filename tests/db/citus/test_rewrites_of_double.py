@@ -16,6 +16,7 @@ from tests.db.citus.test_splits_of_double import first_shard
 from tests.db.citus.writing import fill
 from tests.servers.citus_double import CitusDouble
 
+from headwater.capture import TableState
 from headwater.capture.options import OnRewrite
 
 
@@ -131,4 +132,28 @@ def test_a_split_that_was_missed_is_read_again_once(double: CitusDouble, tmp_pat
     assert capture.tables()["public.acc"].since == after
     assert difference(capture, query, "public.acc") is None
     query.close()
+    capture.stop()
+
+
+def test_a_table_is_read_again_when_all_nodes_have_its_columns(double: CitusDouble, tmp_path: Path) -> None:
+    """Before that a node could send rows that the columns of the coordinator do not have, again and again."""
+    double.distribute("acc", "id bigint, v text, amount numeric(12,2)", shards=2)
+    fill(double, "acc", 10)
+    capture = ClusterCapture(double, tmp_path, "acc")
+    capture.options = replace(capture.options, on_rewrite=OnRewrite.REREAD, heartbeat_seconds=0.2)
+    capture.start()
+    since = capture.tables()["public.acc"].since
+    double.execute(1, "ALTER TABLE acc ADD z int", "UPDATE acc SET z = 1")
+    capture.wait_for(lambda: capture.tables()["public.acc"].state is TableState.REREADING)
+    double.execute(1, "UPDATE acc SET z = 2")
+    capture.catch_up()
+    assert (capture.tables()["public.acc"].state, capture.tables()["public.acc"].since) == (TableState.REREADING, since)
+    for group in (0, 2):
+        double.execute(group, "ALTER TABLE acc ADD z int")
+    capture.wait_for(lambda: capture.tables()["public.acc"].state is TableState.ACTIVE)
+    double.execute(1, "UPDATE acc SET z = 3")
+    capture.catch_up()
+    assert [row["z"] for row in capture.rows("public.acc") if row["z"] is not None] == [3] * len(
+        double.execute(1, "TABLE acc")
+    )
     capture.stop()
