@@ -92,7 +92,7 @@ def test_the_mirror_equals_the_source_after(double: CitusDouble, tmp_path: Path,
     capture = ClusterCapture(double, tmp_path, *tables)
     capture.options = replace(capture.options, on_rewrite=OnRewrite.REREAD, heartbeat_seconds=0.2)
     capture.start()
-    query = Delivering(capture, *tables, keyed=True)
+    query = Delivering(capture, *tables, keyed=True, parallelism=20)
     try:
         query.finish()
         since = {name: table.since for name, table in capture.tables().items()}
@@ -112,6 +112,7 @@ def test_the_mirror_equals_the_source_after(double: CitusDouble, tmp_path: Path,
         capture.stop()
 
 
+@pytest.mark.soak
 def test_a_split_that_was_missed_is_read_again_once(double: CitusDouble, tmp_path: Path) -> None:
     """The shards of now are noted with the position, so the same split does not stop it again."""
     double.distribute("acc", "id bigint, v text, amount numeric(12,2)")
