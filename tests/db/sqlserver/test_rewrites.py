@@ -125,10 +125,11 @@ REPAIRED = {
 
 
 def test_a_table_that_a_person_must_repair_first_stops_with_the_step(double: SqlServerDouble, tmp_path: Path) -> None:
-    for name in REPAIRED:
+    names = [*REPAIRED, "renamed"]
+    for name in names:
         double.execute(f"CREATE TABLE shop.{name} (id bigint NOT NULL PRIMARY KEY, v int)")
-    track(double, *REPAIRED)
-    capture = SqlServerCapture(double, tmp_path, [f"shop.{name}" for name in REPAIRED])
+    track(double, *names)
+    capture = SqlServerCapture(double, tmp_path, [f"shop.{name}" for name in names])
     capture.options = replace(capture.options, on_rewrite=OnRewrite.REREAD)
     capture.start()
     for name, (statements, why) in REPAIRED.items():
@@ -136,4 +137,6 @@ def test_a_table_that_a_person_must_repair_first_stops_with_the_step(double: Sql
         reason = capture.wait_until_stopped(f"shop.{name}")
         assert why in reason
         assert reason.endswith(f"Then run: headwater resnapshot shop.{name}")
+    double.engine.tables["shop", "renamed"].name = "elsewhere"
+    assert "The table was renamed at the source. Rename it back" in capture.wait_until_stopped("shop.renamed")
     capture.stop()
