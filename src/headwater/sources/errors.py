@@ -104,8 +104,8 @@ class SchemaStopped(SourceError, ConflictError):
 class RereadNeeded(SchemaStopped):
     """A table changed so that its log alone does not give its rows: it must be read again, as it is now."""
 
-    def __init__(self, table: str, change: str) -> None:
-        super().__init__(table, change, next_step=f"Run: headwater resnapshot {table}")
+    def __init__(self, table: str, change: str, *, next_step: str | None = None) -> None:
+        super().__init__(table, change, next_step=next_step or f"Run: headwater resnapshot {table}")
 
 
 class SlotLost(SourceError, ConflictError):

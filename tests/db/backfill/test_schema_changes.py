@@ -172,8 +172,8 @@ def _equal_after(postgres: Database, tmp_path: Path, while_down: bool) -> None:
                 postgres.execute(*filled(statement, name))
         if while_down:
             capture.start([])
-        _settle(capture, query)
-        wrong = {table: _difference(capture, query, table) for table in tables}
+        settle(capture, query)
+        wrong = {table: difference(capture, query, table) for table in tables}
         assert {table: text for table, text in wrong.items() if text} == {}
         reread = {table for table in tables if capture.tables()[table].since != since[table]}
         more = {table for table in tables if sum(query.sink.history.get(table, Counter()).values()) > read[table]}
@@ -186,7 +186,7 @@ def _equal_after(postgres: Database, tmp_path: Path, while_down: bool) -> None:
         capture.stop()
 
 
-def _settle(capture: RunningCapture, query: Delivering) -> None:
+def settle(capture: RunningCapture, query: Delivering) -> None:
     """Until two looks at the catalog have passed and every table is captured and read."""
     looks: list[float] = []
 
@@ -205,7 +205,7 @@ def _settle(capture: RunningCapture, query: Delivering) -> None:
     query.finish()
 
 
-def _difference(capture: RunningCapture, query: Delivering, name: str) -> str | None:
+def difference(capture: RunningCapture, query: Delivering, name: str) -> str | None:
     source = open_source(capture.database.dsn, spill=capture.folder / "unused")
     (table,) = source.tables([name])
     source.close()

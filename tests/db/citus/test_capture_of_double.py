@@ -106,9 +106,9 @@ def test_columns_that_change_on_one_node_before_the_others_lose_no_value(double:
 def test_columns_that_one_node_told_before_a_restart_lose_no_value_of_one_that_is_behind(
     double: CitusDouble, tmp_path: Path
 ) -> None:
-    double.distribute("acc", "id bigint, v text, amount int")
+    double.distribute("acc", "id bigint, v text, amount numeric(10,0)")
     one, two = key_on(double, 1), key_on(double, 2)
-    statements = ("ALTER TABLE acc RENAME COLUMN v TO u", "ALTER TABLE acc ALTER COLUMN amount TYPE bigint")
+    statements = ("ALTER TABLE acc RENAME COLUMN v TO u", "ALTER TABLE acc ALTER COLUMN amount TYPE numeric(20,0)")
     with running(double, tmp_path, "acc") as capture:
         double.execute(0, *statements)
         double.execute(1, *statements, f"INSERT INTO acc VALUES ({one}, 'a', {2**40})")

@@ -9,7 +9,6 @@ from tests.db.citus.running import ClusterCapture, running
 from tests.db.citus.writing import fill
 from tests.servers.citus_double import CitusDouble, Nodes
 
-from headwater.log_store.log_events import PARTITION
 from headwater.sources.citus import followed_nodes
 from headwater.sources.citus.offset import CitusOffset
 from headwater.sources.diagnosis import Finding
@@ -134,25 +133,6 @@ def test_a_table_whose_copies_are_told_by_nobody_or_twice_stops(double: CitusDou
         assert all(reason.endswith(f"headwater resnapshot {name}") for name, reason in stopped.items())
         fill(double, "other", 5)
         capture.assert_equal("other")
-
-
-def test_what_no_log_tells_of_the_partitions_of_a_table_is_an_event(double: CitusDouble, tmp_path: Path) -> None:
-    double.execute(
-        0,
-        "CREATE TABLE days (id bigint, day int, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)",
-        "CREATE TABLE days_1 PARTITION OF days FOR VALUES FROM (1) TO (2)",
-        "CREATE TABLE days_2 PARTITION OF days FOR VALUES FROM (2) TO (3)",
-    )
-    with running(double, tmp_path, "days") as capture:
-        double.execute(0, "INSERT INTO days VALUES (1, 1), (2, 2)")
-        capture.catch_up()
-        double.execute(0, "ALTER TABLE days DETACH PARTITION days_1")
-
-        def told() -> list[str]:
-            return [str(event.detail["text"]) for event in capture.events("public.days") if event.kind == PARTITION]
-
-        capture.wait_for(told)
-        assert "public.days_1 was detached or dropped with its rows" in told()[0]
 
 
 @pytest.mark.soak

@@ -75,7 +75,7 @@ def test_a_table_stops_where_rows_were_told_without_a_column_that_had_come(
         track(server, "orders", instance="orders_rate")
         server.execute("INSERT INTO shop.orders VALUES (2, 'b', 2, NULL, 7.25)")
         reason = capture.wait_until_stopped(TABLE)
-        assert "the capture instance with it was made later" in reason
+        assert "the capture instance with it was created later" in reason
         assert "headwater resnapshot shop.orders" in reason
 
 
@@ -149,7 +149,7 @@ def test_an_instance_that_was_made_anew_while_no_capture_ran_stops_its_table_alo
     server.execute("INSERT INTO shop.orders VALUES (2, 'a', 1, NULL)", "INSERT INTO shop.lines VALUES (2)")
     capture.start()
     reason = capture.wait_until_stopped(TABLE)
-    assert reason.startswith("Its capture instance was made anew")
+    assert reason.startswith("Its capture instance was created again")
     assert reason.endswith(" Run: headwater resnapshot shop.orders")
     assert [row["id"] for row in capture.rows(TABLE)] == [1]
     if others:
@@ -208,7 +208,7 @@ def test_a_dropped_table_stops(server: AnySqlServer, tmp_path: Path) -> None:
     with running(server, tmp_path, TABLE, "shop.lines") as capture:
         disable(server, "shop_orders")
         server.execute("DROP TABLE shop.orders", "INSERT INTO shop.lines VALUES (1)")
-        assert "captured no longer" in capture.wait_until_stopped(TABLE)
+        assert "Its last capture instance was removed" in capture.wait_until_stopped(TABLE)
         capture.assert_equal("shop.lines")
 
 

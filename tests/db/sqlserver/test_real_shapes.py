@@ -103,7 +103,7 @@ def test_an_instance_that_is_made_anew_under_its_name_stops_its_table_while_noth
         with double.engine.lock:  # or the capture may look between the two
             double.engine.disable("shop", "orders", "shop_orders")
             double.engine.enable("shop", "orders", None)
-        assert "made anew, or removed, before all of it was read" in capture.wait_until_stopped(TABLE)
+        assert "created again, or removed, before all of it was read" in capture.wait_until_stopped(TABLE)
 
 
 def test_a_table_that_is_captured_no_longer_stops_while_nothing_else_changes(
@@ -114,7 +114,7 @@ def test_a_table_that_is_captured_no_longer_stops_while_nothing_else_changes(
         server.execute("INSERT INTO shop.orders VALUES (1, 'a', 1, NULL)")
         capture.catch_up()
         disable(server, "shop_orders")
-        assert "captured no longer" in capture.wait_until_stopped(TABLE)
+        assert "Its last capture instance was removed" in capture.wait_until_stopped(TABLE)
 
 
 def test_an_instance_that_is_removed_while_it_is_read_stops_its_table_and_no_other(

@@ -295,7 +295,7 @@ class Engine:
             self.instances = [one for one in self.instances if one.table is not table]
 
     def alter(self, connection: sqlite3.Connection, schema: str, name: str, words: Sequence[str], text: str) -> None:
-        """``ADD column type …`` and ``DROP COLUMN name``."""
+        """``ADD column type …``, ``ALTER COLUMN name type`` and ``DROP COLUMN name``."""
         with self.lock:
             table = self.table(schema, name)
             self._drop_triggers(connection, table)
@@ -304,6 +304,12 @@ class Engine:
                     column = _column(table, part)
                     connection.execute(f'ALTER TABLE "{table.stored}" ADD COLUMN {_declared(column)}')
                     table.columns.append(column)
+            elif words[0].upper() == "ALTER":
+                column = next(one for one in table.columns if one.name == name_of(words[2]))
+                column.kind = "".join(words[3:]).lower()  # that of the change tables follows it
+                connection.execute(
+                    f'UPDATE "{table.stored}" SET "{column.name}" = NORMAL_(\'{column.kind}\', "{column.name}")'
+                )
             else:
                 gone = name_of(words[2])
                 connection.execute(f'ALTER TABLE "{table.stored}" DROP COLUMN "{gone}"')

@@ -28,7 +28,7 @@ from headwater.sources.citus.members import Member, Members, naming
 from headwater.sources.citus.merge import Merge, Piece, pieces_of
 from headwater.sources.citus.merged_tables import MergedTables
 from headwater.sources.citus.offset import CitusOffset
-from headwater.sources.events import Boundary, Event, StreamStatus
+from headwater.sources.events import Boundary, Event, SchemaChanged, StreamStatus
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.table import SourceTable
@@ -69,6 +69,13 @@ class CitusChangeStream:
     def note_shards(self, tables: Iterable[SourceTable]) -> None:
         """Which shards the tables have, before they are captured, anew perhaps."""
         self._nodes.note_shards(tables)
+
+    def become(self, table: SourceTable) -> SchemaChanged | None:
+        """A table has the columns that the coordinator has now: *table*; ``None``: it had them before.
+
+        :raises RereadNeeded: its log cannot follow.
+        """
+        return self._tables.become(table)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 

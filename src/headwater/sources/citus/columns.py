@@ -11,7 +11,7 @@ not a column that the coordinator has        keeps it: the node is behind; its r
 neither has the coordinator                  drops it
 another name for a column                    takes it, unless its own is the coordinator's name already
 a wider type                                 takes it; values of a narrower one are made wider
-a column that nobody else has a name for     cannot go on: the table stops
+a column that nobody else has a name for     cannot go on: the table is read again
 ===========================================  ========================================================================
 
 Columns of a node are told apart by the node's own numbers, which need not be the coordinator's. A column that a node
@@ -26,7 +26,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from headwater.sources.errors import SchemaStopped
+from headwater.sources.errors import RereadNeeded
 from headwater.sources.events import SchemaChanged
 from headwater.sources.evolution import SchemaPolicy, follow, is_wider
 from headwater.sources.table import SourceColumn, SourceTable
@@ -80,7 +80,7 @@ class MergedTable:
         """What becomes of the table when node *group* tells *change*; ``None``: nothing that it does not know.
 
         :param present: the table as that node has it now, by its numbers; ``None``: it has it no longer.
-        :raises SchemaStopped: it cannot go on.
+        :raises RereadNeeded: it cannot go on.
         """
         theirs = self._numbered(group, change.after, coordinator, present)
         kept = {column.field_id for column in coordinator.columns}
@@ -97,7 +97,7 @@ class MergedTable:
         names = {column.field_id: column.name for column in columns}
         key = [names.get(self.table.column(name).field_id) for name in self.table.key_columns]
         if None in key:
-            raise self._stopped("its key changed.")
+            raise RereadNeeded(self.table.full_name, "its key changed.")
         now = SourceTable(
             self.table.namespace,
             self.table.name,
@@ -105,7 +105,14 @@ class MergedTable:
             tuple(name for name in key if name is not None),
             self.table.source_id,
         )
-        _, told = follow(self.table, now, SchemaPolicy.EVOLVE, change.defaults)
+        return self.become(now, change.defaults)
+
+    def become(self, now: SourceTable, defaults: pa.RecordBatch | None) -> SchemaChanged | None:
+        """The table has the columns of *now*, by the coordinator's numbers; ``None``: it had them before.
+
+        :raises RereadNeeded: its log cannot follow.
+        """
+        _, told = follow(self.table, now, SchemaPolicy.EVOLVE, defaults)
         if told is None:
             return None
         if told.defaults is not None:
@@ -132,9 +139,8 @@ class MergedTable:
             else:
                 number = ids.get(column.field_id, known.get(column.name))
             if number is None or number in numbered:
-                raise self._stopped(
-                    f"a node tells rows with a column {column.name!r} that the coordinator has under no such name."
-                )
+                what = f"a node has rows with a column {column.name!r} that the coordinator has under no such name."
+                raise RereadNeeded(self.table.full_name, what)
             ids[column.field_id] = number
             numbered[number] = replace(column, field_id=number)
         return numbered
@@ -151,10 +157,6 @@ class MergedTable:
         name = mine.name if mine.name == final else theirs.name
         narrower = mine.type != theirs.type and is_wider(theirs.type, mine.type)
         return replace(mine if narrower else theirs, name=name, dropped=False)
-
-    def _stopped(self, what: str) -> SchemaStopped:
-        name = self.table.full_name
-        return SchemaStopped(name, what, next_step=f"Run: headwater resnapshot {name}")
 
     def project(self, group: int, theirs: SourceTable, columns: Sequence[pa.Array], rows: int) -> list[pa.Array]:
         """The columns of the merged table, out of those that a node tells."""

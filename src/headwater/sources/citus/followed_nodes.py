@@ -2,7 +2,8 @@
 
 When shards are elsewhere in a new alignment, it is a *target*: all logs are merged up to it. A node that joined is
 followed from the first alignment that has it; one that left is read to its end with the merge, and then retired. A
-table of which a shard is gone stops, unless all of it was told (:mod:`~headwater.sources.citus.shard_numbers`).
+table of which a shard is gone must be read again, unless all of it was told
+(:mod:`~headwater.sources.citus.shard_numbers`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from headwater.sources.citus.members import Attempt, Member, Members, naming
 from headwater.sources.citus.merged_tables import MergedTables
 from headwater.sources.citus.offset import CitusOffset, NodePlace
 from headwater.sources.citus.shard_numbers import LastSeen, tables_with_gone, was_all_told
-from headwater.sources.errors import SourceUnreachable
-from headwater.sources.events import Event
+from headwater.sources.errors import RereadNeeded, SourceUnreachable
+from headwater.sources.events import Event, Stopped
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.postgres.slot import ServerIdentity
 from headwater.sources.table import SourceTable
@@ -271,11 +272,11 @@ class FollowedNodes:
         return bool(late)
 
     def _stop_split(self, names: Iterable[str]) -> None:
-        what = "A shard was split, or a tenant isolated, before all of its changes were read: some may be missing."
+        what = "a shard was split, or a tenant isolated, before all of its changes were read: some may be missing."
         for name in names:
             table = self._tables.table(name)
             if table is not None:
-                self.stops += self._tables.stop(table, f"{what} Run: headwater resnapshot {name}")
+                self.stops += self._tables.stop(Stopped.by(table, RereadNeeded(name, what)))
 
     # -- what was told ---------------------------------------------------------------------------------------------
 

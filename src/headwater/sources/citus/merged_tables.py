@@ -19,7 +19,7 @@ from headwater.sources.citus.members import Member, Members, distributed, here, 
 from headwater.sources.citus.merge import Piece
 from headwater.sources.citus.numbers import CommitNumbers, node_commits
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, merged_rows, positions_of
-from headwater.sources.errors import SchemaStopped
+from headwater.sources.errors import RereadNeeded
 from headwater.sources.events import Boundary, Changes, Event, Registered, SchemaChanged, Stopped, Truncated
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
@@ -107,9 +107,14 @@ class MergedTables:
             if (group, table.full_name) in self._oids:
                 member.stream.remove_table(replace(table, source_id=self._oids.pop((group, table.full_name))))
 
-    def stop(self, table: SourceTable, reason: str) -> list[Event]:
-        self.remove(table)
-        return [Stopped(table, reason)]
+    def stop(self, stopped: Stopped) -> list[Event]:
+        self.remove(stopped.table)
+        return [stopped]
+
+    def become(self, table: SourceTable) -> SchemaChanged | None:
+        """A table has the columns that the coordinator has now: *table*. See :meth:`MergedTable.become`."""
+        merged = self._merged.get(table.full_name)
+        return None if merged is None else merged.become(table, self._members.defaults([table])[table.full_name])
 
     # -- what nodes tell -------------------------------------------------------------------------------------------
 
@@ -144,23 +149,23 @@ class MergedTables:
     ) -> list[Event]:
         table = merged.table
         name = table.full_name
-        resnapshot = f"Run: headwater resnapshot {name}"
         if isinstance(event, SchemaChanged):
             try:
                 coordinator = self._members.described([name]).get(name, table)
                 present = present_tables(self._nodes[group].source, [name]).get(name)
                 change = merged.follow(group, event, coordinator, present)
-            except SchemaStopped as error:
-                return self.stop(table, f"{error.change[0].upper()}{error.change[1:]} {resnapshot}")
+            except RereadNeeded as error:
+                return self.stop(Stopped.by(table, error))
             return [] if change is None else [change]
         if isinstance(event, Stopped):
-            return self.stop(table, event.reason)
+            return self.stop(replace(event, table=table))
         if self._kinds[name] is TableKind.DISTRIBUTED:
             # told by one node, of all shards: rows that others wrote before and after it cannot be told apart here
-            return self.stop(table, f"It was truncated, node by node. {resnapshot}")
+            return self.stop(Stopped.by(table, RereadNeeded(name, "it was truncated, node by node.")))
         if self._kinds[name] is TableKind.REFERENCE:
             # told of the table, not of its copy, whose rows may commit in a transaction of their own
-            return self.stop(table, f"It was truncated, which is not told in order with its rows. {resnapshot}")
+            what = "it was truncated, which is not logged in order with its rows."
+            return self.stop(Stopped.by(table, RereadNeeded(name, what)))
         assert isinstance(event.position, PostgresOffset)
         return [Truncated(table, told.with_node(group, event.position, self._numbers.last))]
 

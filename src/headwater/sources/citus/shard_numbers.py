@@ -9,7 +9,7 @@ the alignment that had it last                                      the table
 ==================================================================  =============================================
 was taken a moment ago, and all nodes have sent what lay before it  goes on, if they soon tell the rest, too
 was taken a moment ago, and a node has not yet                      is waited for
-is older, or of an earlier stream                                   stops, unless all that the nodes have was told
+is older, or of an earlier stream                                   is read again, unless all the nodes have was told
 ==================================================================  =============================================
 """
 

@@ -14,8 +14,15 @@ from headwater.sources.citus.changes import CitusChangeStream
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
 from headwater.sources.citus.members import Members, distributed, here, naming, present_tables
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace
-from headwater.sources.errors import ForeignOffset, SourceNotFound, UnsupportedTable
-from headwater.sources.events import Checked, Finding, Registered
+from headwater.sources.errors import (
+    ForeignOffset,
+    RefusedValue,
+    RereadNeeded,
+    SourceBusy,
+    SourceNotFound,
+    UnsupportedTable,
+)
+from headwater.sources.events import Checked, Finding, Registered, SchemaChanged, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.changes import RawStream
@@ -47,6 +54,7 @@ class CitusSource:
     ) -> None:
         self._cluster = Cluster(dsn)
         self._slot = slot
+        self._policy = schema_policy
 
         def make(conninfo: str, group: int, through: Callable[[RawStream], RawStream]) -> PostgresSource:
             return PostgresSource(
@@ -66,6 +74,7 @@ class CitusSource:
 
         self._members = Members(self._cluster, make, slot)
         self._stream: CitusChangeStream | None = None
+        self._seen: dict[SourceTable, Mapping[int, int]] = {}
 
     @property
     def name(self) -> str:
@@ -181,7 +190,14 @@ class CitusSource:
         self._stream.note_shards(distributed(kinds, tables))
         nodes = {}
         for group, place in self._stream.position.nodes.items():
-            known = self._on(group, place.address, here(group, kinds, tables))
+            mine = here(group, kinds, tables)
+            known = self._on(group, place.address, mine)
+            for table, there in zip(mine, known, strict=True):
+                if not _has_columns(there, table):
+                    raise SourceBusy(
+                        f"Node {place.address} has other columns of {table.full_name} than the coordinator.",
+                        next_step="It is tried again until the cluster has altered the table on all nodes.",
+                    )
             with naming(place.address):
                 at = self._members.source(group, place.address).include(known)
             assert isinstance(at, PostgresOffset)
@@ -227,32 +243,58 @@ class CitusSource:
         before = {entry.table.full_name: json.loads(entry.registration) for entry in tables}
         now = {name: dict(known["nodes"]) for name, known in before.items()}
         findings: dict[str, Finding] = {}
-        reasons: dict[str, str] = {}
-        for group, place in self._stream.position.nodes.items():
+        described: dict[str, dict[int, SourceTable]] = {name: {} for name in before}
+        for group, place in sorted(self._stream.position.nodes.items()):
             mine = here(group, kinds, [entry.table for entry in tables])
             with naming(place.address):
                 self._cluster.require_decoder(group, place.address)
-                if self._check_node(group, place.address, mine, before, now, findings, reasons) is None:
-                    began = None
-        made = list(findings.values())
+                present, is_whole = self._check_node(group, place.address, mine, before, now, findings)
+                for name, table in present.items():
+                    described[name][group] = table
+                began = began if is_whole else None
+        seen, self._seen = self._seen, {}
         for entry in tables:
-            name = entry.table.full_name
+            table, name = entry.table, entry.table.full_name
             if name in findings:
                 continue
-            if before[name]["kind"] != kinds[name].value:
-                what = f"The table was {before[name]['kind']} and is {kinds[name].value} by now."
-                made.append(Finding(entry.table, f"{what} Run: headwater resnapshot {name}", stops=True))
-                continue
+            known = _registration(kinds[name], now[name])
             try:
-                self._require_placed(entry.table, kinds[name])
-            except UnsupportedTable as error:
-                what = f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
-                made.append(Finding(entry.table, f"{what} Then: headwater resnapshot {name}", stops=True))
-                continue
-            if now[name] != before[name]["nodes"]:
-                known = _registration(kinds[name], now[name])
-                made.append(Finding(entry.table, reasons.get(name, ""), False, known))
-        return Checked(made, began)
+                if before[name]["kind"] != kinds[name].value:
+                    what = f"the table was {before[name]['kind']} and is {kinds[name].value} now."
+                    raise RereadNeeded(name, what)
+                self._require_placed(table, kinds[name])
+                change = self._changed_columns(table, described[name], seen)
+            except (RereadNeeded, UnsupportedTable, RefusedValue) as error:
+                stopped = Stopped.by(table, error)
+                findings[name] = Finding(table, stopped.reason, stops=True, reread=stopped.reread)
+            else:
+                if change is not None or now[name] != before[name]["nodes"]:
+                    findings[name] = Finding(table, "", stops=False, registration=known, change=change)
+        return Checked(list(findings.values()), None if self._seen else began)
+
+    def _changed_columns(
+        self, table: SourceTable, described: Mapping[int, SourceTable], seen: Mapping[SourceTable, Mapping[int, int]]
+    ) -> SchemaChanged | None:
+        """How the coordinator has other columns of *table* than its log, where no row has shown that.
+
+        :param described: the table as the nodes have it now.
+        :param seen: where the logs of the nodes ended when the last check found it so.
+        :raises RereadNeeded: rows may have been taken for those of another column: nodes tell columns by their names.
+        """
+        now = described.get(COORDINATOR, table)
+        if _columns(now) == _columns(table) or not all(_has_columns(there, now) for there in described.values()):
+            return None
+        assert self._stream is not None
+        nodes = self._stream.position.nodes
+        ends = seen.get(now) or {group: self._cluster.log_end(group, place.address) for group, place in nodes.items()}
+        if any(nodes[group].at.lsn < end for group, end in ends.items() if group in nodes):
+            self._seen[now] = ends  # what was written by then may tell it
+            return None
+        numbers = {column.name: column.field_id for column in table.columns if not column.dropped}
+        moved = [column.name for column in now.columns if numbers.get(column.name, column.field_id) != column.field_id]
+        if moved:
+            raise RereadNeeded(table.full_name, f"the name {moved[0]!r} means another column than before.")
+        return self._stream.become(now) if self._policy is SchemaPolicy.EVOLVE else None
 
     def _check_node(
         self,
@@ -262,11 +304,12 @@ class CitusSource:
         before: Mapping[str, Any],
         now: dict[str, dict[str, str]],
         findings: dict[str, Finding],
-        reasons: dict[str, str],
-    ) -> float | None:
-        """What one node has of *tables* now, why one stops, and what the log of none tells about one; when it was read.
+    ) -> tuple[dict[str, SourceTable], bool]:
+        """*tables* as one node has them now, by name, and whether its stream has passed all that was seen there.
 
-        ``None``: the stream must first pass the position where something was seen.
+        *now* gets what it has registered of them, *findings* why one stops.
+
+        The first node to find that one stops is the one that is told: the coordinator sees what was done to a table.
         """
         source = self._members.source(group, address)
         merged = {table.full_name: table for table in tables}
@@ -275,24 +318,34 @@ class CitusSource:
         for name, text in (source.register(fresh) if fresh else {}).items():
             now[name][str(group)] = text
         known = [
-            Registered(present.get(name, table), before[name]["nodes"][str(group)])
+            Registered(table if group == COORDINATOR else present[name], before[name]["nodes"][str(group)])
             for name, table in merged.items()
             if str(group) in before[name]["nodes"] and (name in present or group == COORDINATOR)
         ]
         checked = source.check(known)
         for finding in checked.findings:
             name = finding.table.full_name
-            if finding.stops:
-                findings[name] = Finding(merged[name], finding.reason, stops=True)
+            # the coordinator has the partitions that people make; what a node has may be shards
+            is_unlogged = group == COORDINATOR and finding.reason != ""
+            if finding.stops or is_unlogged:
+                reread = finding.reread or not finding.stops
+                findings.setdefault(name, Finding(merged[name], finding.reason, stops=True, reread=reread))
             elif finding.registration is not None:
                 now[name][str(group)] = finding.registration
-                if group == COORDINATOR:  # it has the partitions that people make; what a node has may be shards
-                    reasons[name] = finding.reason
-        return checked.time
+        return present, checked.time is not None
 
     def close(self) -> None:
         """End the connections."""
         self._members.close()
+
+
+def _columns(table: SourceTable) -> dict[int, tuple[str, pa.DataType]]:
+    return {column.field_id: (column.name, column.type) for column in table.columns if not column.dropped}
+
+
+def _has_columns(there: SourceTable, table: SourceTable) -> bool:
+    """Whether a node has the columns of *table*, whatever numbers it gives them."""
+    return {column.name for column in there.columns} == {column.name for column in table.columns if not column.dropped}
 
 
 def _registration(kind: TableKind, nodes: Mapping[str, str]) -> str:

@@ -440,19 +440,16 @@ class PostgresSource:
                 f"the table was taken out of the publication {self._publication!r} and put back; changes between may be"
                 " missing."
             )
-        unlogged = self._moved(table.source_id or 0, before, now)
-        if unlogged:
-            reason = f"Postgres does not log this: {'; '.join(unlogged)}."
-        if self._may_be_behind:  # a node of a cluster, whose tables are compared as a whole
-            if reason is not None and not unlogged:
-                return Finding(table, f"{reason[0].upper()}{reason[1:]} {resnapshot}", stops=True)
-            told = f"{reason} {resnapshot}" if unlogged else ""
-            return Finding(table, told, stops=False, registration=now.to_text())
+        moved = self._moved(table.source_id or 0, before, now)
+        unlogged = f"Postgres does not log this: {'; '.join(moved)}." if moved else None
         change = None
         try:
-            reason = reason or before.rewritten(now)
+            reason = (None if self._may_be_behind else unlogged) or reason or before.rewritten(now)
             if reason is not None:
                 raise RereadNeeded(table.full_name, reason)
+            if self._may_be_behind:  # a node of a cluster: its partitions may be shards, and others name its columns
+                note = "" if unlogged is None else f"{unlogged} {resnapshot}"
+                return Finding(table, note, stops=False, registration=now.to_text())
             described = self._described(catalog, publication, GENERATED_SINCE)
             _, change = follow(table, described, self._policy, defaults_of(described, catalog))
         except RereadNeeded as error:

@@ -3,15 +3,16 @@
 Where a table has two instances the older one tells the commits before the first number of the newer one. A column that
 the older one lacks is missing in the rows that were changed after the column came and before the newer instance was
 made: they are told with the column named in ``_unavailable`` as long as the newer instance is there when they are read,
-and the table stops where some of them were told before.
+and the table must be read again where some of them were told before.
 
 ======================================================  ===========================================================
 at the source                                           told
 ======================================================  ===========================================================
 a newer instance with other columns                     ``SchemaChanged`` at its first number, or where the columns came
-a change that cannot be followed                        ``Stopped``
-the instance, or the table, was removed                 ``Stopped``
-the instance was made anew, also while nobody followed  ``Stopped``
+a change that cannot be followed                        ``Stopped``, to be read again
+the instance was created again, perhaps of a new table  ``Stopped``, to be read again
+the last instance, or the table, was removed            ``Stopped``; who reads it again finds which
+the newest instance lacks the key                       ``Stopped``
 the cleanup job removed what was not read yet           :class:`LogPurged`
 ======================================================  ===========================================================
 """
@@ -24,7 +25,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from headwater.sources.errors import LogPurged, RefusedValue, SchemaStopped, UnsupportedTable
+from headwater.sources.errors import LogPurged, RefusedValue, RereadNeeded, SchemaStopped, UnsupportedTable
 from headwater.sources.events import Event, SchemaChanged, Stopped
 from headwater.sources.evolution import Projection, SchemaPolicy, follow
 from headwater.sources.special_values import with_policy
@@ -138,10 +139,7 @@ class FollowedTables:
 
     def removed(self, table: SourceTable) -> Stopped:
         """Stops a table whose instance was removed while it was read. :raises SchemaStopped: by policy."""
-        name = table.full_name
-        step = f"{enable_table(table)} Then run: headwater resnapshot {name}"
-        what = "its capture instance was removed while it was read."
-        return self.stopped(table, SchemaStopped(name, what, next_step=step))
+        return self.stopped(table, _uncaptured(table, "its capture instance was removed while it was read."))
 
     def stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable | RefusedValue) -> Stopped:
         """Stops a table. :raises SchemaStopped: by policy."""
@@ -176,11 +174,10 @@ class FollowedTables:
                 gap = self._gap(instance, described, newer, altered, known[place + 1].start)
                 if gap is not None and gap <= end:
                     if gap <= told_to and was_told(instance, gap, told_to):
-                        raise SchemaStopped(
+                        raise RereadNeeded(
                             followed.table.full_name,
-                            "rows were told without a column that had come by then: the capture instance with it was"
-                            " made later.",
-                            next_step=f"Run: headwater resnapshot {followed.table.full_name}",
+                            "rows were captured without a column that existed by then: the capture instance with it"
+                            " was created later.",
                         )
                     if begin < gap:
                         yield from self._told(followed, instance, described, begin, gap.preceding)
@@ -206,14 +203,10 @@ class FollowedTables:
                 f" and we hold all up to {first.preceding.hex}.",
                 next_step=RESNAPSHOT,
             )
-        run = f"headwater resnapshot {name}"
         if not known:
-            step = f"{enable_table(followed.table)} Then run: {run}"
-            raise SchemaStopped(name, "it is captured no longer.", next_step=step)
-        what = "removed, or cleaned up," if is_same else "made anew, or removed,"
-        raise SchemaStopped(
-            name, f"its capture instance was {what} before all of it was read.", next_step=f"Run: {run}"
-        )
+            raise _uncaptured(followed.table, "its last capture instance was removed.")
+        what = "removed, or cleaned up," if is_same else "created again, or removed,"
+        raise RereadNeeded(name, f"its capture instance was {what} before all of it was read.")
 
     def _gap(
         self,
@@ -297,6 +290,12 @@ def described(
             next_step=f"{enable_table(table, 'with_key')} Then run: headwater resnapshot {table.full_name}",
         )
     return replace(table, columns=tuple(columns), key_columns=tuple(names[key] for key in keys))
+
+
+def _uncaptured(table: SourceTable, what: str) -> RereadNeeded:
+    """Change data capture may be off for *table*, or on for another table of its name."""
+    step = f"Where change data capture is off for it, run: {enable_table(table)}"
+    return RereadNeeded(table.full_name, what, next_step=f"{step} Then run: headwater resnapshot {table.full_name}")
 
 
 def enable_table(table: SourceTable | TableName, suffix: str = "") -> str:

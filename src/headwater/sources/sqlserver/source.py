@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -18,13 +18,14 @@ import pyarrow as pa
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
+    RereadNeeded,
     SchemaStopped,
     ServerReplaced,
     SourceBusy,
     SourceWentBack,
     UnsupportedTable,
 )
-from headwater.sources.events import ChangeStream, Checked, Finding, Registered
+from headwater.sources.events import ChangeStream, Checked, Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.sqlserver.catalog import CatalogTable, present_tables, read_tables
@@ -36,6 +37,7 @@ from headwater.sources.sqlserver.instances import CaptureInstance, read_instance
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
+from headwater.sources.sqlserver.types import SqlType, keeps_values
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 
@@ -57,6 +59,7 @@ class SqlServerSource:
         self._special = dict(special_values or {})
         self._session: Session | None = None
         self._stream: SqlServerChangeStream | None = None
+        self._seen: dict[tuple[str, str], SqlServerOffset] = {}
         self._since: dict[str, SqlServerOffset] = {}
         self._followed: FollowedTables | None = None
         self._instances: dict[tuple[str, str], int] = {}
@@ -207,52 +210,43 @@ class SqlServerSource:
     # -- looking after it ------------------------------------------------------------------------------------------
 
     def register(self, tables: Sequence[SourceTable]) -> Mapping[str, str]:
-        """See :class:`~headwater.sources.source.Source`: its capture instance, and which columns none has."""
-        found = self._uncaptured(tables)
-        made = {}
-        for table in tables:
-            names, instances = found[table.full_name]
-            made[table.full_name] = _Noted(tuple(names), instances[-1].change_id if instances else None).text
-        return made
+        """See :class:`~headwater.sources.source.Source`: its columns, its capture instance, and what that lacks."""
+        with self._sql() as session:
+            found = _found(session, tables)
+        return {name: _Noted.of(catalog, there).text for name, (catalog, there) in found.items()}
 
     def check(self, tables: Sequence[Registered]) -> Checked:
-        """See :class:`~headwater.sources.source.Source`: tells of columns that came and that nothing captures."""
-        began = time.time()
-        missing = self._uncaptured([entry.table for entry in tables])
-        found = []
-        for entry in tables:
-            names, instances = missing[entry.table.full_name]
-            before = _noted(entry.registration)
-            followed = None if self._followed is None else self._followed.instance_of(entry.table)
-            now = _Noted(tuple(names), followed or before.instance)
-            if now == before:
-                continue
-            reason = ""
-            if names and now.uncaptured != before.uncaptured:
-                step = enable_table(entry.table, "_".join(names)[:40])
-                if len(instances) > 1:  # there may be two
-                    step = f"{disable_table(entry.table, instances[0].name)} {step}"
-                reason = (
-                    f"No capture instance has the columns {', '.join(names)}. Make another one soon: rows that change"
-                    f" until then lack them. Run: {step}"
-                )
-            found.append(Finding(entry.table, reason, stops=False, registration=now.text))
-        return Checked(found, began)
+        """See :class:`~headwater.sources.source.Source`.
 
-    def _uncaptured(self, tables: Sequence[SourceTable]) -> dict[str, tuple[list[str], list[CaptureInstance]]]:
-        """The columns of each table that are in none of its capture instances, and these; none where it has no such."""
-        names = {TableName(table.namespace, table.name): table.full_name for table in tables}
+        What a person repairs with a second statement, such as another capture instance, is told by the second check
+        that finds it.
+        """
+        began = time.time()
         with self._sql() as session:
-            present = present_tables(session, list(names))
-            instances = read_instances(session, [table.id for table in present.values()])
-        found: dict[str, tuple[list[str], list[CaptureInstance]]] = {full: ([], []) for full in names.values()}
-        for name, table in present.items():
-            there = instances.get(table.id, [])
-            captured = {column.number for instance in there for column in instance.columns}
-            if there and name in names:
-                left = [one.name for one in table.columns if not one.computed and one.number not in captured]
-                found[names[name]] = left, there
-        return found
+            found = _found(session, [entry.table for entry in tables])
+            seen_at = SqlServerOffset(captured_end(session))
+        seen: dict[tuple[str, str], SqlServerOffset] = {}
+        findings = []
+        for entry in tables:
+            table, (catalog, there) = entry.table, found[entry.table.full_name]
+            before = _noted(entry.registration)
+            try:
+                _require_same(table, before, catalog, there)
+            except SchemaStopped as error:
+                stopped = Stopped.by(table, error)
+                key = table.full_name, stopped.reason
+                seen[key] = self._seen.get(key, seen_at)
+                if self.has_reached(seen[key]) and (stopped.reread or key in self._seen):
+                    findings.append(Finding(table, stopped.reason, stops=True, reread=stopped.reread))
+                continue
+            if catalog is None:
+                continue  # the stream stops it: it has no capture instance
+            followed = None if self._followed is None else self._followed.instance_of(table)
+            now = replace(_Noted.of(catalog, there), instance=followed or before.instance)
+            if now != before:
+                findings.append(Finding(table, _lacking(table, before, now, there), stops=False, registration=now.text))
+        self._seen = seen
+        return Checked(findings, began if sum(one.stops for one in findings) == len(seen) else None)
 
     def close(self) -> None:
         """End the connections."""
@@ -262,17 +256,89 @@ class SqlServerSource:
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """What is kept of a table. :ivar instance: ``change_id`` of its instance; earlier releases did not note it."""
+    """What is kept of a table.
+
+    :ivar uncaptured: names of the columns that are in none of its capture instances.
+    :ivar instance: ``change_id`` of its instance; earlier releases did not note it.
+    :ivar columns: type and collation by ``column_id``; ``None`` where an earlier release noted the table.
+    """
 
     uncaptured: tuple[str, ...]
     instance: int | None = None
+    columns: Mapping[int, tuple[str, str | None]] | None = None
+
+    @classmethod
+    def of(cls, catalog: CatalogTable | None, instances: Sequence[CaptureInstance]) -> _Noted:
+        """A table as it is now, followed through the newest of *instances*."""
+        own = [] if catalog is None else [column for column in catalog.columns if not column.computed]
+        captured = {column.number for instance in instances for column in instance.columns}
+        left = [column.name for column in own if instances and column.number not in captured]
+        columns = {column.number: (str(column.type), column.collation) for column in own}
+        return cls(tuple(left), instances[-1].change_id if instances else None, columns)
 
     @property
     def text(self) -> str:
         instance = {} if self.instance is None else {"instance": self.instance}
-        return json.dumps({"uncaptured": list(self.uncaptured)} | instance)
+        columns = {} if self.columns is None else {"columns": self.columns}
+        return json.dumps({"uncaptured": list(self.uncaptured)} | instance | columns)
 
 
 def _noted(registration: str) -> _Noted:
     fields = json.loads(registration)
-    return _Noted(tuple(fields["uncaptured"]), fields.get("instance"))
+    columns = fields.get("columns")
+    known = None if columns is None else {int(number): (one[0], one[1]) for number, one in columns.items()}
+    return _Noted(tuple(fields["uncaptured"]), fields.get("instance"), known)
+
+
+def _found(
+    session: Session, tables: Sequence[SourceTable]
+) -> dict[str, tuple[CatalogTable | None, list[CaptureInstance]]]:
+    """By name: the table that has the name now, and its capture instances; those of the known table where none has."""
+    present = present_tables(session, [TableName(table.namespace, table.name) for table in tables])
+    by_name = {table.full_name: present.get(TableName(table.namespace, table.name)) for table in tables}
+    ids = {table.full_name: table.source_id or 0 for table in tables}
+    ids |= {name: catalog.id for name, catalog in by_name.items() if catalog is not None}
+    instances = read_instances(session, list(ids.values()))
+    return {name: (catalog, instances.get(ids[name], [])) for name, catalog in by_name.items()}
+
+
+def _require_same(
+    table: SourceTable, before: _Noted, catalog: CatalogTable | None, instances: Sequence[CaptureInstance]
+) -> None:
+    """:raises RereadNeeded: stored values may be others. :raises SchemaStopped: the instance has other columns."""
+    name = table.full_name
+    if catalog is None:
+        if instances:
+            step = f"Rename it back, or add the table of the new name; then run: headwater resnapshot {name}"
+            raise SchemaStopped(name, "the table was renamed at the source.", next_step=step)
+        return
+    if catalog.id != table.source_id:
+        raise RereadNeeded(name, "another table has its name now.")
+    own = [column for column in catalog.columns if not column.computed]
+    for captured in instances[-1].columns if instances else ():
+        for column in own:
+            if (column.number == captured.number) != (column.name == captured.name):
+                what = f"the name {captured.name!r} means another column than in the capture instance."
+                step = f"{_another_instance(table, [column.name], instances)} Then run: headwater resnapshot {name}"
+                raise SchemaStopped(name, what, next_step=f"Run: {step}")
+    for column in own:
+        now = str(column.type), column.collation
+        old = (before.columns or {}).get(column.number, now)
+        if old != now and (old[1] != now[1] or not keeps_values(SqlType.parse(old[0]), column.type)):
+            raise RereadNeeded(name, f"column {column.name!r} changed from {old[0]} to {now[0]}, or its collation.")
+
+
+def _lacking(table: SourceTable, before: _Noted, now: _Noted, instances: Sequence[CaptureInstance]) -> str:
+    """That columns came which nothing captures; empty where that was told before."""
+    if not now.uncaptured or now.uncaptured == before.uncaptured:
+        return ""
+    return (
+        f"No capture instance has the columns {', '.join(now.uncaptured)}. Make another one soon: rows that change"
+        f" until then lack them. Run: {_another_instance(table, now.uncaptured, instances)}"
+    )
+
+
+def _another_instance(table: SourceTable, names: Sequence[str], instances: Sequence[CaptureInstance]) -> str:
+    """The statements that make an instance with the columns *names*: a table has at most two."""
+    step = enable_table(table, "_".join(names)[:40])
+    return f"{disable_table(table, instances[0].name)} {step}" if len(instances) > 1 else step

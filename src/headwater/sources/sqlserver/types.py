@@ -133,6 +133,27 @@ class SqlType:
         return pa.string()
 
 
+_WHOLE: Final = ("tinyint", "smallint", "int", "bigint")
+_VARYING: Final = ("varchar", "nvarchar", "varbinary")
+
+
+def keeps_values(old: SqlType, new: SqlType) -> bool:
+    """Whether ``ALTER COLUMN`` from *old* to *new* leaves all stored values as they are, or is refused by the server.
+
+    >>> [keeps_values(SqlType(name, 9), SqlType(name, 90)) for name in ("varchar", "char")]
+    [True, False]
+    """
+    if old == new:
+        return True
+    if old.name in _WHOLE and new.name in _WHOLE:
+        return _WHOLE.index(old.name) <= _WHOLE.index(new.name)
+    if {old.name, new.name} <= {"decimal", "numeric"}:
+        return new.scale >= old.scale and new.size - new.scale >= old.size - old.scale
+    if old.name != new.name:
+        return (old.name, new.name) == ("varchar", "nvarchar")
+    return old.name in _VARYING or (old.name in TIMES and new.size >= old.size)
+
+
 def source_column(
     name: str,
     kind: SqlType,

@@ -11,7 +11,7 @@ from headwater.sources.sqlserver.catalog import CatalogColumn, CatalogTable
 from headwater.sources.sqlserver.defaults import constant, defaults_of
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, selected, source_column
+from headwater.sources.sqlserver.types import SqlType, keeps_values, selected, source_column
 from headwater.sources.sqlserver.values import column_of
 from headwater.sources.table import SourceTable, SpecialValues
 
@@ -118,3 +118,23 @@ def test_names_are_quoted_as_logs_have_them() -> None:
     assert str(TableName.parse("orders")) == "dbo.orders"
     assert str(TableName.parse('[my shop]."Or.ders"')) == '"my shop"."Or.ders"'
     assert TableName.parse("[a]]b].c").sql == "[a]]b].[c]"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_kept"),
+    [
+        ("int", "bigint", True),
+        ("bigint", "int", False),
+        ("decimal(10,2)", "numeric(12,2)", True),
+        ("decimal(10,2)", "decimal(10,4)", False),
+        ("datetime2(3)", "datetime2(7)", True),
+        ("datetime2(7)", "datetime2(3)", False),
+        ("datetime", "datetime2(3)", False),
+        ("varchar(9)", "nvarchar(max)", True),
+        ("nvarchar(9)", "varchar(9)", False),
+        ("char(9)", "char(10)", False),
+        ("float", "varchar(40)", False),
+    ],
+)
+def test_an_alter_column_keeps_stored_values_or_may_change_them(old: str, new: str, is_kept: bool) -> None:
+    assert keeps_values(SqlType.parse(old), SqlType.parse(new)) is is_kept
