@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
 from headwater.sources.citus.members import Members, distributed, here, naming, present_tables
 from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, NodePlace
 from headwater.sources.errors import ForeignOffset, SourceNotFound, UnsupportedTable
-from headwater.sources.events import Finding, Registered
+from headwater.sources.events import Finding, Registered, Stopped
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.changes import RawStream
@@ -226,15 +226,18 @@ class CitusSource:
         now = {name: dict(known["nodes"]) for name, known in before.items()}
         findings: dict[str, Finding] = {}
         reasons: dict[str, str] = {}
+        existing: set[int | None] = set()
         for group, place in self._stream.position.nodes.items():
             mine = here(group, kinds, [entry.table for entry in tables])
             with naming(place.address):
                 self._cluster.require_decoder(group, place.address)
-                self._check_node(group, place.address, mine, before, now, findings, reasons)
+                found = self._check_node(group, place.address, mine, before, now, findings, reasons)
+            if group == COORDINATOR:
+                existing = {table.source_id for table in found}
         made = list(findings.values())
         for entry in tables:
             name = entry.table.full_name
-            if name in findings:
+            if name in findings or entry.table.source_id not in existing:  # a table that was dropped has no kind
                 continue
             if before[name]["kind"] != kinds[name].value:
                 what = f"The table was {before[name]['kind']} and is {kinds[name].value} by now."
@@ -243,8 +246,7 @@ class CitusSource:
             try:
                 self._require_placed(entry.table, kinds[name])
             except UnsupportedTable as error:
-                what = f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
-                made.append(Finding(entry.table, f"{what} Then: headwater resnapshot {name}", stops=True))
+                made.append(Finding(entry.table, Stopped.by(entry.table, error).reason, stops=True))
                 continue
             if now[name] != before[name]["nodes"]:
                 known = _registration(kinds[name], now[name])
@@ -260,8 +262,11 @@ class CitusSource:
         now: dict[str, dict[str, str]],
         findings: dict[str, Finding],
         reasons: dict[str, str],
-    ) -> None:
-        """What one node has of *tables* now, why one stops, and what the log of none tells about one."""
+    ) -> Collection[SourceTable]:
+        """What one node has of *tables* now, why one stops, and what the log of none tells about one.
+
+        :return: those that it has, as they are there.
+        """
         source = self._members.source(group, address)
         merged = {table.full_name: table for table in tables}
         present = present_tables(source, list(merged))
@@ -276,11 +281,13 @@ class CitusSource:
         for finding in source.check(known):
             name = finding.table.full_name
             if finding.stops:
-                findings[name] = Finding(merged[name], finding.reason, stops=True)
+                where = "" if group == COORDINATOR else f"Node {address}: "
+                findings[name] = Finding(merged[name], f"{where}{finding.reason}", stops=True)
             elif finding.registration is not None:
                 now[name][str(group)] = finding.registration
                 if group == COORDINATOR:  # it has the partitions that people make; what a node has may be shards
                     reasons[name] = finding.reason
+        return present.values()
 
     def close(self) -> None:
         """End the connections."""
