@@ -454,7 +454,7 @@ class SqlServer(AdvisedSource):
     namespace = "shop"
 
     def __init__(self, server: SqlServerDouble) -> None:
-        super().__init__(server, SQLSERVER, (Failure(_clean_up),))
+        super().__init__(server, SQLSERVER, (Failure(_clean_up),) if SOAK else ())
         self.server = server
 
     def create(self, table: str, case: Case, rows: int = ROWS, *, captured: bool = True) -> None:
