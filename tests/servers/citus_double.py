@@ -34,6 +34,11 @@ CREATE TABLE pg_catalog.pg_dist_shard (logicalrelid regclass, shardid bigint);
 CREATE TABLE pg_catalog.pg_dist_placement (placementid bigint, shardid bigint, groupid int, shardstate int DEFAULT 1);
 CREATE FUNCTION pg_catalog.shard_name(t regclass, shard bigint) RETURNS text LANGUAGE sql STABLE
   AS $$ SELECT quote_ident(relname || '_' || shard) FROM pg_class WHERE oid = t $$;
+CREATE FUNCTION pg_catalog.citus_set_coordinator_host(host text, port int) RETURNS void LANGUAGE sql AS $$
+  INSERT INTO pg_dist_placement SELECT 900000 + s.shardid, s.shardid, 0
+  FROM pg_dist_shard s JOIN pg_dist_partition t USING (logicalrelid)
+  WHERE t.partmethod = 'n' AND NOT EXISTS
+    (SELECT FROM pg_dist_placement p WHERE p.shardid = s.shardid AND p.groupid = 0) $$;
 CREATE SEQUENCE pg_catalog.pg_dist_groupid_seq MINVALUE 1;
 INSERT INTO pg_catalog.pg_dist_local_group VALUES (0);
 """

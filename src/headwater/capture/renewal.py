@@ -29,7 +29,7 @@ from headwater.errors import HeadwaterError, InputError
 from headwater.log_store.errors import ForeignSchema
 from headwater.log_store.log_events import Reshaped
 from headwater.sources.errors import SourceBusy, SourceNotFound, UnsupportedTable
-from headwater.sources.events import SchemaChanged
+from headwater.sources.events import SchemaChanged, stop_reason
 from headwater.sources.offset import CdcOffset
 from headwater.sources.source import Source
 from headwater.sources.table import SourceColumn, SourceTable
@@ -157,15 +157,16 @@ def present_tables(
         return {table.full_name: table for table in found}, {}
     except (SourceNotFound, UnsupportedTable, ForeignSchema) as error:
         if len(names) == 1:
-            return {}, {names[0]: reason_of(error)}
+            return {}, {names[0]: reason_of(names[0], error)}
     halves = names[: len(names) // 2], names[len(names) // 2 :]
     (present, gone), (more_present, more_gone) = (present_tables(source, half, check) for half in halves)
     return present | more_present, gone | more_gone
 
 
-def reason_of(error: HeadwaterError) -> str:
-    """Why a table is stopped, and what to do."""
-    return f"{error.message} {error.next_step or ''}".rstrip()
+def reason_of(name: str, error: HeadwaterError) -> str:
+    """Why the table *name* is stopped, and what to do."""
+    step = "Create it again." if isinstance(error, SourceNotFound) else error.next_step
+    return stop_reason(name, error.message, step)
 
 
 def renewed_columns(known: SourceTable, now: SourceTable) -> SchemaChanged | None:

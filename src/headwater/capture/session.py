@@ -246,7 +246,7 @@ class CaptureSession:
             except TransientError:
                 raise
             except HeadwaterError as error:
-                self._logs.stop(name, f"{reason_of(error)} Then run: headwater resnapshot {name}")
+                self._logs.stop(name, reason_of(name, error))
 
     def _renew_tables(self) -> None:
         """Capture them from the boundary that was reached on. On a new stream the source describes each table anew."""
@@ -316,7 +316,7 @@ class CaptureSession:
             except UnsupportedTable as error:
                 if present.pop(error.table, None) is None:
                     raise
-                gone[error.table] = reason_of(error)
+                gone[error.table] = reason_of(error.table, error)
                 continue
             if offset.to_json() not in former:  # another server may have come to the very same place
                 return offset, identity

@@ -375,7 +375,9 @@ def _state_of(
     if table.name in parked or table.phase == PARKED:
         why = parked.get(table.name, {"reason": told.get("waiting"), "next_step": None})
         retry = f"{_RUN}headwater sink retry {sink}"
-        step = f"{why['next_step']} Then {retry.lower()}" if why["next_step"] else retry
+        step = why["next_step"] or retry
+        if not _COMMAND.search(step):  # one that reads the table again retries it, too
+            step = f"{step} Then {retry[0].lower()}{retry[1:]}"
         return replace(table, phase=STOPPED, parked=True, reason=why["reason"], next_step=step, waiting=None)
     known = told.get("since")
     if told.get("rereading") or (known and captured is not None and captured.since.to_json() != known):
@@ -386,7 +388,8 @@ def _state_of(
             table,
             phase=INCOMPLETE,
             reason="The sink refused rows of it, which are kept as dead letters.",
-            next_step=f"See why: headwater sink letters {sink}. Then repair it and run: headwater sink replay {sink}",
+            next_step=f"To see why, run: headwater sink letters {sink}. Correct the cause, then run:"
+            f" headwater sink replay {sink}",
         )
     return table
 
@@ -396,10 +399,17 @@ def split_step(text: str) -> tuple[str, str | None]:
     place = text.find(_RUN)
     if place < 0:
         command = _COMMAND.search(text)
-        place = len(text) if command is None else text.rfind(". ", 0, command.start()) + 2
-        place = place if place >= 2 else 0
+        place = len(text) if command is None else _sentence(text, command.start())
+        if text.startswith("Then ", place):
+            place = _sentence(text, place - 2)
     reason = text[:place].rstrip()
     return (reason, text[place:] or None) if reason else (text, None)
+
+
+def _sentence(text: str, place: int) -> int:
+    """Where the sentence begins that *place* is in."""
+    found = text.rfind(". ", 0, place)
+    return found + 2 if found >= 0 else 0
 
 
 def _table(view: Snapshot, name: str, told: Mapping[str, Any], epoch: int, lag: float | None) -> TableStatus:

@@ -27,6 +27,7 @@ from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
 from headwater.pipeline.spark_host import SparkHost
+from headwater.sinks.errors import SINK_NAME
 from headwater.spark.failure import Failure
 
 STOP_SECONDS: Final = 60.0
@@ -112,6 +113,8 @@ class SupervisedQuery(ABC):
         if failure.next_step is None:
             logs = self._config.work / "logs"
             failure = replace(failure, next_step=f"Look at {logs}; headwater run goes on from where it was.")
+        elif failure.next_step.endswith(f" {SINK_NAME}"):
+            failure = replace(failure, next_step=failure.next_step.removesuffix(SINK_NAME) + self.label)
         self.failure = failure
         pause = self._policy.pause(failure)
         fields = {"error": failure.kind, "text": str(failure)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from headwater.errors import (
     CapacityError,
     ConflictError,
@@ -11,6 +13,9 @@ from headwater.errors import (
     NotFoundError,
     TransientError,
 )
+
+SINK_NAME: Final = "NAME"
+"""Stands in a next step for the name of the sink, which the pipeline knows and puts in its place."""
 
 
 class SinkError(HeadwaterError):
@@ -84,7 +89,7 @@ class SinkBehind(SinkError, ConflictError):
         super().__init__(
             f"{sink} has {table} up to epoch {has}, and epoch {committed} was committed to it: it was restored from a "
             "backup, or changed by others.",
-            next_step="Deliver again what it lacks: headwater sink rewind NAME",
+            next_step=f"Deliver again what it lacks. Run: headwater sink rewind {SINK_NAME}",
         )
 
 

@@ -284,6 +284,5 @@ def not_ours(table: SourceTable, what: str, option: str) -> SinkSchemaError:
     return SinkSchemaError(
         table.full_name,
         f"{what} was not created by Headwater.",
-        next_step=f"To write into it, set adopt = true in [[sink]]; else set another {option}, or move the table away. "
-        "Then start the pipeline again, and run: headwater sink retry NAME",
+        next_step=f"Move it away; or set adopt = true (to write into it) or another {option} in [[sink]], and restart.",
     )

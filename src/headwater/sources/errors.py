@@ -168,7 +168,8 @@ class UndecodableValue(RefusedValue, CorruptionError):
         self.table, self.column, self.source_type = table, column, source_type
         super().__init__(
             f"Table {table}, column {column!r} ({source_type}): {reason}",
-            next_step=f"Run: headwater resnapshot {table}. Where it stops again, leave the table out.",
+            next_step="Correct the value at the source, or leave the table out of the captured tables; then run:"
+            f" headwater resnapshot {table}",
         )
 
 

@@ -95,8 +95,19 @@ class Stopped:
                 what = error.reason
             case _:
                 what = error.message
-        reason = f"{what[0].upper()}{what[1:]} {error.next_step or ''}".rstrip()
+        reason = stop_reason(table.full_name, what, error.next_step)
         return cls(table, reason, reread=isinstance(error, RereadNeeded))
+
+
+def stop_reason(table: str, what: str, next_step: str | None = None) -> str:
+    """Why *table* is stopped, ending with the command that resumes it.
+
+    >>> stop_reason("shop.orders", "it has no key.", "Add one.")
+    'It has no key. Add one. Then run: headwater resnapshot shop.orders'
+    """
+    reason = f"{what[0].upper()}{what[1:]} {next_step or ''}".rstrip()
+    command = f"headwater resnapshot {table}"
+    return reason if command in reason else f"{reason} {'Then run' if next_step else 'Run'}: {command}"
 
 
 def packed_row(row: pa.RecordBatch) -> str:

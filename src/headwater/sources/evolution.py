@@ -60,8 +60,8 @@ class Projection:
             raise SchemaStopped(
                 self.table.full_name,
                 f"column {column.name!r} holds values that its captured type {column.type} does not.",
-                next_step="Start the capture with --schema-policy evolve (pipeline.toml: source.schema_policy); then"
-                f" run: headwater resnapshot {self.table.full_name}",
+                next_step="Set schema_policy to evolve, in pipeline.toml ([source]) or with --schema-policy, and"
+                f" restart; then run: headwater resnapshot {self.table.full_name}",
             ) from None
 
 
@@ -95,8 +95,8 @@ def follow(
         raise SchemaStopped(
             known.full_name,
             told(change),
-            next_step="Start the capture with --schema-policy evolve or ignore (in pipeline.toml:"
-            " source.schema_policy): it goes on before the change.",
+            next_step="Set schema_policy to evolve or ignore, in pipeline.toml ([source]) or with --schema-policy: the"
+            " capture resumes before the change. Then run: headwater run",
         )
     if policy is SchemaPolicy.IGNORE:
         return _projection(known, now), None

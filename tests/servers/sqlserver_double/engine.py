@@ -358,7 +358,8 @@ class Engine:
 
     # -- change data capture -----------------------------------------------------------------------------------------
 
-    def enable(self, schema: str, name: str, instance: str | None) -> None:
+    def enable(self, schema: str, name: str, instance: str | None, listed: str | None = None) -> None:
+        """:param listed: names of columns with commas between them; all by default."""
         with self.lock:
             if not self.has_cdc:
                 raise Refused(22901, "The database is not enabled for Change Data Capture.")
@@ -369,7 +370,9 @@ class Engine:
             if sum(one.table is table for one in self.instances) == 2:
                 raise Refused(22962, "Two capture instances already exist for the source table.")
             self._number += 1
-            self.instances.append(Instance(named, table, self._number, self.next_lsn(), list(table.columns)))
+            chosen = None if listed is None else {one.strip() for one in listed.split(",")}
+            columns = [column for column in table.columns if chosen is None or column.name in chosen]
+            self.instances.append(Instance(named, table, self._number, self.next_lsn(), columns))
 
     def disable(self, schema: str, name: str, instance: str) -> None:
         with self.lock:

@@ -107,7 +107,12 @@ class DoubleSession:
         if name == "sp_cdc_enable_db":
             engine.has_cdc = True
         elif name == "sp_cdc_enable_table":
-            engine.enable(texts["source_schema"], texts["source_name"], texts.get("capture_instance"))
+            engine.enable(
+                texts["source_schema"],
+                texts["source_name"],
+                texts.get("capture_instance"),
+                texts.get("captured_column_list"),
+            )
         elif name == "sp_cdc_disable_table":
             engine.disable(texts["source_schema"], texts["source_name"], texts["capture_instance"])
         elif name == "sp_cdc_cleanup_change_table":

@@ -172,6 +172,12 @@ class SessionPipeline(RunningPipeline):
     def start(self) -> None:
         self._pipeline.start(self._spark)
 
+    def configure(self, edit: Callable[[str], str]) -> None:
+        """Change the file of the pipeline, which does not run."""
+        path = self.folder / "pipeline.toml"
+        path.write_text(edit(path.read_text()))
+        self._pipeline = Pipeline.from_toml(path)
+
     def status(self) -> dict[str, Any]:
         return self._pipeline.status().to_json()
 

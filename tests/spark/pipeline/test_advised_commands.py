@@ -1,138 +1,167 @@
 """What the status advises leads back to live: each state is produced on a real server, and its advice followed.
 
-A case is one table of one pipeline, so that all of them cost about one start. A new reason to stop gets a line here.
+The states are in :mod:`tests.spark.pipeline.advised`. Rows and tables that a sink other than Delta refuses are followed
+back to live in test_parked.py.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from dataclasses import dataclass
-from functools import partial
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
-from tests.db.capture.captured import drop_slot
-from tests.sampled import SOAK
+from deltalake import write_deltalake
 from tests.servers.postgres import Database
+from tests.spark.pipeline.advised import STARTED, AdvisedSource, Postgres
 from tests.spark.pipeline.conftest import StartPipeline
 from tests.spark.pipeline.driven import SessionPipeline
 
-ROWS = 50
-STEP = re.compile(r"\b[Rr]un: (.+?)(?=,? (?:[Tt]hen )?[Rr]un: |$)")
+STOPPED = ("stopped", "incomplete")
+COMMAND = "headwater "
 
 
-@dataclass(frozen=True)
-class Case:
-    """How a table comes to its state.
+def steps(next_step: str) -> Iterator[str]:
+    """The statements and commands that *next_step* says to run, in order.
 
-    :ivar change: statements, with ``{t}`` for the table. :ivar repair: what a person does first, as the advice says.
-    :ivar key: of the table before.
+    >>> list(steps("Run: ALTER TABLE a SET LOGGED; Then run: headwater resnapshot a.b. It takes long."))
+    ['ALTER TABLE a SET LOGGED', 'headwater resnapshot a.b']
     """
-
-    change: str
-    repair: str = ""
-    key: str = "id"
-
-
-CREATE = "CREATE TABLE {t} (id bigint NOT NULL, code bigint NOT NULL, name text, PRIMARY KEY ({key}))"
-FILL = "INSERT INTO {t} (id, code, name) SELECT n, n, 'row ' || n FROM generate_series(1, {rows}) n"
-REMAKE = f"{CREATE.replace('{key}', 'id')}; {FILL.replace('{rows}', '7')}"
-CASES = {
-    "key_changed": Case("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey, ADD PRIMARY KEY (code)"),
-    "key_column_dropped": Case("ALTER TABLE {t} DROP COLUMN code, ADD PRIMARY KEY (id)", key="code"),
-    "key_lost": Case("ALTER TABLE {t} DROP CONSTRAINT {t}_pkey", "ALTER TABLE {t} ADD PRIMARY KEY (id)"),
-    "retyped": Case("ALTER TABLE {t} ALTER COLUMN code TYPE smallint"),
-    "renamed": Case("ALTER TABLE {t} RENAME TO elsewhere", "ALTER TABLE elsewhere RENAME TO {t}"),
-    "made_again": Case(f"DROP TABLE {{t}}; {REMAKE}"),
-    "dropped": Case("DROP TABLE {t}", REMAKE),
-    "unpublished": Case("ALTER PUBLICATION headwater DROP TABLE {t}"),
-    "published_again": Case("ALTER PUBLICATION headwater DROP TABLE {t}; ALTER PUBLICATION headwater ADD TABLE {t}"),
-    "no_identity": Case("ALTER TABLE {t} REPLICA IDENTITY NOTHING", "ALTER TABLE {t} REPLICA IDENTITY DEFAULT"),
-}
-
-
-def perform(shop: Database, table: str, statements: str) -> None:
-    shop.execute(*filter(None, (one.strip() for one in statements.replace("{t}", table).split(";"))))
-
-
-def follow(pipeline: SessionPipeline, shop: Database, next_step: str) -> list[str]:
-    """Do just what *next_step* says: statements at the server, commands of ours; the commands."""
-    steps = [one.strip().rstrip(";") for one in STEP.findall(next_step)]
-    assert steps, f"this names nothing to run: {next_step}"
-    commands = [one for one in steps if one.startswith("headwater ")]
-    assert commands, f"this names no command: {next_step}"
-    for step in steps:
-        if step in commands:
-            pipeline.ask(*shlex.split(step)[1:])
+    for part in re.split(r"\b[Rr]un: ", next_step)[1:]:
+        if part.startswith(COMMAND):
+            yield re.split(r"[.,;]?\s+(?=[A-Z]|then\b)", part)[0]
         else:
-            shop.execute(step)
-    return commands
+            assert ";" in part, f"this statement has no end: {next_step}"
+            yield from filter(None, (one.strip() for one in part[: part.rindex(";")].split(";")))
 
 
-def by_name(pipeline: SessionPipeline) -> dict[str, dict[str, Any]]:
+class Followed:
+    """The advice of one table, or of the pipeline: its statements and its commands."""
+
+    def __init__(self, source: AdvisedSource, stopped: dict[str, Any]) -> None:
+        self._source = source
+        self._reason = str(stopped.get("reason") or stopped.get("error"))
+        found = list(steps(stopped["next_step"] or ""))
+        self._statements = [one for one in found if not one.startswith(COMMAND)]
+        self._commands = [shlex.split(one)[1:] for one in found if one.startswith(COMMAND)]
+        assert self._commands, f"this names no command: {stopped}"
+        assert found[-1].startswith(COMMAND), f"this does not end with a command: {stopped}"
+
+    def run_statements(self) -> None:
+        for one in self._statements:
+            self._source.advised(one, self._reason)
+
+    def run_commands(self) -> None:
+        for command in self._commands:
+            if command != ["run"]:
+                self._source.pipeline.ask(*command)
+
+
+def tables(pipeline: SessionPipeline) -> dict[str, dict[str, Any]]:
     return {one["name"]: one for sink in pipeline.status()["sinks"] for one in sink["tables"]}
 
 
-@pytest.mark.timeout(600)
-def test_what_the_status_advises_leads_back_to_live(start_pipeline: StartPipeline, newest_postgres: Database) -> None:
-    shop = newest_postgres
-    for table, case in CASES.items():
-        shop.execute(CREATE.format(t=table, key=case.key), FILL.format(t=table, rows=ROWS))
-    pipeline = start_pipeline(shop, '["public.*"]')
-    names = {f"public.{table}": case for table, case in CASES.items()}
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Iterator[AdvisedSource]:
+    kind, _, on_rewrite = request.param.partition(" ")
+    if kind == "postgres":
+        database: Database = request.getfixturevalue("newest_postgres")
+        yield Postgres(database, on_rewrite)
+        return
+    with STARTED[kind]() as started:
+        yield started
 
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "postgres reread",
+        pytest.param("postgres stop", marks=pytest.mark.soak),
+        "mariadb",
+        pytest.param("mysql", marks=pytest.mark.soak),
+        "mongodb",
+        "sqlserver",
+        pytest.param("citus", marks=pytest.mark.soak),
+    ],
+    indirect=True,
+)
+def test_what_the_status_advises_leads_back_to_live(
+    source: AdvisedSource, start_pipeline: StartPipeline, tmp_path: Path
+) -> None:
+    names = {table: source.name(table) for table in source.cases}
+    for table, case in source.cases.items():
+        source.create(table, case)
+        source.perform(table, case.before)
+        if case.blocked:
+            write_deltalake(tmp_path / "lake" / names[table], pa.table({"of": ["others"]}))
+    captured = f'{json.dumps(list(names.values()))}\non_rewrite = "{source.on_rewrite}"'
+    pipeline = source.pipeline = start_pipeline(source.database, captured, source.settings)
     phases: set[str] = set()
 
     def are_live() -> bool:
         found = pipeline.status()
         phases.update(one["phase"] for one in found["sinks"][0]["tables"])
-        return bool(found["live"]) and {one["name"] for one in found["sinks"][0]["tables"]} == set(names)
+        return bool(found["live"]) and {one["name"] for one in found["sinks"][0]["tables"]} == set(names.values())
 
-    def equal(name: str) -> bool:
-        return pipeline.mirror(name) == sorted(shop.execute(f"SELECT id, name FROM {name}"))
+    def equal(table: str) -> bool:
+        return pipeline.mirror(names[table]) == source.rows(table)
 
-    pipeline.wait_for(are_live)
-    for table, case in CASES.items():
-        perform(shop, table, case.change)
-        if shop.value(f"SELECT to_regclass('{table}') IS NOT NULL"):
-            columns = "id, name" if table == "key_column_dropped" else "id, code, name"
-            values = "1001, 'new'" if table == "key_column_dropped" else "1001, 1001, 'new'"
-            shop.execute(f"INSERT INTO {table} ({columns}) VALUES ({values})")
-    for name, case in names.items():
-        # what is repaired without a person is live and equal again, what is not has stopped: nothing else, for good
-        pipeline.wait_for(
-            lambda name=name, case=case: (
-                by_name(pipeline)[name]["phase"] == "stopped"  # type: ignore[misc]
-                or (not case.repair and by_name(pipeline)[name]["phase"] == "live" and equal(name))
-            )
-        )
+    def has_come_to_rest(table: str) -> bool:
+        """What is repaired without a person is live and equal again, what is not has stopped: nothing else."""
+        case, phase = source.cases[table], tables(pipeline).get(names[table], {"phase": ""})["phase"]
+        by_itself = source.on_rewrite == "reread" and not case.must_stop
+        return phase in STOPPED or (by_itself and phase == "live" and equal(table))
+
+    for table, case in source.cases.items():
+        phase = "stopped" if case.starts_stopped else "live"
+        pipeline.wait_for(lambda: tables(pipeline).get(names[table], {"phase": ""})["phase"] == phase)  # noqa: B023
+    for table, case in source.cases.items():
+        source.perform(table, case.change)
+        if case.writes:
+            source.write(table, 1001)
+    for table in source.cases:
+        pipeline.wait_for(lambda: has_come_to_rest(table))  # noqa: B023
     assert not pipeline.status()["live"]
-    stopped = {name: one for name, one in by_name(pipeline).items() if one["phase"] == "stopped"}
-    assert {name: one["reason"] for name, one in stopped.items() if "headwater " not in (one["next_step"] or "")} == {}
-    followed = {}
-    for name, case in names.items():
-        told = by_name(pipeline)[name]
-        if told["phase"] == "stopped":
-            assert told["reason"]
-            perform(shop, name.partition(".")[2], case.repair)
-            followed[name] = follow(pipeline, shop, told["next_step"])
-    assert "public.unpublished" in followed
+
+    stopped = {name: one for name, one in tables(pipeline).items() if one["phase"] in STOPPED}
+    assert [name for name, one in stopped.items() if not one["reason"]] == []
+    followed = [Followed(source, one) for one in stopped.values()]
+    for table, case in source.cases.items():
+        source.perform(table, case.repair)
+        if case.blocked:
+            shutil.rmtree(tmp_path / "lake" / names[table])
+    for one in followed:
+        one.run_statements()
+    set_by_person = [case.setting.replace("{n}", names[table]) for table, case in source.cases.items() if case.setting]
+    if set_by_person:
+        pipeline.end()
+        pipeline.configure(lambda text: "\n".join([text, *set_by_person]))
+        pipeline.start()
+    for one in followed:
+        one.run_commands()
     pipeline.wait_for(are_live)
-    for name in names:
-        pipeline.wait_for(lambda name=name: equal(name))  # type: ignore[misc]
-    assert all(one["reason"] is None for one in by_name(pipeline).values())
+    for table in source.cases:
+        pipeline.wait_for(lambda: equal(table))  # noqa: B023
+    assert {name: one["reason"] for name, one in tables(pipeline).items() if one["reason"]} == {}
     assert "rereading" in phases
 
-    drop_publication = partial(Database.execute, shop, "DROP PUBLICATION headwater")
-    for damage in (partial(drop_slot, shop), drop_publication) if SOAK else (partial(drop_slot, shop),):
-        damage()
-        shop.execute("INSERT INTO unpublished VALUES ((SELECT max(id) + 1 FROM unpublished), 5, 'in the gap')")
+    for failure in source.failures:
+        failure.damage(source)
         pipeline.wait_for_end()
         found = pipeline.status()
         assert found["state"] == "failed"
-        follow(pipeline, shop, found["next_step"])
+        advice = Followed(source, found)
+        failure.repair(source)
+        advice.run_statements()
+        advice.run_commands()
         pipeline.start()
         pipeline.wait_for(are_live)
-        pipeline.wait_for(lambda: equal("public.unpublished"))
+        for table in source.cases:
+            pipeline.wait_for(lambda: equal(table))  # noqa: B023
         assert pipeline.status()["error"] is None

@@ -56,8 +56,9 @@ def set_policy(running: RunningPipeline, text: str) -> None:
 def test_a_special_value_stops_its_table_alone_and_its_reason_repairs_it(
     running: RunningPipeline, shop: Database
 ) -> None:
-    running.wait_for(lambda: shown(running, "old")["phase"] == "parked")
-    assert "column 'day' (date) holds infinite dates or times" in shown(running, "old")["waiting"]
+    running.wait_for(lambda: shown(running, "old")["phase"] == "stopped")
+    assert "column 'day' (date) holds infinite dates or times" in shown(running, "old")["reason"]
+    assert shown(running, "old")["next_step"].endswith("run: headwater resnapshot shop.old")
     running.wait_for(lambda: shown(running, "orders")["phase"] == shown(running, "odd")["phase"] == "live")
     shop.execute(
         "INSERT INTO shop.odd VALUES (101, 'good', '2026-01-01', 1)",

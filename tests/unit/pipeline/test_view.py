@@ -117,6 +117,11 @@ def test_a_lag_that_nobody_knows_is_unknown_and_a_silent_process_says_since_when
             "It changed.",
             "Set x.y; then run: headwater resnapshot",
         ),
+        (
+            "It is a view. Replace it with a table. Then run: headwater resnapshot a.b",
+            "It is a view.",
+            "Replace it with a table. Then run: headwater resnapshot a.b",
+        ),
         ("Nothing to do.", "Nothing to do.", None),
     ],
 )

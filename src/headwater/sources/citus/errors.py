@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headwater.errors import ConflictError, HeadwaterError
-from headwater.sources.errors import SourceError
+from headwater.sources.errors import RefusedValue, SourceError
 
 RESNAPSHOT = "Run: headwater resnapshot"
 
@@ -24,3 +24,10 @@ def name_node(error: HeadwaterError, address: str) -> None:
     if address not in error.message:
         error.message = f"Node {address}: {error.message}"
         error.args = (f"{error.message} {error.next_step}" if error.next_step else error.message,)
+
+
+def name_table(error: RefusedValue, shard: str, table: str) -> None:
+    """Say in *error*, of a value of *shard*, which table it is about: that is the one which people name."""
+    error.table, error.message = table, error.message.replace(shard, table)
+    error.next_step = (error.next_step or "").replace(shard, table) or None
+    error.args = (f"{error.message} {error.next_step}" if error.next_step else error.message,)

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster
+from headwater.sources.citus.errors import name_table
 from headwater.sources.citus.export import CitusSnapshot
 from headwater.sources.citus.shards import Names, PlacedTable, ShardPlace, placed_tables
+from headwater.sources.errors import RefusedValue
 from headwater.sources.postgres.key_order import PostgresKeyOrder
 from headwater.sources.postgres.snapshots import PostgresSnapshots
 from headwater.sources.splits import KeyRange, SplitKind
@@ -68,8 +70,12 @@ class CitusSnapshots:
         placed = placed_tables(self._cluster, table, snapshot)
         for one, within in _parts(placed, kind, part):
             address, name = names.nodes[one.group]
-            for batch in self._on(one.group, address).read(one.table, kind, within, name, columns=columns):
-                yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            try:
+                for batch in self._on(one.group, address).read(one.table, kind, within, name, columns=columns):
+                    yield pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+            except RefusedValue as error:
+                name_table(error, one.table.full_name, table.full_name)
+                raise
 
 
 def _parts(placed: Sequence[PlacedTable], kind: SplitKind, part: KeyRange) -> Iterator[tuple[PlacedTable, KeyRange]]:

@@ -244,6 +244,7 @@ class CitusSource:
         now = {name: dict(known["nodes"]) for name, known in before.items()}
         findings: dict[str, Finding] = {}
         described: dict[str, dict[int, SourceTable]] = {name: {} for name in before}
+        existing: set[int | None] = set()
         for group, place in sorted(self._stream.position.nodes.items()):
             mine = here(group, kinds, [entry.table for entry in tables])
             with naming(place.address):
@@ -252,10 +253,12 @@ class CitusSource:
                 for name, table in present.items():
                     described[name][group] = table
                 began = began if is_whole else None
+            if group == COORDINATOR:
+                existing = {table.source_id for table in present.values()}
         seen, self._seen = self._seen, {}
         for entry in tables:
             table, name = entry.table, entry.table.full_name
-            if name in findings:
+            if name in findings or table.source_id not in existing:  # a table that was dropped has no kind
                 continue
             known = _registration(kinds[name], now[name])
             try:
@@ -328,8 +331,9 @@ class CitusSource:
             # the coordinator has the partitions that people make; what a node has may be shards
             is_unlogged = group == COORDINATOR and finding.reason != ""
             if finding.stops or is_unlogged:
+                where = "" if group == COORDINATOR else f"Node {address}: "
                 reread = finding.reread or not finding.stops
-                findings.setdefault(name, Finding(merged[name], finding.reason, stops=True, reread=reread))
+                findings.setdefault(name, Finding(merged[name], f"{where}{finding.reason}", stops=True, reread=reread))
             elif finding.registration is not None:
                 now[name][str(group)] = finding.registration
         return present, checked.time is not None

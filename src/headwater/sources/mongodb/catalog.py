@@ -76,13 +76,15 @@ class Collection:
         if self.kind != "collection" or self.name.name.startswith("system."):
             what = {"view": "a view", "timeseries": "a time series"}.get(self.kind, "a collection of the server's own")
             raise UnsupportedTable(
-                str(self.name), f"it is {what}, whose changes no server logs.", next_step="Name a collection."
+                str(self.name),
+                f"it is {what}, whose changes no server logs.",
+                next_step="Replace it with a collection.",
             )
         if self.collation not in ("", "simple"):
             raise UnsupportedTable(
                 str(self.name),
                 f"its keys are compared by the collation {self.collation!r}, and not by their bytes.",
-                next_step="Capture a collection with the simple collation.",
+                next_step="Replace it with a collection that has the simple collation.",
             )
 
     def require_history(self, version: Sequence[int]) -> None:

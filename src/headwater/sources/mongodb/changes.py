@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 import pyarrow as pa
 
-from headwater.sources.errors import SourceError
+from headwater.sources.errors import SourceError, UnsupportedTable
 from headwater.sources.events import Boundary, Event, StreamStatus
 from headwater.sources.evolution import SchemaPolicy
-from headwater.sources.mongodb.catalog import present
+from headwater.sources.mongodb.catalog import present, require_capturable
 from headwater.sources.mongodb.connection import BadToken, Client, Dsn, server_errors
 from headwater.sources.mongodb.documents.decoder import Conflict
 from headwater.sources.mongodb.event_rows import token_of
@@ -126,8 +127,11 @@ class MongoChangeStream:
         self._after[CollectionName(table.namespace, table.name)] = position.time
 
     def _is_present(self, name: CollectionName) -> bool:
-        with server_errors(self._dsn):
-            return bool(present(self._client, [name]))
+        with server_errors(self._dsn), suppress(UnsupportedTable):
+            for collection in present(self._client, [name]).values():
+                require_capturable(self._client, collection)
+                return True
+        return False
 
     def add_table(self, table: SourceTable) -> None:
         """See :class:`~headwater.sources.events.ChangeStream`. Call it at a boundary: there the stream begins anew."""

@@ -236,7 +236,7 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
     if code in _PURGED:
         return LogPurged(
             f"{dsn} no longer has the changes after our position: its oplog has rolled over.",
-            next_step=f"{RESNAPSHOT}; and make the oplog larger: db.adminCommand({{replSetResizeOplog: 1, size: …}})",
+            next_step=f"Make the oplog larger: db.adminCommand({{replSetResizeOplog: 1, size: …}}). {RESNAPSHOT}",
         )
     if code in _BAD_TOKEN:
         return BadToken(f"{dsn} does not know the resume token: {said}.", next_step=RESNAPSHOT)

@@ -57,7 +57,7 @@ class FollowedTables:
     :param lookup: the documents of updates that come without one.
     :param after: by collection: changes up to this cluster time are not of interest.
     :param is_sharded: documents may move from shard to shard.
-    :param is_present: whether there is a collection of this name now.
+    :param is_present: whether a collection of this name exists now that can be captured.
     :ivar conflicts: values that a column did not take and that are null, by table, since they were last looked at.
     """
 

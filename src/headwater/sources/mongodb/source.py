@@ -244,8 +244,7 @@ class MongoSource:
                         raise RereadNeeded(table.full_name, "another collection has its name now.")
             except (RereadNeeded, UnsupportedTable) as error:
                 stopped = Stopped.by(table, error)
-                again = "" if stopped.reread else f" Then run: headwater resnapshot {table.full_name}"
-                finding = Finding(table, f"{stopped.reason}{again}", stops=True, reread=stopped.reread)
+                finding = Finding(table, stopped.reason, stops=True, reread=stopped.reread)
                 seen[finding] = self._seen.get(finding, seen_at)
         self._seen = seen
         ready = [finding for finding, position in seen.items() if self.has_reached(position)]

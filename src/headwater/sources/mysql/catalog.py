@@ -117,12 +117,14 @@ class CatalogTable:
     def require_capturable(self) -> None:
         """:raises UnsupportedTable: it is no table whose changes are logged, or it has no key."""
         if self.kind not in ("BASE TABLE", "SYSTEM VERSIONED"):
-            raise UnsupportedTable(str(self.name), f"it is a {self.kind.lower()}.", next_step="Name a table.")
+            raise UnsupportedTable(
+                str(self.name), f"it is a {self.kind.lower()}.", next_step="Replace it with a table."
+            )
         if self.kind == "SYSTEM VERSIONED":
             raise UnsupportedTable(
                 str(self.name),
                 "it is system-versioned, and its log tells old versions beside the rows.",
-                next_step=f"ALTER TABLE {self.name.sql} DROP SYSTEM VERSIONING;",
+                next_step=f"Run: ALTER TABLE {self.name.sql} DROP SYSTEM VERSIONING;",
             )
         if not self.key:
             raise UnsupportedTable(

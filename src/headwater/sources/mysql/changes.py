@@ -256,8 +256,8 @@ class MySqlChangeStream:
                 raise SourceMisconfigured(
                     "The log has a statement that changes rows instead of the rows: a session set binlog_format, or "
                     "mixed tables with and without transactions.",
-                    next_step="SET GLOBAL binlog_format = ROW; and look for sessions that set another; then run: "
-                    "headwater resnapshot",
+                    next_step="Run: SET GLOBAL binlog_format = ROW; End the sessions that set another format, then run:"
+                    " headwater resnapshot",
                 )
             return
         self._tables.apply_all(sql, found, self._row_position(), events)

@@ -145,7 +145,8 @@ class Definitions:
             raise SchemaStopped(
                 name,
                 "its rows came without the names of their columns (binlog_row_metadata).",
-                next_step=f"SET GLOBAL binlog_row_metadata = FULL; then run: headwater resnapshot {name}",
+                next_step="Run: SET GLOBAL binlog_row_metadata = FULL; Then run: FLUSH TABLES; Then run: headwater"
+                f" resnapshot {name}",
             )
         live = {column.name: column for column in known.columns if not column.dropped}
         places = [place for place, told in enumerate(table_map.columns) if not (told.name or "").startswith(_HIDDEN)]

@@ -195,8 +195,8 @@ class FollowedTables:
                     name,
                     f"its rows came without column {lacking.column!r}: a session, or the server, logs only parts of"
                     " rows (binlog_row_image).",
-                    next_step="SET GLOBAL binlog_row_image = FULL; sessions that are open keep theirs: end those that"
-                    f" set another; then run: headwater resnapshot {name}",
+                    next_step="Run: SET GLOBAL binlog_row_image = FULL; End the sessions that set another value: open"
+                    f" sessions keep theirs. Then run: headwater resnapshot {name}",
                 )
                 self._stop(key, reason, events)
             elif refused is not None:
@@ -331,7 +331,8 @@ class FollowedTables:
             raise SchemaStopped(
                 known.full_name,
                 "a column was renamed, and the policy ignore keeps the old name.",
-                next_step=f"Capture with --schema-policy evolve; then run: headwater resnapshot {known.full_name}",
+                next_step="Set schema_policy to evolve, in pipeline.toml ([source]) or with --schema-policy, and"
+                f" restart; then run: headwater resnapshot {known.full_name}",
             )
         if self._policy is SchemaPolicy.IGNORE:
             live = {column.name.lower() for column in known.columns if not column.dropped}
@@ -452,11 +453,23 @@ class FollowedTables:
     def _stop(
         self, key: tuple[str, str], error: SchemaStopped | UnsupportedTable | RefusedValue, events: list[Event]
     ) -> None:
+        known = self._known[key]
+        if isinstance(error, RereadNeeded):
+            error = self._unsupported(known) or error
         if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
             raise error
-        known = self._known[key]
         self._forget(key)
         events.append(Stopped.by(known, error))
+
+    def _unsupported(self, known: SourceTable) -> UnsupportedTable | None:
+        """Why the table cannot be read again as it is now; ``None``: it can, or does not exist."""
+        catalog = self._definitions.catalog(known)
+        try:
+            if catalog is not None:
+                catalog.require_capturable()
+        except UnsupportedTable as error:
+            return error
+        return None
 
 
 @dataclass(frozen=True, slots=True)

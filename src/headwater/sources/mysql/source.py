@@ -304,8 +304,7 @@ class MySqlSource:
         try:
             catalog.require_capturable()
         except UnsupportedTable as error:
-            reason = Stopped.by(table, error).reason
-            return Finding(table, f"{reason} Then run: headwater resnapshot {name}", stops=True)
+            return Finding(table, Stopped.by(table, error).reason, stops=True)
         shape = self._shapes.get(name)
         change = None if shape is None else shape.change_to(now)
         if catalog.key != table.key_columns:

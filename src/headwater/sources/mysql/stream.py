@@ -214,8 +214,8 @@ def _check_files(session: Connection, dsn: Dsn, server: Server, start: MySqlOffs
     if server.server != start.server:
         raise ServerReplaced(
             f"{dsn} is another server, and files and positions of one server mean nothing on another.",
-            next_step="Give the address of the server that was captured, or run: headwater resnapshot. "
-            "With gtid_mode = ON another server can take over.",
+            next_step="Give the address of the server that was captured; to capture this one instead (with gtid_mode ="
+            " ON another server can take over), run: headwater resnapshot",
         )
     files = binlog_files(session)
     if start.filename not in files:
@@ -245,7 +245,7 @@ def log_purged(dsn: Dsn) -> LogPurged:
     """The error of a gap."""
     return LogPurged(
         f"{dsn} has removed files of its log that were not captured yet: changes are lost.",
-        next_step=f"{RESNAPSHOT}. To keep the log for longer: SET GLOBAL binlog_expire_logs_seconds = 604800;",
+        next_step=f"To keep the log for longer: SET GLOBAL binlog_expire_logs_seconds = 604800; {RESNAPSHOT}",
     )
 
 

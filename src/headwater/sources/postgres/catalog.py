@@ -47,6 +47,7 @@ WHERE c.relkind NOT IN ('i', 'I', 'c', 't')
 _EXISTING = f"""
 SELECT n.nspname AS namespace, c.relname AS name
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace {_BY_NAME}
+  AND c.relkind IN ('r', 'p')
 """
 
 _BY_OID = "WHERE c.oid = ANY(%s::oid[])"

@@ -168,7 +168,8 @@ class CatalogTable:
             raise UnsupportedTable(
                 str(self.name),
                 f"its key column {left_out[0]!r} is not in the log (generated, or not in the publication).",
-                next_step=f"Run: ALTER TABLE {self.name.sql} REPLICA IDENTITY USING INDEX … with logged columns alone;",
+                next_step="Name a unique index of logged columns:"
+                f" ALTER TABLE {self.name.sql} REPLICA IDENTITY USING INDEX …;",
             )
         return key
 
@@ -180,7 +181,7 @@ class CatalogTable:
         name = str(self.name)
         if self.kind not in ("r", "p"):
             what = _KINDS.get(self.kind, "not a table")
-            raise UnsupportedTable(name, f"it is {what}.", next_step="Name a table or a partitioned table.")
+            raise UnsupportedTable(name, f"it is {what}.", next_step="Replace it with a table.")
         if self.persistence == "t":
             raise UnsupportedTable(name, "it is temporary, and its changes are not logged.")
         if self.persistence == "u":
@@ -218,14 +219,19 @@ class CatalogTable:
             raise UnsupportedTable(str(self.name), self._no_identity(), next_step=f"Run: {self.identity_fix}")
         key = self.primary_key if self.identity is not ReplicaIdentity.INDEX else ()
         needed = set(key or self.identity_columns)
-        for leaf in self.leaves:
-            if leaf.identity is not ReplicaIdentity.FULL and not needed <= set(leaf.identity_columns):
-                words = "DEFAULT" if self.identity is ReplicaIdentity.DEFAULT else "FULL"
-                raise UnsupportedTable(
-                    str(self.name),
-                    f"its partition {leaf.name} has another replica identity than the table.",
-                    next_step=f"Run: ALTER TABLE {leaf.name.sql} REPLICA IDENTITY {words};",
-                )
+        others = [leaf for leaf in self._without_full_identity if not needed <= set(leaf.identity_columns)]
+        if others:
+            words = "DEFAULT" if self.identity is ReplicaIdentity.DEFAULT else "FULL"
+            fix = " ".join(f"ALTER TABLE {leaf.name.sql} REPLICA IDENTITY {words};" for leaf in others)
+            raise UnsupportedTable(
+                str(self.name),
+                f"its partition {others[0].name} has another replica identity than the table.",
+                next_step=f"Run: {fix}",
+            )
+
+    @property
+    def _without_full_identity(self) -> list[Partition]:
+        return [leaf for leaf in self.leaves if leaf.identity is not ReplicaIdentity.FULL]
 
     def _no_identity(self) -> str:
         if self.identity is ReplicaIdentity.NOTHING:
@@ -234,13 +240,14 @@ class CatalogTable:
 
     @property
     def identity_fix(self) -> str:
-        """The statement that gives the table a replica identity."""
+        """The statements that give the table a replica identity; without a key its partitions need their own."""
         if self.primary_key:
             return f"ALTER TABLE {self.name.sql} REPLICA IDENTITY DEFAULT;"
         unique = next((index for index in self.indexes if not index.primary), None)
-        if unique is not None:
+        if unique is not None and not self.leaves:
             return f"ALTER TABLE {self.name.sql} REPLICA IDENTITY USING INDEX {quoted(unique.name)};"
-        return f"ALTER TABLE {self.name.sql} REPLICA IDENTITY FULL;"
+        names = [self.name, *(leaf.name for leaf in self._without_full_identity)]
+        return " ".join(f"ALTER TABLE {name.sql} REPLICA IDENTITY FULL;" for name in names)
 
 
 _KINDS = {

@@ -97,7 +97,7 @@ def read_key(session: Connection, table: CatalogTable, names: Sequence[str]) -> 
             raise UnsupportedTable(
                 str(table.name),
                 f"its column {column.name!r} may be null, so keys do not order its rows.",
-                next_step=f"Run: ALTER TABLE {table.name.sql} ADD PRIMARY KEY (…);",
+                next_step=f"Add a key: ALTER TABLE {table.name.sql} ADD PRIMARY KEY (…);",
             )
         if not _is_ordered(base, {oid for oid, row in kinds.items() if row.namespace is not None}):
             raise UnsupportedTable(str(table.name), f"values of {column.type_text} ({column.name!r}) have no order.")

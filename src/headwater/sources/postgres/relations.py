@@ -102,6 +102,9 @@ class Relations:
                 raise RereadNeeded(known.full_name, reason)
         ids = self._matched(relation, known, kept, now) or _field_ids(relation, known, catalog)
         key = _key(relation, known, ids)
+        if not key and catalog is not None:
+            catalog.require_identity()
+            raise RereadNeeded(known.full_name, "it had no key for a while, and has one again.")
         policies = {column.field_id: column.special_values for column in known.columns}
 
         def described(column: pgoutput.RelationColumn) -> SourceColumn:

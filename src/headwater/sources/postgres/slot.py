@@ -335,7 +335,7 @@ def check_slot(slot: Slot | None, name: str, durable: int, known: ServerIdentity
         raise SlotMoved(
             f"The replication slot {name!r} was moved to {slot.confirmed} by somebody else; "
             f"only what lies before {ours} is durable here.",
-            next_step=f"{RESNAPSHOT} and give every reader a slot of its own.",
+            next_step=f"Give every other reader another slot. {RESNAPSHOT}",
         )
     if slot.active_pid is not None:
         raise SlotBusy(name, slot.active_pid)
@@ -374,7 +374,7 @@ def _require_usable(slot: Slot, database: str) -> None:
         raise SlotInvalidated(
             slot.name,
             slot.invalidation,
-            next_step=f"{RESNAPSHOT} and raise {_LIMITS.get(slot.invalidation, 'max_slot_wal_keep_size')} before.",
+            next_step=f"Raise {_LIMITS.get(slot.invalidation, 'max_slot_wal_keep_size')}. {RESNAPSHOT}",
         )
 
 

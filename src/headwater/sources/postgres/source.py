@@ -21,7 +21,7 @@ from headwater.sources.errors import (
     SourceNotFound,
     UnsupportedTable,
 )
-from headwater.sources.events import Checked, Finding, Registered, Stopped
+from headwater.sources.events import Checked, Finding, Registered, Stopped, stop_reason
 from headwater.sources.evolution import SchemaPolicy, follow
 from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.catalog import existing_names, one_view, read_tables, read_tables_by_oid
@@ -431,9 +431,9 @@ class PostgresSource:
         """What is to be told about a table that changed."""
         table, before = entry.table, TableIdentity.from_text(entry.registration)
         resnapshot = f"Run: headwater resnapshot {table.full_name}"
-        lost = self._lost(catalog, publication)
+        lost = self._lost(table, catalog, publication)
         if lost is not None:
-            return Finding(table, f"{lost} {resnapshot}", stops=True)
+            return Finding(table, lost, stops=True)
         reason = None
         if (before.publication, before.entry) != (now.publication, now.entry):
             reason = (
@@ -454,21 +454,19 @@ class PostgresSource:
             _, change = follow(table, described, self._policy, defaults_of(described, catalog))
         except RereadNeeded as error:
             return Finding(table, Stopped.by(table, error).reason, stops=True, reread=True)
-        except UnsupportedTable as error:
-            return Finding(table, f"{Stopped.by(table, error).reason} {resnapshot}", stops=True)
-        except RefusedValue as error:
+        except (UnsupportedTable, RefusedValue) as error:
             return Finding(table, Stopped.by(table, error).reason, stops=True)
         return Finding(table, "", stops=False, registration=now.to_text(), change=change)
 
-    def _lost(self, catalog: CatalogTable, publication: Publication | None) -> str | None:
-        """Why the log has not all changes of a table any more."""
+    def _lost(self, table: SourceTable, catalog: CatalogTable, publication: Publication | None) -> str | None:
+        """Why the log does not have all changes of *table* any more, and what to do."""
         try:
             catalog.require_capturable()
             catalog.require_identity()
         except UnsupportedTable as error:
-            return f"{error.reason[0].upper()}{error.reason[1:]} {error.next_step or ''}".rstrip()
+            return Stopped.by(table, error).reason
         problems = [] if publication is None else publication.problems([catalog])
-        return f"{problems[0][0]} Run: {problems[0][1]}" if problems else None
+        return stop_reason(table.full_name, problems[0][0], f"Run: {problems[0][1]}") if problems else None
 
     def _moved(self, root: int, before: TableIdentity, now: TableIdentity) -> list[str]:
         """What happened to partitions that the log does not tell."""

@@ -93,7 +93,7 @@ class CatalogTable:
             raise UnsupportedTable(
                 str(self.name),
                 "it is memory-optimized, and change data capture does not follow such tables.",
-                next_step="Name another table.",
+                next_step="Replace it with a table on disk.",
             )
         if not self.key:
             raise UnsupportedTable(

@@ -8,7 +8,7 @@ from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceNotFound, UnsupportedTable
 from headwater.sources.sqlserver.catalog import CatalogTable, all_table_names, present_tables, read_tables
 from headwater.sources.sqlserver.connection import Dsn, Session
-from headwater.sources.sqlserver.followed import disable_table, enable_table
+from headwater.sources.sqlserver.followed import disable_table, enable_table, with_key
 from headwater.sources.sqlserver.hidden_checks import check_hidden
 from headwater.sources.sqlserver.instances import CaptureInstance, read_instances
 from headwater.sources.sqlserver.names import TableName, quoted
@@ -94,7 +94,8 @@ def _table(table: CatalogTable, instances: Sequence[CaptureInstance]) -> Iterato
     key = [column.number for column in table.columns if column.name in table.key]
     if any(number not in captured for number in key):
         text = f"Its capture instance {newest.name} does not have its key."
-        yield Finding("capture instance", Level.PROBLEM, text, enable_table(table.name, "with_key"), name)
+        fix = with_key(table.name, newest, is_only=len(instances) == 1)
+        yield Finding("capture instance", Level.PROBLEM, text, fix, name)
         return
     text = f"The capture instance {newest.name} tells it from {newest.start.hex} on; its rows are named by the key "
     yield Finding("table", Level.OK, f"{text}{', '.join(table.key)}.", None, name)

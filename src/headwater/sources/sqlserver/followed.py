@@ -11,7 +11,7 @@ at the source                                           told
 a newer instance with other columns                     ``SchemaChanged`` at its first number, or where the columns came
 a change that cannot be followed                        ``Stopped``, to be read again
 the instance was created again, perhaps of a new table  ``Stopped``, to be read again
-the last instance, or the table, was removed            ``Stopped``; who reads it again finds which
+the last instance, or the table, was removed            ``Stopped``; to be read again where another one took its place
 the newest instance lacks the key                       ``Stopped``
 the cleanup job removed what was not read yet           :class:`LogPurged`
 ======================================================  ===========================================================
@@ -66,6 +66,7 @@ class FollowedTables:
 
     :param special_values: policies by ``schema.table.column`` or ``schema.table``.
     :param defaults: one row: what the rows from before have in columns that came, by the newer description.
+    :param lost: the error of a table that no instance tells any more, from what happened and what the database has now.
     :param begins: what committed before is not of interest, of tables that came later than the others.
     :param instances: the ``change_id`` of the instance that each was followed through when that was last noted.
     """
@@ -77,10 +78,12 @@ class FollowedTables:
         special_values: Mapping[str, SpecialValues],
         ticks: Ticks,
         defaults: Callable[[SourceTable, Sequence[SourceColumn]], pa.RecordBatch | None],
+        lost: Callable[[SourceTable, str], SchemaStopped],
         begins: Mapping[tuple[str, str], Lsn] | None = None,
         instances: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
-        self._policy, self._special, self._ticks, self._defaults = policy, special_values, ticks, defaults
+        self._policy, self._special, self._ticks = policy, special_values, ticks
+        self._defaults, self._lost = defaults, lost
         self._followed = {
             key: _Followed(table, (begins or {}).get(key, Lsn(0)), (instances or {}).get(key))
             for key, table in (((one.namespace, one.name), one) for one in tables)
@@ -139,7 +142,7 @@ class FollowedTables:
 
     def removed(self, table: SourceTable) -> Stopped:
         """Stops a table whose instance was removed while it was read. :raises SchemaStopped: by policy."""
-        return self.stopped(table, _uncaptured(table, "its capture instance was removed while it was read."))
+        return self.stopped(table, self._lost(table, "its capture instance was removed while it was read."))
 
     def stopped(self, table: SourceTable, error: SchemaStopped | UnsupportedTable | RefusedValue) -> Stopped:
         """Stops a table. :raises SchemaStopped: by policy."""
@@ -168,9 +171,9 @@ class FollowedTables:
             end = last if place + 1 == len(known) else min(last, known[place + 1].start.preceding)
             if begin > end:
                 continue
-            described = self._described(followed.table, instance)
+            described = self._described(followed.table, instance, known)
             if place + 1 < len(known):
-                newer = self._described(followed.table, known[place + 1])
+                newer = self._described(followed.table, known[place + 1], known)
                 gap = self._gap(instance, described, newer, altered, known[place + 1].start)
                 if gap is not None and gap <= end:
                     if gap <= told_to and was_told(instance, gap, told_to):
@@ -204,7 +207,7 @@ class FollowedTables:
                 next_step=RESNAPSHOT,
             )
         if not known:
-            raise _uncaptured(followed.table, "its last capture instance was removed.")
+            raise self._lost(followed.table, "its last capture instance was removed.")
         what = "removed, or cleaned up," if is_same else "created again, or removed,"
         raise RereadNeeded(name, f"its capture instance was {what} before all of it was read.")
 
@@ -263,13 +266,20 @@ class FollowedTables:
         defaults = self._defaults(known, added) if added and self._policy is SchemaPolicy.EVOLVE else None
         return follow(known, now, self._policy, defaults)
 
-    def _described(self, table: SourceTable, instance: CaptureInstance) -> SourceTable:
-        """The table as *instance* tells it. :raises SchemaStopped: without its key."""
-        return described(table, instance, self._special, self._ticks)
+    def _described(
+        self, table: SourceTable, instance: CaptureInstance, instances: Sequence[CaptureInstance]
+    ) -> SourceTable:
+        """The table as *instance*, one of *instances*, tells it. :raises SchemaStopped: without its key."""
+        return described(table, instance, self._special, self._ticks, is_only=len(instances) == 1)
 
 
 def described(
-    table: SourceTable, instance: CaptureInstance, special_values: Mapping[str, SpecialValues], ticks: Ticks
+    table: SourceTable,
+    instance: CaptureInstance,
+    special_values: Mapping[str, SpecialValues],
+    ticks: Ticks,
+    *,
+    is_only: bool,
 ) -> SourceTable:
     """*table* with the columns that *instance* tells. :raises SchemaStopped: its key is not among them."""
     known = {column.field_id: column for column in table.columns}
@@ -287,15 +297,10 @@ def described(
         raise SchemaStopped(
             table.full_name,
             f"the capture instance {instance.name} does not have its key.",
-            next_step=f"{enable_table(table, 'with_key')} Then run: headwater resnapshot {table.full_name}",
+            next_step=f"Run: {with_key(table, instance, is_only=is_only)}"
+            f" Then run: headwater resnapshot {table.full_name}",
         )
     return replace(table, columns=tuple(columns), key_columns=tuple(names[key] for key in keys))
-
-
-def _uncaptured(table: SourceTable, what: str) -> RereadNeeded:
-    """Change data capture may be off for *table*, or on for another table of its name."""
-    step = f"Where change data capture is off for it, run: {enable_table(table)}"
-    return RereadNeeded(table.full_name, what, next_step=f"{step} Then run: headwater resnapshot {table.full_name}")
 
 
 def enable_table(table: SourceTable | TableName, suffix: str = "") -> str:
@@ -305,6 +310,11 @@ def enable_table(table: SourceTable | TableName, suffix: str = "") -> str:
         f"EXEC sys.sp_cdc_enable_table @source_schema = {literal(table.namespace)},"
         f" @source_name = {literal(table.name)}, @role_name = NULL, @supports_net_changes = 0{named};"
     )
+
+
+def with_key(table: SourceTable | TableName, instance: CaptureInstance, *, is_only: bool) -> str:
+    """The statement after which the newest instance has the key, which *instance* lacks: a table has two at most."""
+    return enable_table(table, "with_key") if is_only else disable_table(table, instance.name)
 
 
 def _instance_name(table: SourceTable | TableName, suffix: str) -> str:

@@ -106,7 +106,7 @@ class SqlServerSource:
                 next_step=f"Run: {enable_table(table.name)}",
             )
         try:
-            return described(made, instances[-1], self._special, self._dsn.ticks)
+            return described(made, instances[-1], self._special, self._dsn.ticks, is_only=len(instances) == 1)
         except SchemaStopped as error:
             raise UnsupportedTable(str(table.name), error.change, next_step=error.next_step) from None
 
@@ -197,7 +197,7 @@ class SqlServerSource:
             if table.full_name in self._since
         }
         self._followed = FollowedTables(
-            tables, self._policy, self._special, self._dsn.ticks, self._defaults, begins, self._instances
+            tables, self._policy, self._special, self._dsn.ticks, self._defaults, self._lost, begins, self._instances
         )
         self._stream = SqlServerChangeStream(self._dsn, self._followed, start)
         return self._stream
@@ -206,6 +206,22 @@ class SqlServerSource:
         name = TableName(table.namespace, table.name)
         with self._sql() as session:
             return defaults_of(present_tables(session, [name]).get(name), added)
+
+    def _lost(self, table: SourceTable, what: str) -> SchemaStopped:
+        """The error of a table that no capture instance tells any more, with what helps as the database is now."""
+        name, full = TableName(table.namespace, table.name), table.full_name
+        with self._sql() as session:
+            found = present_tables(session, [name]).get(name)
+            is_captured = found is not None and bool(read_instances(session, [found.id]).get(found.id))
+        if found is None:
+            step = f"Create it again, then run: {enable_table(table)} Then run: headwater resnapshot {full}"
+            return SchemaStopped(full, "the table was dropped at the source.", next_step=step)
+        if found.id != table.source_id:
+            what = "it was dropped and created again."
+        if is_captured:
+            return RereadNeeded(full, what)
+        step = f"Run: {enable_table(table)} Then run: headwater resnapshot {full}"
+        return SchemaStopped(full, what, next_step=step)
 
     # -- looking after it ------------------------------------------------------------------------------------------
 

@@ -29,6 +29,10 @@ OLDER = CaptureInstance("older", 7, Lsn(10), (ID, N))
 NEWER = CaptureInstance("newer", 7, Lsn(50), (ID, N, RATE))
 
 
+def lost(table: SourceTable, what: str) -> SchemaStopped:
+    return SchemaStopped(table.full_name, what, next_step=f"Run: headwater resnapshot {table.full_name}")
+
+
 def told(
     instances: Sequence[CaptureInstance],
     first: int,
@@ -40,7 +44,7 @@ def told(
     tables: FollowedTables | None = None,
 ) -> list[tuple[object, ...]]:
     """What is read and told: instances with their ranges and what they lack, and kinds of events."""
-    followed = tables or FollowedTables([TABLE], policy, {}, Ticks.REFUSE, lambda _, __: None)
+    followed = tables or FollowedTables([TABLE], policy, {}, Ticks.REFUSE, lambda _, __: None, lost)
     by_table: dict[int, list[CaptureInstance]] = {}
     for instance in instances:
         by_table.setdefault(instance.table_id, []).append(instance)
@@ -100,14 +104,14 @@ def test_what_was_cleaned_up_ends_the_capture_and_what_was_removed_stops_its_tab
     with pytest.raises(LogPurged, match="headwater resnapshot"):
         told([NEWER], 20, 80)
     assert told([], 20, 80) == [("Stopped",)]
-    both = FollowedTables([TABLE, OTHER], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None)
+    both = FollowedTables([TABLE, OTHER], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None, lost)
     kept = CaptureInstance("kept", 8, Lsn(10), (ID,))
     assert told([NEWER, kept], 20, 80, tables=both) == [("Stopped",), ("kept", 20, 80)]
 
 
 def test_a_table_that_came_later_is_read_from_there_on() -> None:
     later = FollowedTables(
-        [TABLE], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None, {("shop", "orders"): Lsn(60)}
+        [TABLE], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None, lost, {("shop", "orders"): Lsn(60)}
     )
     assert told([NEWER], 20, 55, tables=later) == []
     assert told([NEWER], 20, 80, tables=later) == [("SchemaChanged",), ("newer", 60, 80)]
@@ -118,13 +122,26 @@ def test_an_instance_without_the_key_stops_its_table() -> None:
 
 
 def test_events_are_of_the_table() -> None:
-    followed = FollowedTables([TABLE], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None)
+    followed = FollowedTables([TABLE], SchemaPolicy.EVOLVE, {}, Ticks.REFUSE, lambda _, __: None, lost)
     found = list(followed.stretches({7: [NEWER]}, Lsn(60), Lsn(70), lambda *_: None, lambda *_: False))
     assert isinstance(found[0], SchemaChanged)
     assert found[0].added == ("rate",)
     gone = list(followed.stretches({}, Lsn(71), Lsn(80), lambda *_: None, lambda *_: False))
     assert isinstance(gone[0], Stopped)
-    assert "sp_cdc_enable_table" in gone[0].reason
+    assert gone[0].reason == "Its capture instance was removed. Run: headwater resnapshot shop.orders"
+
+
+def test_an_instance_without_the_key_is_removed_where_the_table_has_two_and_added_to_where_it_is_the_only_one() -> None:
+    keyless = CaptureInstance("keyless", 7, Lsn(50), (N,))
+    assert _advice([OLDER, keyless]).startswith("Run: EXEC sys.sp_cdc_disable_table")
+    assert _advice([keyless]).startswith("Run: EXEC sys.sp_cdc_enable_table")
+
+
+def _advice(instances: Sequence[CaptureInstance]) -> str:
+    followed = FollowedTables([TABLE], SchemaPolicy.STOP, {}, Ticks.REFUSE, lambda _, __: None, lost)
+    with pytest.raises(SchemaStopped) as stopped:
+        list(followed.stretches({7: instances}, Lsn(60), Lsn(70), lambda *_: None, lambda *_: False))
+    return str(stopped.value.next_step)
 
 
 def test_the_log_is_read_when_the_job_has_looked_twice_and_found_nothing() -> None:

@@ -32,8 +32,8 @@ class KeyOfOtherType(InvalidKey):
         HeadwaterError.__init__(
             self,
             f"Table {table}, key column {column!r} ({source_type}): the _id of a document is of another type: {found}.",
-            next_step=f'Declare _id = "key" among the columns of {table}, which takes every type, and run: headwater'
-            f" resnapshot {table}.",
+            next_step=f'Declare _id = "key" among the columns of {table}, which takes every type, and restart; then'
+            f" run: headwater resnapshot {table}",
         )
 
 
@@ -45,8 +45,8 @@ class UnreadableKey(InvalidKey):
         HeadwaterError.__init__(
             self,
             f"Table {table}: the _id of a document cannot be read: {reason}.",
-            next_step="Insert the document under another _id and delete it; db.runCommand({validate: …}) checks the"
-            " collection.",
+            next_step="Insert the document under another _id and delete it (db.runCommand({validate: …}) checks the"
+            f" collection), then run: headwater resnapshot {table}",
         )
 
 
