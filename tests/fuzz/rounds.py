@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tests.fuzz.mirrors import DeltaMirror, IcebergMirror, Mirror, PostgresMirror
 from tests.fuzz.pipeline import FuzzPipeline, advised, tables_of
-from tests.fuzz.script import CHECK, DOWN, HARNESS, KILL, SESSIONS, UP, Script, Step
+from tests.fuzz.script import BEGIN, CHECK, COMMIT, DOWN, HARNESS, KILL, ROLLBACK, SESSIONS, UP, Script, Step
 from tests.fuzz.sources import FuzzSource, PostgresFuzz
 from tests.fuzz.values import difference
 
@@ -276,6 +276,8 @@ class _Writer:
         """Run the steps up to the next comparison."""
         pipeline = self._fuzzer.pipeline
         held = 0
+        broken: set[int] = set()  # sessions in a transaction that ended with an error
+        inside: set[int] = set()
         while self.left:
             step = self.left.pop(0)
             if step.text == CHECK and step.session == HARNESS:
@@ -287,9 +289,15 @@ class _Writer:
                 {KILL: pipeline.kill_capture, DOWN: pipeline.down, UP: pipeline.up}[step.text]()
                 time.sleep(self._rng.uniform(0.2, 1.0))
                 continue
+            if step.text in (BEGIN, COMMIT, ROLLBACK):
+                broken.discard(step.session)
+                (inside.add if step.text == BEGIN else inside.discard)(step.session)
+            elif step.session in broken:
+                continue
             error = self._sessions[step.session].execute(_filled(step.text, self.outcome.table, self._prefix))
             if error:
                 self.outcome.refused.append(f"{step.name}: {error}")
+                broken |= inside & {step.session}
             else:
                 self.outcome.done += 1
             time.sleep(self._rng.uniform(0, 0.15))

@@ -350,11 +350,9 @@ class CaptureSession:
         options, age = self._options, time.monotonic() - self._logs.opened
         if not self._logs.rows and self._chores:
             return age >= options.epoch_seconds
-        if not self._logs.rows:  # the source may still forget what lies before the position
-            return (
-                age >= min(options.heartbeat_seconds, _MOVED_SECONDS)
-                and self._record.offset != self._logs.durable.offset
-            )
+        if not self._logs.rows:  # the source may forget what lies before the position; readers need epochs that go on
+            has_moved = self._record.offset != self._logs.durable.offset
+            return age >= (min(options.heartbeat_seconds, _MOVED_SECONDS) if has_moved else options.heartbeat_seconds)
         return (
             age >= options.epoch_seconds
             or self._logs.rows >= options.epoch_rows

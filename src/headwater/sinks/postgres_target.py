@@ -49,17 +49,19 @@ FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass(%(place)s) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 """
+# By the names of the table: an index keeps the former names of columns that are renamed.
 _UNIQUE: Final = """
 SELECT array_agg(a.attname::text)
 FROM pg_catalog.pg_index i, pg_catalog.pg_attribute a
 WHERE i.indrelid = pg_catalog.to_regclass(%(place)s) AND i.indisunique AND i.indpred IS NULL AND i.indexprs IS NULL
-  AND i.indimmediate AND i.indisvalid AND a.attrelid = i.indexrelid AND a.attnum <= i.indnkeyatts
+  AND i.indimmediate AND i.indisvalid AND a.attrelid = i.indrelid
+  AND a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1])
 GROUP BY i.indexrelid
 """
 _KEYS: Final = """
 SELECT i.indexrelid::pg_catalog.regclass::text, c.conname::text, array_agg(a.attname::text)
 FROM pg_catalog.pg_index i
-JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indexrelid
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::int2[])
 LEFT JOIN pg_catalog.pg_constraint c ON c.conindid = i.indexrelid AND c.conrelid = i.indrelid
 WHERE i.indrelid = pg_catalog.to_regclass(%(place)s) AND """
 

@@ -224,14 +224,16 @@ class SqlSink(ABC):
     def _deliver(self, target: Target, made: SqlTable, token: Token, staged: Sequence[Staged]) -> bool:
         if target.shapes_apart:
             left = Batch.left_of(staged, token, target.committed(made, token.query, token.backfill))
-            if left is None or left.is_empty:
-                return left is not None
+            if left is None:
+                return False
             self._shape(target, made, left)
+            if left.is_empty:
+                return True
         with target.transaction():
             held = target.lock(made, token)
             batch = Batch.left_of(staged, token, held.committed)
-            if batch is None or batch.is_empty:
-                return batch is not None
+            if batch is None:
+                return False
             if token.generation < held.generation:
                 raise SinkFenced(
                     f"Query {token.query!r} was started again elsewhere: this batch is of generation "
@@ -241,6 +243,8 @@ class SqlSink(ABC):
             self._prove(target, made, batch)
             if not target.shapes_apart:
                 self._shape(target, made, batch)
+            if batch.is_empty:
+                return True
             is_upsert = held.is_upsert
             if batch.history and held.committed.plan == 0 and made.is_whole and self.mode is Mode.MIRROR:
                 is_upsert = target.has_rows(made)

@@ -192,7 +192,8 @@ def steps(
         there = known.get(column.name)
         is_known = there is not None and (there.field_id is not None or column.field_id is None)
         old = None if is_known or column.field_id is None else gone.get(column.field_id)
-        if old is not None and there is None and on_rename == "rename":
+        is_key = wanted.mode is not Mode.CHANGES and column.name in wanted.key  # its index goes with it
+        if old is not None and there is None and (on_rename == "rename" or is_key):
             there = gone.pop(column.field_id)  # type: ignore[arg-type]
             renamed.append((old.name, column.name))
         elif old is not None and wanted.mode is not Mode.CHANGES and holds(column.type, old.type):

@@ -277,7 +277,7 @@ def test_a_publication_that_was_altered_stops_its_table_and_no_other(
         capture.start()
     reason = capture.wait_until_stopped("public.t")
     assert "publication" in reason
-    assert reason.endswith("Run: headwater resnapshot public.t")
+    assert reason.endswith("un: headwater resnapshot public.t")
     fill(newest_postgres, 1, 10, "other")
     capture.assert_equal("other")
     capture.stop()

@@ -20,7 +20,7 @@ from headwater.capture.renewal import renew
 from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, ask, leave
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
-from headwater.log_store.log_events import FORMER_KEY, RENEWED, RESHAPED, SCHEMA
+from headwater.log_store.log_events import FORMER_KEY, FORMER_VERSION, RENEWED, RESHAPED, SCHEMA
 from headwater.sources.errors import (
     SchemaStopped,
     ServerReplaced,
@@ -152,7 +152,8 @@ def test_what_a_renewal_changes_is_told_by_an_event(newest_postgres: Database, t
         assert renew(capture.store, ["t"])
         (event,) = [event for event in capture.events("public.t") if event.kind == SCHEMA]
         told = {"added": ["d"], "dropped": ["b"], "renamed": {"a": "z"}, "retyped": ["c"], "defaults": None}
-        assert event.detail == told | {RENEWED: since(capture).to_json(), RESHAPED: "columns", FORMER_KEY: ["id"]}
+        shape = {RESHAPED: "columns", FORMER_KEY: ["id"], FORMER_VERSION: 1}
+        assert event.detail == told | {RENEWED: since(capture).to_json()} | shape
         database.execute("INSERT INTO t VALUES (2, 'z', 5, 6)")
         capture.catch_up()
         (row,) = rows_since(capture)

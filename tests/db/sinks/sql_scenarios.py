@@ -377,6 +377,29 @@ class SqlScenarios:
             kept = [row["status"] for row in rows_of(sink, table)]
             assert kept == (["old", None] if policy == "copy" else [None, None])
 
+    @pytest.mark.parametrize("mode", [Mode.MIRROR, Mode.CHANGES, Mode.HISTORY], ids=lambda mode: mode.value)
+    def test_columns_that_change_without_a_row_are_there_at_once(self, make: MakeSink, mode: Mode) -> None:
+        renamed = replace(
+            WIDE, columns=(ORDERS.columns[0], replace(ORDERS.columns[1], name="state"), ORDERS.columns[2], NOTE)
+        )
+        sink = make(mode=mode)
+        Feed(sink).changes(1, (INSERT, order(1, "old")))
+        assert Feed(sink, renamed).changes(2)
+        (row,) = pa.Table.from_batches(sink.shown(renamed, ["id", "state", "note"])).to_pylist()
+        assert row == {"id": 1, "state": None if mode is Mode.CHANGES else "old", "note": None}
+        assert sink.committed(ORDERS, "q", "b1").epoch == 1
+
+    def test_a_key_that_is_renamed_keeps_its_index(self, make: MakeSink) -> None:
+        renamed = replace(
+            ORDERS, columns=(replace(ORDERS.columns[0], name="number"), *ORDERS.columns[1:]), key_columns=("number",)
+        )
+        sink = make()
+        Feed(sink).changes(1, (INSERT, order(1)), (INSERT, order(2)))
+        feed = Feed(sink, renamed)
+        assert feed.changes(2, (UPDATE, {"number": 1, "status": "paid", "total": None}))
+        assert feed.changes(3, (DELETE, {"number": 2, "status": None, "total": None}))
+        assert [(row["number"], row["status"]) for row in rows_of(sink, renamed)] == [(1, "paid")]
+
     def test_a_dropped_column_by_policy(self, make: MakeSink) -> None:
         dropped = replace(WIDE, columns=(*ORDERS.columns, replace(NOTE, dropped=True)))
         for policy in ("keep", "drop"):

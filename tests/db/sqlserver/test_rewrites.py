@@ -115,8 +115,8 @@ def test_the_mirror_equals_the_source_after(double: SqlServerDouble, tmp_path: P
 
 
 REPAIRED = {
-    "dropped": (("DROP TABLE shop.{t}",), "The database has no table shop.dropped."),
-    "uncaptured": ((DISABLE,), "change data capture is off for it. Run: EXEC sys.sp_cdc_enable_table"),
+    "dropped": (("DROP TABLE shop.{t}",), "The table was dropped at the source. Create it again, then run:"),
+    "uncaptured": ((DISABLE,), "Its last capture instance was removed. Run: EXEC sys.sp_cdc_enable_table"),
     "replaced": (
         ("ALTER TABLE shop.{t} DROP COLUMN v", "ALTER TABLE shop.{t} ADD v int"),
         "The name 'v' means another column than in the capture instance. Run: EXEC sys.sp_cdc_enable_table",

@@ -128,7 +128,7 @@ def test_events_are_of_the_table() -> None:
     assert found[0].added == ("rate",)
     gone = list(followed.stretches({}, Lsn(71), Lsn(80), lambda *_: None, lambda *_: False))
     assert isinstance(gone[0], Stopped)
-    assert gone[0].reason == "Its capture instance was removed. Run: headwater resnapshot shop.orders"
+    assert gone[0].reason == "Its last capture instance was removed. Run: headwater resnapshot shop.orders"
 
 
 def test_an_instance_without_the_key_is_removed_where_the_table_has_two_and_added_to_where_it_is_the_only_one() -> None:
