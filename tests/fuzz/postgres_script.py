@@ -198,7 +198,7 @@ class PostgresBuilder(Builder):
         self.columns.append(made)
 
     def drop_column(self) -> None:
-        if (one := self.some()) is not None and len(self.columns) > 1:
+        if (one := self.some()) is not None and len(self.columns) > 1 and not one.in_key:
             self.ddl("drop_column", self._alter(f"DROP COLUMN {one.name}"))
             self.changed(one, None)
 
@@ -224,7 +224,7 @@ class PostgresBuilder(Builder):
 
     def _drop_add(self, name: str, *, whole: bool) -> None:
         one = self.some()
-        if one is None:
+        if one is None or one.in_key:  # the server drops the key with it
             return
         new = Column(one.name, one.type if self.rng.random() < 0.5 else self.rng.choice(PLAIN))
         texts = [
@@ -377,7 +377,7 @@ class PostgresBuilder(Builder):
     def drop_create(self) -> None:
         if self.leaves:
             return
-        self.columns = [replace(one, written=True) for one in self.columns]
+        self.columns = [replace(one, written=True, in_key=False) for one in self.columns]
         keys = [self.new_key() for _ in range(5)]
         rows = ", ".join(self.row(key, self.columns) for key in keys)
         self.ddl("drop_create", "DROP TABLE {t}", self._table("{t}"), f"INSERT INTO {{t}} VALUES {rows}")
@@ -409,7 +409,8 @@ class PostgresBuilder(Builder):
     def key_change(self) -> None:
         if self.leaves:
             return
-        one = Column(self.new_name(), INTEGER, not_null=True)
+        one = Column(self.new_name(), INTEGER, not_null=True, in_key=True)
+        self.columns = [replace(each, in_key=False) for each in self.columns]
         self.ddl(
             "key_change",
             self._alter(f"ADD COLUMN {one.name} integer NOT NULL DEFAULT 0"),

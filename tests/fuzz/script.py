@@ -65,12 +65,16 @@ class Type:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column, as the script believes it to be. :ivar written: statements may give it a value."""
+    """A column, as the script believes it to be.
+
+    :ivar written: statements may give it a value. :ivar in_key: no statement drops it.
+    """
 
     name: str
     type: Type
     not_null: bool = False
     written: bool = True
+    in_key: bool = False
 
 
 Action = Callable[[], None]

@@ -11,6 +11,7 @@ import logging
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -32,6 +33,8 @@ BEFORE_COMMIT = failpoints.register("sink.delta.before_commit")
 AFTER_COMMIT = failpoints.register("sink.delta.after_commit")
 BEFORE_CHECKPOINT = failpoints.register("sink.delta.before_checkpoint")
 
+COMMIT_MARK: Final = "headwater.commit"
+"""In the ``commitInfo`` of each commit of ours: a number that no other has."""
 CHECKPOINT_COMMITS: Final = 50
 HELD_HANDLES: Final = 256
 CREATED: Final = "headwater.table"
@@ -250,7 +253,9 @@ class DeltaLog:
         if schema is None:
             remove = self._delta.transaction.RemoveAction
             actions += [remove(file.path, is_data_change, now, file.size, dict(file.parted)) for file in removed]
+        mark = uuid.uuid4().hex
         properties = self._delta.CommitProperties(
+            custom_metadata={COMMIT_MARK: mark},
             app_transactions=[self._delta.Transaction(app, version) for app, version in transactions.items()],
             max_commit_retries=0,
         )
@@ -273,12 +278,12 @@ class DeltaLog:
             )
         except self._delta.exceptions.DeltaError as error:
             self.open()
-            if self.version > before and isinstance(error, self._delta.exceptions.CommitFailedError):
+            # Where the answer to a put is lost, the client tries again, and is refused by its own commit.
+            is_ours = self.version > before and self._has_mark(before + 1, mark)
+            if not is_ours and self.version > before and isinstance(error, self._delta.exceptions.CommitFailedError):
                 return False
-            raise SinkError(
-                f"The Delta table {self._name} took no commit: {type(error).__name__}.",
-                next_step="Look at the storage of the table: is it full, may this user write there?",
-            ) from error
+            if not is_ours:
+                raise self._refused(error) from error
         failpoints.hit(AFTER_COMMIT)
         known = self._known
         assert known is not None
@@ -287,6 +292,18 @@ class DeltaLog:
         self.open()
         self._sync(before + 1)
         return True
+
+    def _has_mark(self, version: int, mark: str) -> bool:
+        """Whether the commit of *version* is the one that was given *mark*."""
+        with self._storage.files.open_input_stream(_entry(version)) as stream:
+            entries = [json.loads(line) for line in stream.read().splitlines() if b'"commitInfo"' in line]
+        return any(entry.get("commitInfo", {}).get(COMMIT_MARK) == mark for entry in entries)
+
+    def _refused(self, error: Exception) -> SinkError:
+        return SinkError(
+            f"The Delta table {self._name} took no commit: {type(error).__name__}.",
+            next_step="Look at the storage of the table: is it full, may this user write there?",
+        )
 
     def tidy(self, since: int, retention_hours: int) -> None:
         """A checkpoint of the log, and away with old entries and files, if it is due after the version *since*.

@@ -10,13 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.servers.losing_proxy import losing_proxy
 from tests.servers.s3 import s3_server
 
 from headwater.sinks import iceberg_waste
 from headwater.sinks.sink import Committed, Mode
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order
-from .lakes import LAKES, At, IcebergLake, Lake, SinkOfLake
+from .lakes import LAKES, At, DeltaLake, IcebergLake, Lake, SinkOfLake
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +103,19 @@ def test_what_snapshots_and_attempts_leave_in_a_bucket_is_removed(
     sink.abort(ORDERS, "q", 1)
     assert len(sink._root.list("public/orders/data")) == before - 1
     assert sum(batch.num_rows for batch in sink.shown(ORDERS, ["id"])) == 4
+
+
+def test_a_commit_of_delta_whose_answer_is_lost_is_found_and_keeps_its_files(url: str, tmp_path: Path) -> None:
+    """The client asks again, and its own commit refuses the second one."""
+    with losing_proxy(url) as proxy:
+        lake = DeltaLake.in_bucket(proxy.url, tmp_path.name, tmp_path)
+        feed = Feed(lake.sink())
+        feed.history(1, [order(key) for key in range(4)])
+        version = lake.newest()
+        proxy.lose(f"{version + 1:020}.json")
+        assert feed.changes(1, (UPDATE, order(1, "paid")), (INSERT, order(9)))
+        assert proxy.left() == ""
+        assert lake.newest() == version + 1
+        assert lake.statuses() == {0: "new", 1: "paid", 2: "new", 3: "new", 9: "new"}
+        assert feed.changes(2, (INSERT, order(10)))
+        assert len(lake.statuses()) == 6
