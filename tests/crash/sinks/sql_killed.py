@@ -56,7 +56,7 @@ class KilledScenarios:
 
     kind: ClassVar[str]
 
-    @pytest.mark.parametrize("mode", ["mirror", "history"])
+    @pytest.mark.parametrize("mode", ["mirror", pytest.param("history", marks=pytest.mark.soak)])
     def test_killed_at_any_step(self, mode: str, database: Database, tmp_path: Path) -> None:
         with database() as dsn:
             assert run(sql_deliveries.count_hits, self.kind, dsn, mode, str(tmp_path / "hits")) == 0

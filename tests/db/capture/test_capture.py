@@ -141,7 +141,7 @@ def test_the_policy_stop_stops_before_the_change_and_evolve_goes_on_there(
     database.execute("ALTER TABLE orders ADD COLUMN colour text", "INSERT INTO orders (id, colour) VALUES (11, 'red')")
     error = capture.wait_for_end()
     assert isinstance(error, SchemaStopped)
-    assert "--schema-policy evolve" in str(error)
+    assert "Set schema_policy to evolve or ignore" in str(error)
     again = RunningCapture(database, tmp_path, ["orders"])
     again.start()
     again.assert_equal("orders")

@@ -17,6 +17,7 @@ from headwater.sinks.kafka import KafkaSink
 
 
 @pytest.mark.parametrize("step", ["sink.kafka.after_produce"])
+@pytest.mark.soak
 def test_the_broker_is_killed_between_produce_and_commit(
     step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,7 @@
-"""A pipeline from MySQL and MariaDB into a Delta mirror: history, live changes, and the end of both."""
+"""A pipeline from MySQL and MariaDB into a Delta mirror: history, live changes, and the end of both.
+
+The default run has a pipeline from MariaDB in ``test_advised_commands.py``.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,9 @@ def write(shop: MySqlShop, first: int) -> None:
     )
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("shop", ["mysql", pytest.param("mariadb", marks=pytest.mark.soak)], indirect=True)
+@pytest.mark.parametrize("shop", ["mysql", "mariadb"], indirect=True)
 def test_history_and_changes_come_to_a_mirror_and_the_history_ends(
     shop: MySqlShop, start_pipeline: StartPipeline
 ) -> None:
