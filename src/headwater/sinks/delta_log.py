@@ -34,7 +34,7 @@ AFTER_COMMIT = failpoints.register("sink.delta.after_commit")
 BEFORE_CHECKPOINT = failpoints.register("sink.delta.before_checkpoint")
 
 COMMIT_MARK: Final = "headwater.commit"
-"""In the ``commitInfo`` of each commit of ours: a number that no other has."""
+"""In the ``commitInfo`` of each of our commits: a value that no other commit has."""
 CHECKPOINT_COMMITS: Final = 50
 HELD_HANDLES: Final = 256
 CREATED: Final = "headwater.table"

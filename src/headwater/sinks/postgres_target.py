@@ -203,7 +203,7 @@ class PostgresTarget(PostgresMerge):
             return self._copy(place, rows, "FORMAT csv, FREEZE")
 
     def proof(self, relation: str) -> tuple[int, int]:
-        # Rows as text: not every type has a hash of its own. A crash of the server empties unlogged tables.
+        # Rows as text, because not every type can be hashed. A crash of the server empties unlogged tables.
         found = self._all(
             "SELECT count(*), coalesce(sum(pg_catalog.hashtextextended(r::text, 0)), 0) "
             f"FROM {name_of((self._own, relation))} r"
