@@ -8,8 +8,8 @@ A step declares its name once, at import, and hits it where a crash would matter
 
 Nothing happens unless the environment variable ``HEADWATER_FAILPOINTS`` names the step, in the form
 ``name=action[@n][;name=action…]``: ``kill`` (a real SIGKILL of this process), ``raise`` (an
-:class:`FailpointError`), ``sleep:SECONDS``. ``@n`` waits for the n-th hit. The price of an inactive
-failpoint is one test of an empty dict.
+:class:`FailpointError`), ``sleep:SECONDS``, ``stop`` (a real SIGSTOP, until a SIGCONT). ``@n`` waits for the n-th hit.
+The price of an inactive failpoint is one test of an empty dict.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def _parse(text: str) -> dict[str, _Armed]:
         number = argument.replace(".", "", 1)
         if (
             not (name and equals)
-            or verb not in ("kill", "raise", "sleep")
+            or verb not in ("kill", "raise", "sleep", "stop")
             or (count and not count.isdigit())
             or (number and not number.isdigit())
         ):
             raise InputError(
-                f"Received {VARIABLE} with `{part}`; valid is name=kill, name=raise or name=sleep:SECONDS, "
-                "each with an optional @n."
+                f"Received {VARIABLE} with `{part}`; valid is name=kill, name=raise, name=stop or "
+                "name=sleep:SECONDS, each with an optional @n."
             )
         armed[name] = _Armed(verb, float(argument or 0), int(count or 1))
     return armed
@@ -89,6 +89,8 @@ def hit(name: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     elif armed.action == "sleep":
         time.sleep(armed.argument)
+    elif armed.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
     else:
         raise FailpointError(f"Failpoint {name} was told to raise.")
 
