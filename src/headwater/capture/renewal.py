@@ -41,6 +41,8 @@ INCLUDED = failpoints.register("renewal.included")
 _PATIENT = "patient"
 """In the detail of a request that nobody waits for: what is busy is tried again until it is not."""
 
+_MISSING_SECONDS = 3.0  # a table that is dropped and created again may be missing so long
+
 
 @dataclass(frozen=True, slots=True)
 class TableRenewal:
@@ -76,6 +78,7 @@ class TableRenewals:
         self._pause = pause
         self._clock = clock
         self._later: dict[str, float] = {}
+        self._missing_since: dict[str, float] = {}
         self.requests: list[str] = []
         self.tables: dict[str, TableRenewal] = {}
         self.named: set[str] = set()
@@ -109,7 +112,8 @@ class TableRenewals:
     def include(self, name: str) -> None:
         """Make the source log the table *name*, for which no request is waiting; while it is busy, try again later.
 
-        :raises SourceError: it does not exist, or cannot be captured.
+        :raises SourceNotFound: it does not exist, and did not for some seconds: a script may drop a table and create it
+            again. :raises SourceError: it cannot be captured.
         """
         if name in self.tables or self._clock() < self._later.get(name, 0.0):
             return
@@ -117,6 +121,14 @@ class TableRenewals:
             self._include(self._source.tables([name]))
         except SourceBusy:
             self._later[name] = self._clock() + self._pause
+        except SourceNotFound:
+            now = self._clock()
+            if now - self._missing_since.setdefault(name, now) >= _MISSING_SECONDS:
+                del self._missing_since[name]
+                raise
+            self._later[name] = now + _MISSING_SECONDS / 10
+        else:
+            self._missing_since.pop(name, None)
 
     def _include(self, found: Sequence[SourceTable]) -> list[str]:
         new = [table for table in found if table.full_name not in self.tables]

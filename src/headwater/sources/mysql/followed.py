@@ -53,7 +53,7 @@ from headwater.stream import Op
 _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
 """How gh-ost and pt-online-schema-change call the copy of a table, and the table that it replaced."""
 
-_CREATED_SECONDS: Final = 1.0  # a script that drops a table and creates it again
+_CREATED_SECONDS: Final = 1.0  # a script that renames a table and creates another of its name
 
 
 @dataclass(slots=True)
@@ -274,7 +274,8 @@ class FollowedTables:
                     case ddl.Altered():
                         self._alter(key, effect, events)
                     case ddl.Dropped():
-                        self._leave(known, "the table was dropped at the source", "Create it again")
+                        step = f"Create it again, then run: headwater resnapshot {name}"
+                        raise RereadNeeded(name, "the table was dropped at the source.", next_step=step)
                     case ddl.Moved():
                         raise RereadNeeded(name, f"{effect.how}, and the log does not have its rows.")
                     case ddl.Renamed():
@@ -303,16 +304,6 @@ class FollowedTables:
             return [key for key in self._known if key[0] == effect.table.namespace]
         key = effect.table.namespace, effect.table.name
         return [key] if key in self._known else []
-
-    def _leave(self, known: SourceTable, what: str, advice: str) -> None:
-        """:raises RereadNeeded: another table has its name now. :raises SchemaStopped: none has."""
-        end = time.monotonic() + _CREATED_SECONDS
-        while self._definitions.catalog(known) is None:
-            if time.monotonic() > end:
-                step = f"{advice}, then run: headwater resnapshot {known.full_name}"
-                raise SchemaStopped(known.full_name, f"{what}.", next_step=step)
-            time.sleep(_CREATED_SECONDS / 10)
-        raise RereadNeeded(known.full_name, f"{what}, and another table has its name now.")
 
     def _alter(self, key: tuple[str, str], effect: ddl.Altered, events: list[Event]) -> None:
         """:raises SchemaStopped: the policy says stop, the key or values changed, or a rename cannot be kept apart."""
@@ -437,7 +428,14 @@ class FollowedTables:
                     return
             raise RereadNeeded(known.full_name, f"another table, {came}, took its name.")
         now = next((new for new, old in names.items() if old == own), None)
-        self._leave(known, f"the table is called {now} at the source now", f"Capture {now} instead, or rename it back")
+        what = f"the table is called {now} at the source now"
+        end = time.monotonic() + _CREATED_SECONDS
+        while self._definitions.catalog(known) is None:
+            if time.monotonic() > end:
+                step = f"Capture {now} instead, or rename it back, then run: headwater resnapshot {known.full_name}"
+                raise SchemaStopped(known.full_name, f"{what}.", next_step=step)
+            time.sleep(_CREATED_SECONDS / 10)
+        raise RereadNeeded(known.full_name, f"{what}, and another table has its name now.")
 
     def _follow_copy(self, known: SourceTable) -> None:
         """:raises RereadNeeded: the copy that took the table's name does not have the same values."""
