@@ -18,6 +18,7 @@ from tests.servers.mariadb import MariaDbServer
 from tests.servers.mongodb import MongoServer
 from tests.servers.mysql_family import start_server
 from tests.servers.postgres import Database, PostgresServer
+from tests.servers.sqlserver_double import wire
 
 __all__ = [
     "CitusDouble",
@@ -33,6 +34,7 @@ __all__ = [
     "postgres_binaries",
     "rows_here",
     "start_server",
+    "wire",
 ]
 
 

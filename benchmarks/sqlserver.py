@@ -12,9 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 from pyarrow import json as arrow_json
-from tests.servers.sqlserver_double import wire
 
 from _harness import Figure, interleaved, main, progress
+from _servers import wire
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.rows import BLOCK_ROWS
 from headwater.sources.sqlserver.ticks import Ticks

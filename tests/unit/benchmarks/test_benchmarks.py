@@ -41,6 +41,14 @@ def test_takes_the_common_options(
     assert "--json" in shown
 
 
+def test_only_one_module_imports_from_the_tests() -> None:
+    """A benchmark is started as a script, without the root of the project on its path; that module puts it there."""
+    users = [
+        path.name for path in FOLDER.glob("*.py") if re.search(r"^\s*(from|import) tests\b", path.read_text(), re.M)
+    ]
+    assert users == ["_servers.py"]
+
+
 def test_prints_the_fields_of_a_tiny_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     from _harness import Figure, interleaved, main
 
