@@ -2,7 +2,7 @@
 
 Capture is timed as ``headwater capture`` does it, from the opening of the stream to the seal of the epoch that has the
 last change; its bound is ``watch()``, whose events are decoded and thrown away. The snapshot is read by one task, as a
-task of Spark reads it; its bound is ``find_raw_batches()``, thrown away.
+task of Spark reads it; its bound is ``find_raw_batches()``, thrown away. The decoder is measured from memory.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from _harness import Figure, best_in_turns, main, progress, seconds_of
+from _mongodb_decode import measure_decode
 from _servers import MongoServer
 from _timed_capture import Begun, timed_capture
 from headwater.sources.open import open_source
@@ -103,6 +104,7 @@ def measure(quick: bool) -> list[Figure]:
         )
     events, left = bench.events, bench.left
     return [
+        *measure_decode(quick),
         Figure(
             "capture of MongoDB, wire to durable log / watch() decoded",
             events / captured,
