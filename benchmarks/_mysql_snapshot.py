@@ -107,7 +107,7 @@ WAYS: dict[str, Callable[[Bench], None]] = {
 
 
 def measure_snapshot(quick: bool) -> list[Figure]:
-    rows, turns = (1_000_000, 1) if quick else (2_500_000, 3)
+    rows, turns = (600_000, 1) if quick else (2_500_000, 3)
     with (
         progress("snapshot of a real MariaDB"),
         scratch() as folder,

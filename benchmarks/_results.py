@@ -28,7 +28,7 @@ unless the name says otherwise. Absolute numbers belong to the machine. [README.
 
 
 def names() -> list[str]:
-    """The benchmarks that there are."""
+    """All benchmarks."""
     return sorted(path.stem for path in HERE.glob("[a-z]*.py"))
 
 
@@ -89,8 +89,8 @@ def sections(text: str) -> dict[str, str]:
 
 def merged(text: str, new: Mapping[str, str]) -> str:
     """The file *text* with the *new* sections in place of the old ones. Sections of unknown benchmarks are removed."""
-    found = {**sections(text), **new}
-    return "\n".join([INTRO, *(found[name] for name in names() if name in found)])
+    parts = {**sections(text), **new}
+    return "\n".join([INTRO, *(parts[name] for name in names() if name in parts)])
 
 
 def main() -> None:

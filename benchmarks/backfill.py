@@ -67,7 +67,7 @@ class Scale:
 
 
 FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=70)
-QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=None, live_seconds=3.0, floor_batches=10, spans=1)
+QUICK = Scale(rows=600_000, turns=1, small=100_000, large=None, live_seconds=3.0, floor_batches=10, spans=1)
 
 
 class Bench:

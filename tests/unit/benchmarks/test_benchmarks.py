@@ -20,12 +20,10 @@ FIGURE = {"name": "a / b", "value": 2.0, "bound": 1.0, "ratio": 2.0, "goal": 1.0
 
 @pytest.fixture(autouse=True)
 def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    before = set(sys.modules)
     monkeypatch.syspath_prepend(str(FOLDER))
     yield
-    for name in set(sys.modules) - before:
-        if name.startswith("_") and (FOLDER / f"{name}.py").exists():
-            del sys.modules[name]
+    for path in FOLDER.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -115,9 +113,9 @@ def test_each_table_has_one_date_one_machine_and_one_command() -> None:
     import _results
 
     text = (FOLDER / "RESULTS.md").read_text()
-    found = _results.sections(text)
-    assert set(found) == set(BENCHMARKS)
-    for name, section in found.items():
+    parts = _results.sections(text)
+    assert set(parts) == set(BENCHMARKS)
+    for name, section in parts.items():
         tables = section.count("| figure |")
         assert tables <= 1, name
         for fact in ("- Date: ", "- Machine: ", "- Command: "):
