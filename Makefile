@@ -42,11 +42,16 @@ docs: $(STAMP) ## build the documentation into site/, without network
 
 check: lint types imports docs ## everything that CI checks beside the tests
 
-bench: $(STAMP) ## run all benchmarks and print their tables
-	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+BENCHMARKS := $(notdir $(basename $(wildcard benchmarks/[a-z]*.py)))
 
-results: $(STAMP) ## run all benchmarks three times and write benchmarks/RESULTS.md
-	$(BIN)/python benchmarks/_results.py
+bench: $(STAMP) ## run all benchmarks and print their tables: BENCH="mysql sinks" for some, BENCH_ARGS=--quick
+	@sh scripts/install_servers.sh
+	@failed=0; for name in $(or $(BENCH),$(BENCHMARKS)); do \
+	  echo "== $$name"; $(BIN)/python benchmarks/$$name.py $(BENCH_ARGS) || failed=1; done; exit $$failed
+
+results: $(STAMP) ## run all benchmarks, or BENCH="mysql sinks", and write their tables to benchmarks/RESULTS.md
+	@sh scripts/install_servers.sh
+	$(BIN)/python benchmarks/_results.py $(BENCH) $(BENCH_ARGS)
 
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 	@sh scripts/install_servers.sh

@@ -1,9 +1,11 @@
-"""From the commit of a transaction to the version of the mirror that has it, told by the mirror's own log."""
+"""What the log of a Delta mirror shows: when it has each transaction, and how many files each version changes."""
 
 from __future__ import annotations
 
 import json
+import statistics
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -18,20 +20,20 @@ _LOOK_SECONDS = 0.5
 def latencies(table: Path, commits: Commits, since: float, seconds: float = 300.0) -> NDArray[np.float64]:
     """Seconds of each transaction that was committed after *since*, once the Delta table at *table* has them all.
 
-    :raises RuntimeError: it has not, after *seconds*: to leave out what came late would flatter it.
+    :raises RuntimeError: some are missing after *seconds*. To leave out what arrives late would flatter the figure.
     """
     end = time.monotonic() + seconds
     times = np.array(commits.times)
     while not np.isfinite(visible := _visible(table, commits)).all():
         if time.monotonic() > end:
-            raise RuntimeError(f"{np.isinf(visible).sum()} transactions did not come to the mirror.")
+            raise RuntimeError(f"{np.isinf(visible).sum()} transactions did not arrive at the mirror.")
         time.sleep(_LOOK_SECONDS)
     waited: NDArray[np.float64] = (visible - times)[times > since]
     return waited
 
 
 def _visible(table: Path, commits: Commits) -> NDArray[np.float64]:
-    """When the version came that has each transaction: its file was renamed then."""
+    """When the version that has each transaction became visible: its file was renamed then."""
     visible = np.full(len(commits.times), np.inf)
     seen = 0
     for version in sorted((table / "_delta_log").glob("*.json")):
@@ -48,3 +50,28 @@ def _greatest_stamp(version: Path) -> int:
         if added:
             greatest = max(greatest, json.loads(added["stats"])["maxValues"].get(STAMP_COLUMN, 0))
     return greatest
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """Files that versions of a mirror change. :ivar per_version: the median. :ivar files: of the whole mirror."""
+
+    per_version: float
+    files: int
+
+
+def touched_files(table: Path, since: float) -> Touched:
+    """Files whose rows were replaced or deleted by each version that became visible after *since*."""
+    live: set[str] = set()
+    touched: list[int] = []
+    for version in sorted((table / "_delta_log").glob("*.json")):
+        actions = [json.loads(line) for line in version.read_text().splitlines()]
+        removed = [action["remove"] for action in actions if "remove" in action]
+        changed = {remove["path"] for remove in removed if remove.get("dataChange", True)}
+        if changed and version.stat().st_ctime > since:
+            touched.append(len(changed))
+        live -= {remove["path"] for remove in removed}
+        live |= {action["add"]["path"] for action in actions if "add" in action}
+    if not touched:
+        raise RuntimeError("No version of the mirror changed a file.")
+    return Touched(statistics.median(touched), len(live))

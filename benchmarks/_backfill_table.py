@@ -1,12 +1,11 @@
-"""The table that is read, and the least that reading it costs: two ``psql`` that copy half of it each to nowhere."""
+"""The table that is read, and its fastest reader: two ``psql``, each of which copies half of it to nowhere."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 from dataclasses import dataclass
 
 from _servers import Database
+from _tools import Tool, psql, side_by_side
 
 _COLUMNS = """
     id bigint NOT NULL, quantity int, price numeric(18,4), customer text, note text, created timestamptz,
@@ -31,7 +30,7 @@ class Orders:
 
     @classmethod
     def load(cls, database: Database, name: str, rows: int) -> Orders:
-        """Make it, filled, vacuumed and cached. Beside its id, a row is that of *_DISTINCT* rows before."""
+        """Create it, filled, vacuumed and cached. The values repeat after *_DISTINCT* rows, except the id."""
         base = f"{name}_base"
         again = f"INSERT INTO {name} SELECT id + {{0}}, {_OTHERS} FROM {base} WHERE id <= {rows} - {{0}}"
         database.execute(
@@ -54,18 +53,7 @@ class Orders:
         """Two ``\\copy`` side by side, each of half the blocks: a scan that nothing reads faster."""
         blocks = int(self.database.value(f"SELECT pg_relation_size('{self.name}') / 8192"))
         middle = f"'({blocks // 2},0)'"
-        running = [self._copy(f"ctid < {middle}"), self._copy(f"ctid >= {middle}")]
-        for process in running:
-            if process.wait():
-                raise RuntimeError(f"psql ended with {process.returncode}")
+        side_by_side(self._copy(f"ctid < {middle}"), self._copy(f"ctid >= {middle}"))
 
-    def _copy(self, condition: str) -> subprocess.Popen[bytes]:
-        from tests.servers.binaries import postgres_binaries
-
-        binaries = postgres_binaries(self.database.server.major)
-        environment = dict(os.environ)
-        if binaries.libraries is not None:
-            environment["LD_LIBRARY_PATH"] = str(binaries.libraries)
-        query = f"\\copy (SELECT * FROM {self.name} WHERE {condition}) TO '/dev/null'"
-        command = [binaries.program("psql"), "-qX", "-d", self.database.dsn, "-c", query]
-        return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    def _copy(self, condition: str) -> Tool:
+        return psql(self.database, f"\\copy (SELECT * FROM {self.name} WHERE {condition}) TO '/dev/null'")

@@ -1,16 +1,19 @@
-"""A process that changes the table at a steady rate, and tells when it sent the commit of each transaction.
+"""A process that changes the table at a steady rate, and reports when it sent the commit of each transaction.
 
-A transaction has ten changes: two inserts, one delete of an earlier insert, seven updates. The last update sets
-``quantity`` to a number that only grows: the greatest one in a mirror tells up to which transaction it has them.
+A transaction has ten changes: two inserts, one delete of an earlier insert, and seven updates of random rows. Each row
+is as likely as any other; the random numbers are the same in each run. The last update sets ``quantity`` to a number
+that only grows: the greatest one in a mirror shows up to which transaction it has them.
 """
 
 from __future__ import annotations
 
 import json
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -20,6 +23,7 @@ import psycopg
 from _backfill_table import Orders
 
 CHANGES = 10
+UPDATES = 7
 FIRST_STAMP = 1_000_000
 
 
@@ -45,9 +49,9 @@ class Commits:
 
 
 class LiveWriter:
-    """Writes from its entry on, until it is told to stop.
+    """Writes from its entry until :meth:`stop`.
 
-    :param span: only the last so many of the *rows* are updated. :param first: its first stamp.
+    :param span: only the last *span* rows of the table are updated. :param first: its first stamp.
     """
 
     def __init__(
@@ -76,17 +80,25 @@ class LiveWriter:
         self._process.wait()
 
     def stop(self) -> Commits:
-        """End it, and learn what it did."""
+        """Stop it. :returns: what it committed."""
         self._process.terminate()
         if self._process.wait():
             raise RuntimeError(f"The writer ended with {self._process.returncode}.")
         return Commits(json.loads(self._output.read_text()), int(str(self._order["first"])))
 
 
+def updated_rows(rows: int, span: int, seed: int) -> Iterator[list[int]]:
+    """The ids that each transaction updates: random ones of the last *span* of the ids up to *rows*."""
+    chance = random.Random(seed)
+    while True:
+        yield chance.sample(range(rows - span + 1, rows + 1), UPDATES)
+
+
 def _write(dsn: str, table: str, rows: int, span: int, first: int, rate: float, output: str) -> None:
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
     times: list[float] = []
+    updated = updated_rows(rows, span, first)
     columns = "price, customer, note, created, changed, details, open, token"
     insert = (
         f"INSERT INTO {table} (id, quantity, {columns}) "
@@ -97,11 +109,11 @@ def _write(dsn: str, table: str, rows: int, span: int, first: int, rate: float, 
         session.commit()
         start, number = time.monotonic(), 0
         while not stopped:
-            row = rows - span + number * 7919 % (span - CHANGES) + 1
+            row, *others = next(updated)
             new = rows + 1 + 2 * (first - FIRST_STAMP + number)
             session.execute(insert, [[new, new + 1], row])
             session.execute(f"DELETE FROM {table} WHERE id = %s", [new - 2])
-            session.execute(f"UPDATE {table} SET changed = now() WHERE id > %s AND id <= %s", [row, row + CHANGES - 4])
+            session.execute(f"UPDATE {table} SET changed = now() WHERE id = ANY(%s)", [others])
             session.execute(f"UPDATE {table} SET quantity = %s WHERE id = %s", [first + number, row])
             times.append(time.time())
             session.commit()

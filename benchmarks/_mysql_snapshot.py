@@ -1,23 +1,20 @@
 """A table of MariaDB through Spark to nowhere, beside two ``mariadb --quick --batch`` and Spark's JDBC reader.
 
-All read the same ten columns; by default ours adds four, which is measured beside.
+All read the same ten columns; by default ours adds four, which is measured separately. Each way reads a table of few
+rows and a table of many rows. The few rows show the start; the rate is that of the rows that the large table has more.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from _harness import Figure, best_of, progress, scratch
+from _harness import Figure, Speed, interleaved, progress, scratch
 from _servers import MariaDbServer
-from headwater.spark.session import session
+from _spark import spark_session, to_nowhere
+from _tools import Tool, mariadb, side_by_side
 
-JDBC = Path(__file__).parents[1] / "scripts" / "install_jdbc.sh"
 SETTINGS = {
     "innodb-buffer-pool-size": "1G",
     "innodb-log-file-size": "512M",
@@ -36,120 +33,114 @@ _ROW = """
 """
 
 
+FEW_ROWS = 10_000
+
+
 class Bench:
     """A table of ten columns, and the ways to read it."""
 
-    def __init__(self, server: MariaDbServer, spark: Any, rows: int) -> None:
-        self.server, self.spark, self.rows = server, spark, rows
+    def __init__(self, server: MariaDbServer, spark: Any, name: str, rows: int) -> None:
+        self.server, self.spark, self.name, self.rows = server, spark, name, rows
         server.execute(
-            "CREATE DATABASE bench",
-            f"CREATE TABLE bench.orders ({_COLUMNS}) CHARACTER SET utf8mb4",
+            "CREATE DATABASE IF NOT EXISTS bench",
+            f"CREATE TABLE bench.{name} ({_COLUMNS}) CHARACTER SET utf8mb4",
             "SET SESSION sql_log_bin = 0",
-            f"INSERT INTO bench.orders SELECT {_ROW} FROM bench.seq_1_to_{rows}",
-            "ANALYZE TABLE bench.orders",
+            f"INSERT INTO bench.{name} SELECT {_ROW} FROM bench.seq_1_to_{rows}",
+            f"ANALYZE TABLE bench.{name}",
         )
 
     def client(self) -> None:
-        """Two clients side by side, each half of the keys."""
+        """Two clients side by side, each with half of the keys."""
         middle = self.rows // 2
-        running = [self._client(f"id <= {middle}"), self._client(f"id > {middle}")]
-        if any(process.wait() for process in running):
-            raise RuntimeError("mariadb ended with an error")
+        side_by_side(self._client(f"id <= {middle}"), self._client(f"id > {middle}"))
 
-    def _client(self, condition: str) -> subprocess.Popen[bytes]:
-        server = self.server
-        command = [
-            *(str(server._root / "usr/bin/mariadb"), "--no-defaults", "-h127.0.0.1", f"-P{server.port}"),
-            *("-uheadwater", f"-p{server.password}", "--quick", "--batch", "-e"),
-            f"SELECT * FROM bench.orders WHERE {condition}",
-        ]
-        return subprocess.Popen(command, env=server._environment, stdout=subprocess.DEVNULL)
+    def _client(self, condition: str) -> Tool:
+        return mariadb(self.server, f"SELECT * FROM bench.{self.name} WHERE {condition}", "--quick", "--batch")
 
     def typed(self) -> None:
-        """Our data source, a batch of the table's own columns, to nowhere."""
-        self._headwater().option("columns", "*").load().write.format("noop").mode("overwrite").save()
+        """Our data source with the table's own columns."""
+        to_nowhere(self._headwater().option("columns", "*").load())
 
     def typed_with_ours(self) -> None:
         """The same with the columns that we add."""
-        self._headwater().load().write.format("noop").mode("overwrite").save()
+        to_nowhere(self._headwater().load())
 
     def _headwater(self) -> Any:
         dsn = self.server.dsn.replace("mysql://", "mariadb://")
-        return self.spark.read.format("headwater").option("source", dsn).option("table", "bench.orders")
+        return self.spark.read.format("headwater").option("source", dsn).option("table", f"bench.{self.name}")
 
     def jdbc(self) -> None:
-        """Spark's own reader, two partitions, to nowhere."""
+        """Spark's own reader, two partitions."""
         options = {
             "url": f"jdbc:mysql://127.0.0.1:{self.server.port}/bench?permitMysqlScheme=1&useBulkStmts=false",
             "user": "headwater",
             "password": self.server.password,
             "driver": "org.mariadb.jdbc.Driver",
-            "dbtable": "orders",
+            "dbtable": self.name,
             "partitionColumn": "id",
             "lowerBound": "1",
             "upperBound": str(self.rows),
             "numPartitions": "2",
             "fetchsize": "10000",
         }
-        rows = self.spark.read.format("jdbc").options(**options).load()
-        rows.write.format("noop").mode("overwrite").save()
+        to_nowhere(self.spark.read.format("jdbc").options(**options).load())
 
     def warm_up(self) -> None:
-        """Read once each way, so that nobody pays for the first time; and all rows are there."""
-        found = self._headwater().load().count()
-        if found != self.rows:
-            raise RuntimeError(f"{found} rows were read, not {self.rows}.")
+        """Read once each way, so that no figure has the cost of the first time.
+
+        :raises RuntimeError: rows are missing.
+        """
+        count = self._headwater().load().count()
+        if count != self.rows:
+            raise RuntimeError(f"{count} rows were read, not {self.rows}.")
         self.typed()
         self.jdbc()
         self.client()
 
 
+WAYS: dict[str, Callable[[Bench], None]] = {
+    "client": Bench.client,
+    "typed with ours": Bench.typed_with_ours,
+    "typed": Bench.typed,
+    "jdbc": Bench.jdbc,
+}
+
+
 def measure_snapshot(quick: bool) -> list[Figure]:
-    rows, turns = (1_000_000, 1) if quick else (2_500_000, 3)
+    rows, turns = (600_000, 1) if quick else (2_500_000, 3)
     with (
         progress("snapshot of a real MariaDB"),
         scratch() as folder,
         MariaDbServer(SETTINGS) as server,
-        _spark_session(folder) as spark,
+        spark_session(folder, jdbc="mariadb") as spark,
     ):
-        bench = Bench(server, spark, rows)
-        bench.warm_up()
-        seconds: defaultdict[str, list[float]] = defaultdict(list)
-        for _ in range(turns):
-            seconds["client"].append(best_of(1, bench.client))
-            seconds["typed with ours"].append(best_of(1, bench.typed_with_ours))
-            seconds["typed"].append(best_of(1, bench.typed))
-            seconds["jdbc"].append(best_of(1, bench.jdbc))
-    rate = {name: rows / min(taken) for name, taken in seconds.items()}
-    name = "snapshot of MariaDB, typed, to noop"
+        few, many = Bench(server, spark, "few_orders", FEW_ROWS), Bench(server, spark, "orders", rows)
+        few.warm_up()
+        if not quick:
+            many.warm_up()
+        of_few = interleaved(3, *(partial(way, few) for way in WAYS.values()))
+        of_many = interleaved(turns, *(partial(way, many) for way in WAYS.values()))
+    seconds = zip(of_few, of_many, strict=True)
+    speed = {
+        name: Speed.of_sizes((FEW_ROWS, start), (rows, whole))
+        for name, (start, whole) in zip(WAYS, seconds, strict=True)
+    }
+
+    def rate(name: str, value: str, bound: str, goal: float | None) -> Figure:
+        return Figure(name, speed[value].rate, speed[bound].rate, goal, "higher", "rows/s", turns)
+
+    name, jdbc = "snapshot of MariaDB, typed, to noop", "Spark's JDBC reader"
     return [
-        Figure(f"{name} / two mariadb --quick --batch", rate["typed"], rate["client"], 0.6, "higher", "rows/s"),
-        Figure("the same / Spark's JDBC reader to noop", rate["typed"], rate["jdbc"], 1.0, "higher", "rows/s"),
+        rate(f"{name}, after the start / two mariadb --quick --batch", "typed", "client", 0.6),
+        rate(f"{name}, after the start / {jdbc}", "typed", "jdbc", 1.0),
+        rate(f"{name}, with the columns that we add / {jdbc} without them", "typed with ours", "jdbc", None),
         Figure(
-            "the same with the columns that we add / Spark's JDBC reader, which has not got them",
-            rate["typed with ours"],
-            rate["jdbc"],
+            f"{name}: start, {FEW_ROWS:,} rows / {jdbc}",
+            speed["typed"].start,
+            speed["jdbc"].start,
             None,
-            "higher",
-            "rows/s",
+            "lower",
+            "s",
+            turns,
         ),
     ]
-
-
-@contextmanager
-def _spark_session(folder: Path) -> Iterator[Any]:
-    jar = subprocess.run(["sh", str(JDBC), "mariadb"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    config = {
-        "spark.jars": jar,
-        "spark.driver.memory": "2g",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(folder / "spark"),
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-    }
-    spark = session("local[2]", checkpoints=folder, config=config)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()

@@ -13,14 +13,17 @@ from tests.db.citus.writing import here as rows_here
 from tests.db.mysql.binlog_reading import packets_of, plan_of
 from tests.servers.binaries import postgres_binaries
 from tests.servers.citus_double import CitusDouble, Nodes, log_ends
+from tests.servers.kafka import KafkaServer
 from tests.servers.mariadb import MariaDbServer
 from tests.servers.mongodb import MongoServer
 from tests.servers.mysql_family import start_server
 from tests.servers.postgres import Database, PostgresServer
+from tests.servers.sqlserver_double import wire
 
 __all__ = [
     "CitusDouble",
     "Database",
+    "KafkaServer",
     "MariaDbServer",
     "MongoServer",
     "PostgresServer",
@@ -31,6 +34,7 @@ __all__ = [
     "postgres_binaries",
     "rows_here",
     "start_server",
+    "wire",
 ]
 
 

@@ -30,26 +30,23 @@ CHANGES_PER_SECOND = 2_000
 _DRAINED_BYTES = 512 << 10
 
 
-def beside_capture(
-    spark: Any, kept: KeptOrders, database: Database, folder: Path, *, rows: int, seconds: float
-) -> Figure:
-    """What is durable of what was committed, per second: in turns alone, beside it, beside it, alone."""
-    orders = Orders.load(database, "steady", rows)
+def beside_capture(spark: Any, kept: KeptOrders, orders: Orders, folder: Path, seconds: float, turns: int) -> Figure:
+    """The share of the committed changes that is durable in time: *turns* times alone and beside the downstream."""
     store = folder / "capture"
-    command = [sys.executable, "-m", "headwater.cli.main", "capture", database.dsn, "--store", str(store)]
+    command = [sys.executable, "-m", "headwater.cli.main", "capture", orders.database.dsn, "--store", str(store)]
     windows: list[tuple[bool, Window]] = []
     with subprocess.Popen([*command, "--table", orders.full_name], stderr=subprocess.DEVNULL) as capture:
         try:
-            with LiveWriter(orders, CHANGES_PER_SECOND, folder, span=rows) as writer:
+            with LiveWriter(orders, CHANGES_PER_SECOND, folder, span=orders.rows) as writer:
                 _wait_for_changes(store, orders.full_name)
-                for is_beside in (False, True, True, False):
+                for is_beside in (False, True, True, False, False, True)[: 2 * turns]:
                     windows.append((is_beside, _window(spark, kept, folder, store, orders, seconds, is_beside)))
                 commits = writer.stop()
         finally:
             capture.terminate()
     alone, beside = (_share([one for is_one, one in windows if is_one is wanted], commits) for wanted in (False, True))
     name = "share of the changes that is captured in time, beside a new downstream / alone"
-    return Figure(name, beside, alone, 0.9, "higher")
+    return Figure(name, beside, alone, 0.9, "higher", runs=turns)
 
 
 @dataclass(frozen=True, slots=True)

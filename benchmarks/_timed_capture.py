@@ -1,6 +1,6 @@
 """A capture as ``headwater capture`` runs it, timed from the opening of the stream to the seal with the last change.
 
-It begins at a place from before the work. Nothing is acknowledged at the source, so that it can be done again.
+It starts at a position from before the changes. Nothing is acknowledged at the source, so that it can be repeated.
 """
 
 from __future__ import annotations
@@ -8,10 +8,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-from _harness import scratch
+from _harness import Speed, scratch
 from headwater.capture import Capture
+from headwater.capture.statistics import CaptureStatistics
 from headwater.sources.events import ChangeStream
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source
@@ -20,12 +23,36 @@ from headwater.sources.table import SourceTable
 Begun = tuple[CdcOffset, Mapping[str, Any]]
 
 
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """:ivar seconds: from the opening of the stream to the seal with the last change.
+    :ivar seals: seconds after the opening, and how many rows had been written to the log.
+    """
+
+    seconds: float
+    seals: Sequence[tuple[float, int]]
+
+    def speed(self, changes: int) -> Speed:
+        """Changes per second between the first and the last seal.
+
+        A seal is seen a little late, and with it rows of the next epoch. Those of the first seal are left out, so the
+        rate is never too high.
+        """
+        rows = [rows for _, rows in self.seals]
+        share = changes / rows[-1]
+        added = [0, *(int((after - before) * share) for before, after in pairwise(rows))]
+        return Speed.of_batches(0.0, [(moment, count) for (moment, _), count in zip(self.seals, added, strict=True)])
+
+
 class _Watched:
-    """A source that begins where it is told, and tells when the changes up to *end* were durable."""
+    """A source that starts at a given position and records when changes became durable, up to the position *end*."""
+
+    statistics: CaptureStatistics
 
     def __init__(self, source: Any, begun: Begun, end: CdcOffset) -> None:
         self._source, self._begun, self._end = source, begun, end
-        self._started = self.seconds = 0.0
+        self._started = 0.0
+        self.seals: list[tuple[float, int]] = []
         self.ended = threading.Event()
 
     def __getattr__(self, name: str) -> Any:
@@ -42,9 +69,11 @@ class _Watched:
         stream: Any = self._source.open(tables, start, identity)
 
         def acknowledge(position: CdcOffset) -> None:
-            if position >= self._end and not self.ended.is_set():
-                self.seconds = time.perf_counter() - self._started
-                self.ended.set()
+            if not self.ended.is_set():
+                if self.statistics.rows:
+                    self.seals.append((time.perf_counter() - self._started, self.statistics.rows))
+                if position >= self._end:
+                    self.ended.set()
 
         stream.acknowledge = acknowledge
         return stream  # type: ignore[no-any-return]
@@ -52,20 +81,21 @@ class _Watched:
 
 def timed_capture(
     dsn: str, table: str, begun: Begun, end: CdcOffset, changes: int | None = None, **options: Any
-) -> float:
-    """Seconds until the changes of *table* from *begun* to *end* are durable. :param changes: how many must come."""
-    with scratch() as place:
-        source = _Watched(open_source(dsn, spill=place / "spill", **options), begun, end)
-        running = Capture(source, place / "store", [table])
+) -> Captured:
+    """Capture the changes of *table* from *begun* to *end*. :param changes: how many there must be."""
+    with scratch() as folder:
+        source = _Watched(open_source(dsn, spill=folder / "spill", **options), begun, end)
+        running = Capture(source, folder / "store", [table])
+        source.statistics = running.statistics
 
-        def end_it() -> None:
+        def stop_at_end() -> None:
             source.ended.wait(300)
             running.stop()
 
-        watcher = threading.Thread(target=end_it, daemon=True)
+        watcher = threading.Thread(target=stop_at_end, daemon=True)
         watcher.start()
         running.run()
         watcher.join()
         assert changes in (None, running.statistics.rows), (running.statistics, changes)
-    assert source.seconds, "the capture did not come to the end"
-    return source.seconds
+    assert source.ended.is_set(), "the capture did not reach the end"
+    return Captured(source.seals[-1][0], source.seals)

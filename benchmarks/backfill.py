@@ -1,41 +1,39 @@
 """Backfill: a table of Postgres through Spark, against two ``psql`` that copy it to nowhere, and Spark's JDBC reader.
 
-The table is the ten-column one of change capture. Everything goes by TCP on one machine, with two Spark tasks, and all
-read the same ten columns; by default ours adds four, which is measured beside. The
-bounds are measured in turns with the values. The rest of the figures is of a pipeline into a Delta mirror: its rate,
-the memory of its processes, the log that the server keeps for it while the table is being changed, and the time from
-a commit to the mirror at a thousand changes per second, beside a micro-batch that does nothing.
+The table is the ten-column one of change capture. All connections are TCP on one machine, with two Spark tasks, and all
+read the same ten columns; by default ours adds four, which is measured separately. The start is a separate figure and
+no part of a rate: the rate of a pipeline is that between its first and its last visible batch; the rate of a reader is
+that of the rows which a large table has more than a small one. The bounds are measured in turns with the values. The
+other figures are of a pipeline into a Delta mirror: its rate, the memory of its processes, the log that the server
+keeps for it while the table is being changed, and the time from a commit to the mirror at a thousand changes per
+second, beside a micro-batch that does nothing.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 from numpy.typing import NDArray
 
 from _backfill_delivery import Delivery, forget_slot, watched_slot
 from _backfill_floor import micro_batch_floor
-from _backfill_latency import latencies
+from _backfill_latency import Touched, latencies, touched_files
 from _backfill_memory import CAPTURE, PLANNER, WORKER, PeakMemory
 from _backfill_table import Orders
 from _backfill_writer import FIRST_STAMP, LiveWriter
-from _harness import Figure, best_of, main, progress, scratch
+from _harness import Figure, Speed, main, progress, scratch, seconds_of
 from _servers import PostgresServer
-from headwater.sinks.parquet import committed_files
-from headwater.spark.session import session
+from _spark import spark_session, to_nowhere
 
 SETTINGS = {
     "max_wal_size": "16GB",
@@ -47,14 +45,16 @@ SETTINGS = {
 CHANGES_PER_SECOND = 1000
 HELD_BYTES = 256e6
 RECENT_ROWS = 10_000
-JDBC = Path(__file__).parents[1] / "scripts" / "install_jdbc.sh"
+FEW_ROWS = 10_000
+FEW_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much is measured; *small* and *large* are the tables between which the cost may grow with the rows alone.
+    """How much is measured.
 
-    Without *large* that is left out, and what takes another pipeline: of few rows, what a start costs is most.
+    :ivar small: rows of the table for warming up. :ivar large: rows of a table that shows, beside *small*, whether the
+        cost of a row grows with the table; ``None`` leaves that out, and the mirror of a table at rest.
     """
 
     rows: int
@@ -66,8 +66,8 @@ class Scale:
     spans: int = 2
 
 
-FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=200)
-QUICK = Scale(rows=1_000_000, turns=1, small=100_000, large=None, live_seconds=3.0, floor_batches=10, spans=1)
+FULL = Scale(rows=5_000_000, turns=3, small=1_000_000, large=10_000_000, live_seconds=60.0, floor_batches=70)
+QUICK = Scale(rows=600_000, turns=1, small=100_000, large=None, live_seconds=3.0, floor_batches=10, spans=1)
 
 
 class Bench:
@@ -78,40 +78,63 @@ class Bench:
         folder.mkdir()
         self._streams = count(1)
 
-    def typed(self) -> None:
+    def copy(self) -> float:
+        """Two ``\\copy`` to nowhere."""
+        return seconds_of(self.orders.copy_halves)
+
+    def typed(self) -> float:
         """Our data source, a batch of the table's own columns, to nowhere."""
-        _to_nowhere(self._headwater(self.spark.read).option("columns", "*").load())
+        return seconds_of(lambda: to_nowhere(self._headwater(self.spark.read).option("columns", "*").load()))
 
-    def typed_with_ours(self) -> None:
+    def typed_with_ours(self) -> float:
         """The same with the columns that we add."""
-        _to_nowhere(self._headwater(self.spark.read).load())
+        return seconds_of(lambda: to_nowhere(self._headwater(self.spark.read).load()))
 
-    def warm_up(self, *, delivers: bool) -> None:
-        """Read once each way, so that nobody pays for the first time; and all rows are there."""
-        found = self._headwater(self.spark.read).load().count()
-        if found != self.orders.rows:
-            raise RuntimeError(f"{found} rows were read, not {self.orders.rows}.")
+    def typed_stream(self) -> Speed:
+        """Our data source, a stream that ends when all is delivered, to nowhere."""
+        name = f"{self.orders.name}{next(self._streams)}"
+        folder = self.folder / name
+        reader = self._headwater(self.spark.readStream).option("columns", "*").option("store", str(folder / "store"))
+        began = time.time()
+        rows = reader.option("slot", name).option("publication", name).load()
+        writer = rows.writeStream.format("noop").option("checkpointLocation", str(folder / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        batches = [(_end_of(batch), batch["numInputRows"]) for batch in query.recentProgress]
+        forget_slot(self.orders, name)
+        return Speed.of_batches(began, [(moment, rows) for moment, rows in batches if rows])
+
+    def jdbc(self) -> float:
+        """Spark's own reader, two partitions, to nowhere."""
+        return seconds_of(lambda: to_nowhere(self._jdbc()))
+
+    def jdbc_to_parquet(self) -> float:
+        """The same, to Parquet."""
+        target = str(self.folder / "jdbc")
+        return seconds_of(lambda: self._jdbc().write.mode("overwrite").parquet(target))
+
+    def warm_up(self) -> None:
+        """Read once each way, so that no figure has the cost of the first time.
+
+        :raises RuntimeError: rows are missing.
+        """
+        rows = self._headwater(self.spark.read).load().count()
+        if rows != self.orders.rows:
+            raise RuntimeError(f"{rows} rows were read, not {self.orders.rows}.")
         self.typed()
         self.jdbc()
-        self.jdbc(self.folder / "jdbc")
-        if delivers:
-            self.deliver("parquet")
+        self.jdbc_to_parquet()
 
-    def typed_stream(self) -> float:
-        """Our data source, a stream that ends when all is delivered, to nowhere; the seconds until it has ended."""
-        name = f"typed{next(self._streams)}"
-        place = self.folder / name
-        reader = self._headwater(self.spark.readStream).option("columns", "*").option("store", str(place / "store"))
-        start = time.perf_counter()
-        rows = reader.option("slot", name).option("publication", name).load()
-        writer = rows.writeStream.format("noop").option("checkpointLocation", str(place / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-        seconds = time.perf_counter() - start
-        forget_slot(self.orders, name)
-        return seconds
+    def deliver(self, kind: str) -> tuple[Speed, Path]:
+        """A pipeline from its start until all rows are visible; and its sink."""
+        with Delivery(self.spark, self.orders, kind, self.folder) as delivery:
+            return delivery.wait_for_rows(), delivery.target
 
-    def jdbc(self, target: Path | None = None) -> None:
-        """Spark's own reader, two partitions, to nowhere or to Parquet."""
+    def _headwater(self, reader: Any) -> Any:
+        named = reader.format("headwater").option("source", self.orders.database.dsn)
+        return named.option("table", self.orders.full_name)
+
+    def _jdbc(self) -> Any:
         server = self.orders.database.server
         options = {
             "url": f"jdbc:postgresql://127.0.0.1:{server.port}/{self.orders.database.name}",
@@ -125,104 +148,96 @@ class Bench:
             "numPartitions": "2",
             "fetchsize": "10000",
         }
-        rows = self.spark.read.format("jdbc").options(**options).load()
-        if target is None:
-            _to_nowhere(rows)
-        else:
-            rows.write.mode("overwrite").parquet(str(target))
-
-    def deliver(self, kind: str) -> Delivered:
-        """A pipeline from its start to the end of the history."""
-        with Delivery(self.spark, self.orders, kind, self.folder) as delivery:
-            return Delivered(delivery.wait_for_history(), delivery.history_seconds(), delivery.target)
-
-    def _headwater(self, reader: Any) -> Any:
-        named = reader.format("headwater").option("source", self.orders.database.dsn)
-        return named.option("table", self.orders.full_name)
+        return self.spark.read.format("jdbc").options(**options).load()
 
 
-@dataclass(frozen=True, slots=True)
-class Delivered:
-    """What a pipeline took: from the start of its query to the end of its last batch with history, and those alone."""
+# Spark ends Python workers that were idle for a minute: the first read of ours in a turn starts them
+READERS: dict[str, Callable[[Bench], float]] = {
+    "copy": Bench.copy,
+    "typed with ours": Bench.typed_with_ours,
+    "typed": Bench.typed,
+    "jdbc": Bench.jdbc,
+    "jdbc to parquet": Bench.jdbc_to_parquet,
+}
 
-    seconds: float
-    batches: float
-    target: Path
 
-
-def _to_nowhere(rows: Any) -> None:
-    rows.write.format("noop").mode("overwrite").save()
+def _end_of(batch: Any) -> float:
+    """When a batch of Spark ended, in seconds since 1970."""
+    start = datetime.fromisoformat(batch["timestamp"]).timestamp()
+    return float(start + batch["durationMs"]["triggerExecution"] / 1000)
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------
 
 
-def readers(bench: Bench, turns: int) -> tuple[list[Figure], float]:
-    """Snapshots to nowhere and to Parquet; the second is the seconds of the copies."""
-    seconds: defaultdict[str, list[float]] = defaultdict(list)
-    spark_parquet = bench.folder / "jdbc"
+def readers(few: Bench, bench: Bench, turns: int) -> tuple[list[Figure], float]:
+    """Snapshots to nowhere and to Parquet. :returns: the figures, and the rows per second of the copies."""
+    seconds: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in READERS}
+    streamed: list[Speed] = []
+    delivered: list[Speed] = []
     for _ in range(turns):
-        seconds["copy"].append(best_of(1, bench.orders.copy_halves))
-        # Spark ends Python workers that were idle for a minute: the first of these starts them
-        seconds["typed with ours"].append(best_of(1, bench.typed_with_ours))
-        seconds["typed"].append(best_of(1, bench.typed))
-        seconds["stream"].append(bench.typed_stream())
-        seconds["jdbc"].append(best_of(1, bench.jdbc))
-        delivered = bench.deliver("parquet")
-        seconds["parquet"].append(delivered.seconds)
-        _check_rows(delivered.target, bench.orders)
-        shutil.rmtree(delivered.target)
-        seconds["jdbc to parquet"].append(best_of(1, lambda: bench.jdbc(spark_parquet)))
-    rate = {name: bench.orders.rows / min(taken) for name, taken in seconds.items()}
+        for name, read in READERS.items():
+            seconds[name][0].append(min(read(few) for _ in range(FEW_TURNS)))
+            seconds[name][1].append(read(bench))
+        streamed.append(bench.typed_stream())
+        speed, target = bench.deliver("parquet")
+        delivered.append(speed)
+        shutil.rmtree(target)
+    speeds = {
+        name: Speed.of_sizes((few.orders.rows, min(of_few)), (bench.orders.rows, min(of_many)))
+        for name, (of_few, of_many) in seconds.items()
+    }
+    speeds["stream"], speeds["pipeline"] = Speed.best(streamed), Speed.best(delivered)
 
-    def figure(name: str, value: str, bound: str, goal: float | None) -> Figure:
-        return Figure(name, rate[value], rate[bound], goal, "higher", "rows/s")
+    def rate(name: str, value: str, bound: str, goal: float | None) -> Figure:
+        return Figure(name, speeds[value].rate, speeds[bound].rate, goal, "higher", "rows/s", turns)
 
-    copies = "two \\copy to /dev/null"
-    made = [
-        figure(f"snapshot, typed, to noop / {copies}", "typed", "copy", 0.5),
-        figure("the same / Spark's JDBC reader to noop", "typed", "jdbc", 1.0),
-        figure(
-            f"the same with the four columns that we add, by new workers / {copies}", "typed with ours", "copy", None
-        ),
-        figure("the same / Spark's JDBC reader to noop, which has not got them", "typed with ours", "jdbc", None),
-        figure(f"the table's own columns as a stream, from its start to its end / {copies}", "stream", "copy", None),
-        figure(f"snapshot by the query of a pipeline to Parquet / {copies}", "parquet", "copy", 0.5),
-        figure("the same / Spark's JDBC reader to Parquet", "parquet", "jdbc to parquet", 1.0),
+    def start(name: str, value: str, bound: str) -> Figure:
+        return Figure(name, speeds[value].start, speeds[bound].start, None, "lower", "s", turns)
+
+    copies, jdbc, rows = "two \\copy to /dev/null", "Spark's JDBC reader", f"{few.orders.rows:,} rows"
+    typed, stream = "snapshot, typed, to noop", "snapshot as a stream, typed, to noop"
+    pipeline = "pipeline to Parquet"
+    figures = [
+        rate(f"{typed}, after the start / {copies}", "typed", "copy", 0.5),
+        rate(f"{typed}, after the start / {jdbc} to noop", "typed", "jdbc", 1.0),
+        rate(f"{typed}, with the four columns that we add / {copies}", "typed with ours", "copy", None),
+        rate(f"{typed}, with the four columns that we add / {jdbc} without them", "typed with ours", "jdbc", None),
+        start(f"{typed}: start, {rows} / {jdbc}", "typed", "jdbc"),
+        rate(f"{stream}, first to last batch / {copies}", "stream", "copy", None),
+        start(f"{stream}: start to first batch / {jdbc}, {rows}", "stream", "jdbc"),
+        rate(f"{pipeline}, first to last visible batch / {copies}", "pipeline", "copy", 0.5),
+        rate(f"{pipeline}, first to last visible batch / {jdbc} to Parquet", "pipeline", "jdbc to parquet", 1.0),
+        start(f"{pipeline}: start to first visible batch / {jdbc} to Parquet, {rows}", "pipeline", "jdbc to parquet"),
     ]
-    return made, min(seconds["copy"])
+    return figures, speeds["copy"].rate
 
 
-def _check_rows(folder: Path, orders: Orders) -> None:
-    found = sum(pq.read_metadata(file).num_rows for file in committed_files(folder / orders.full_name))
-    if found != orders.rows:
-        raise RuntimeError(f"{found} rows were delivered, not {orders.rows}.")
-
-
-def mirror(bench: Bench, copy_seconds: float) -> list[Figure]:
-    """A backfill into a Delta mirror, with nobody writing."""
-    delivered = bench.deliver("delta")
-    rows = DeltaTable(delivered.target / bench.orders.full_name).to_pyarrow_table()
-    if rows.num_rows != bench.orders.rows:
-        raise RuntimeError(f"The mirror has {rows.num_rows} rows, not {bench.orders.rows}.")
-    written = best_of(1, lambda: write_deltalake(bench.folder / "rows", rows))
-    count = bench.orders.rows
-    name = "source to Delta mirror"
+def mirror(bench: Bench, turns: int, copied: float) -> list[Figure]:
+    """A backfill into a Delta mirror of a table at rest. :param copied: rows per second of the copies."""
+    delivered: list[Speed] = []
+    written: list[float] = []
+    for turn in range(turns):
+        speed, target = bench.deliver("delta")
+        delivered.append(speed)
+        rows = DeltaTable(target / bench.orders.full_name).to_pyarrow_table()
+        if rows.num_rows != bench.orders.rows:
+            raise RuntimeError(f"The mirror has {rows.num_rows} rows, not {bench.orders.rows}.")
+        written.append(seconds_of(lambda rows=rows, turn=turn: write_deltalake(bench.folder / f"rows{turn}", rows)))  # type: ignore[misc]
+        shutil.rmtree(target)
+        shutil.rmtree(bench.folder / f"rows{turn}")
+    rate, bound = Speed.best(delivered).rate, bench.orders.rows / min(written)
+    name = "source to Delta mirror, first to last visible batch"
     return [
-        Figure(f"{name} / two \\copy", count / delivered.seconds, count / copy_seconds, None, "higher", "rows/s"),
+        Figure(f"{name} / two \\copy to /dev/null", rate, copied, None, "higher", "rows/s", turns),
         Figure(
-            f"{name} / delta-rs that writes the same rows from memory",
-            count / delivered.seconds,
-            count / written,
-            None,
-            "higher",
-            "rows/s",
+            f"{name} / delta-rs that writes the same rows from memory", rate, bound, None, "higher", "rows/s", turns
         ),
     ]
 
 
 def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
-    """A backfill, and what follows it, while the table is being changed: first all over, then its last rows alone."""
+    """A backfill, and what follows it, while the table is being changed: first all over, then only its last rows."""
     orders, rate, first = bench.orders, CHANGES_PER_SECOND, FIRST_STAMP
     delivery = Delivery(bench.spark, orders, "delta", bench.folder)
     mirror = delivery.target / orders.full_name
@@ -238,8 +253,8 @@ def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
                 followed.append((where, _follow(delivery, writer, mirror, scale.live_seconds)))
                 first = followed[-1][1].next_stamp
 
-    def lower(name: str, value: float, bound: float, goal: float | None, unit: str) -> Figure:
-        return Figure(name, value, bound, goal, "lower", unit)
+    def lower(name: str, value: float, bound: float, goal: float | None, unit: str, runs: int = 1) -> Figure:
+        return Figure(name, value, bound, goal, "lower", unit, runs)
 
     figures = [lower("log that the server kept during a backfill / 256 MB", most_held, HELD_BYTES, 1.0, "B")]
     for where, live in followed:
@@ -247,8 +262,16 @@ def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
         figures += [
             Figure(f"changes/s {where}: reached / wanted", live.rate, rate, None, "higher", "changes/s"),
             *(
-                lower(f"{name}, p{part} / empty micro-batch", live.p(part), floor.seconds, None, "s")
+                lower(f"{name}, p{part} / empty micro-batch", live.p(part), floor.seconds, None, "s", scale.turns)
                 for part in (50, 99)
+            ),
+            Figure(
+                f"files touched per batch, {rate} changes/s {where} / all files",
+                live.touched.per_version,
+                live.touched.files,
+                None,
+                "higher",
+                "files",
             ),
         ]
     return [
@@ -261,11 +284,12 @@ def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """How a mirror followed: seconds from commit to mirror of each transaction, and changes per second."""
+    """How a mirror followed: seconds from commit to mirror of each transaction, changes per second, files touched."""
 
     waited: NDArray[np.float64]
     rate: float
     next_stamp: int
+    touched: Touched
 
     def p(self, part: int) -> float:
         return float(np.percentile(self.waited, part))
@@ -276,53 +300,36 @@ def _follow(delivery: Delivery, writer: LiveWriter, mirror: Path, seconds: float
     since = time.time()
     time.sleep(seconds)
     commits = writer.stop()
-    return Live(latencies(mirror, commits, since), commits.rate_since(since), commits.next_stamp)
+    waited = latencies(mirror, commits, since)
+    return Live(waited, commits.rate_since(since), commits.next_stamp, touched_files(mirror, since))
 
 
 def growth(small: Bench, large: Bench, turns: int) -> Figure:
-    """Seconds per row of a large table to those of a small one."""
-
-    def seconds(bench: Bench) -> float:
-        return min(bench.deliver("delta").batches for _ in range(turns)) / bench.orders.rows
-
+    """Seconds per row of a large table to those of a small one, after the first batch."""
+    speeds: tuple[list[Speed], list[Speed]] = ([], [])
+    for _ in range(turns):
+        for bench, taken in zip((small, large), speeds, strict=True):
+            speed, target = bench.deliver("delta")
+            taken.append(speed)
+            shutil.rmtree(target)
+    of_small, of_large = (1 / Speed.best(taken).rate for taken in speeds)
     name = f"cost per row of {large.orders.rows:,} rows / of {small.orders.rows:,}"
-    return Figure(name, seconds(large), seconds(small), 1.15, "lower", "s")
+    return Figure(name, of_large, of_small, 1.15, "lower", "s", turns)
 
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What a micro-batch costs that does nothing: its median seconds, the bytes of its processes."""
+    """What a micro-batch costs that does nothing: its seconds, and the bytes of its processes."""
 
     seconds: float
     planner: int
     worker: int
 
 
-def empty_batches(spark: Any, folder: Path, batches: int) -> Floor:
+def empty_batches(spark: Any, folder: Path, scale: Scale) -> Floor:
     with PeakMemory() as memory:
-        median = micro_batch_floor(spark, folder, batches)
-    return Floor(median, memory.of(PLANNER), memory.of(WORKER))
-
-
-@contextmanager
-def spark_session(folder: Path) -> Iterator[Any]:
-    """Two tasks side by side, and Postgres' JDBC driver."""
-    jar = subprocess.run(["sh", str(JDBC)], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    config = {
-        "spark.jars": jar,
-        "spark.driver.memory": "2g",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(folder / "spark"),
-        "spark.sql.streaming.numRecentProgressUpdates": "100000",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-    }
-    spark = session("local[2]", checkpoints=folder, config=config)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()
+        seconds = micro_batch_floor(spark, folder, scale.floor_batches, scale.turns)
+    return Floor(seconds, memory.of(PLANNER), memory.of(WORKER))
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -332,20 +339,21 @@ def measure(quick: bool) -> list[Figure]:
         scratch() as folder,
         PostgresServer(settings=SETTINGS) as server,
         server.database() as database,
-        spark_session(folder) as spark,
+        spark_session(folder, jdbc="postgres") as spark,
     ):
-        floor = empty_batches(spark, folder, scale.floor_batches)
-        small, bench = (
-            Bench(spark, Orders.load(database, name, rows), folder / name)
-            for name, rows in (("few_orders", scale.small), ("orders", scale.rows))
-        )
-        small.warm_up(delivers=scale.large is not None)
-        figures, copy_seconds = readers(bench, scale.turns)
+        floor = empty_batches(spark, folder, scale)
+
+        def table(name: str, rows: int) -> Bench:
+            return Bench(spark, Orders.load(database, name, rows), folder / name)
+
+        few, small, bench = table("few", FEW_ROWS), table("small", scale.small), table("orders", scale.rows)
+        small.warm_up()
+        figures, copied = readers(few, bench, scale.turns)
         if scale.large is not None:
-            figures += mirror(bench, copy_seconds)
-            many = Bench(spark, Orders.load(database, "many_orders", scale.large), folder / "many_orders")
-            figures.append(growth(small, many, scale.turns - 1))
-            database.execute(f"DROP TABLE {many.orders.name}")
+            figures += mirror(bench, scale.turns, copied)
+            large = table("large", scale.large)
+            figures.append(growth(small, large, scale.turns))
+            database.execute(f"DROP TABLE {large.orders.name}")
         figures += under_writes(bench, scale, floor)
     return figures
 

@@ -8,8 +8,6 @@ with the same changes. The snapshot is read into Arrow by two processes, each th
 
 from __future__ import annotations
 
-import os
-import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -17,11 +15,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-from _harness import Figure, interleaved, main, progress
-from _servers import CitusDouble, Database, PostgresServer, cluster_nodes, log_ends, postgres_binaries, rows_here
+from _harness import Figure, best_in_turns, interleaved, main, progress
+from _servers import CitusDouble, Database, PostgresServer, cluster_nodes, log_ends, rows_here
 from _timed_capture import Begun, timed_capture
+from _tools import Tool, psql, side_by_side
 from headwater.sources.citus.offset import CitusOffset, NodePlace
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source
@@ -72,7 +70,7 @@ class Bench:
 
     def capture(self) -> float:
         """Seconds until all of it is durable. Nothing is acknowledged, so that it can be done again."""
-        return timed_capture(self.dsn, "orders", self.begun, self.end, self.changes)
+        return timed_capture(self.dsn, "orders", self.begun, self.end, self.changes).seconds
 
 
 def begun(dsn: str) -> Begun:
@@ -127,20 +125,14 @@ def snapshots(double: CitusDouble, turns: int) -> tuple[float, float, int]:
     source.close()
     shards = double.tables["orders"].shards
     rows = len(double.rows("orders"))
-    binaries = postgres_binaries(double.servers[0].major)
-    environment = dict(os.environ)
-    if binaries.libraries is not None:
-        environment["LD_LIBRARY_PATH"] = str(binaries.libraries)
+
+    def copy(group: int) -> Tool:
+        owned = [shard for shard, owner in shards.items() if owner == group]
+        worker = Database(double.servers[group], double.database)
+        return psql(worker, *(f"\\copy orders_{shard} to /dev/null csv" for shard in owned))
 
     def copied() -> None:
-        running = []
-        for group in WORKERS:
-            command: list[Any] = [binaries.program("psql"), "-qX", "-d", double.servers[group].dsn(double.database)]
-            for shard in [shard for shard, owner in shards.items() if owner == group]:
-                command += ["-c", f"\\copy orders_{shard} to /dev/null csv"]
-            running.append(subprocess.Popen(command, env=environment))
-        if any(process.wait() for process in running):
-            raise RuntimeError("psql failed")
+        side_by_side(*map(copy, WORKERS))
 
     with ProcessPoolExecutor(len(WORKERS), mp_context=get_context("spawn")) as pool:
         list(pool.map(read_parts, [double.dsn] * 2, [table] * 2, [[], []], [""] * 2))
@@ -168,8 +160,7 @@ def measure(quick: bool) -> list[Figure]:
         server = stack.enter_context(PostgresServer(settings=SETTINGS))
         database = stack.enter_context(server.database())
         cluster, one = of_cluster(double, rows, changes), of_one(database, rows, changes)
-        taken = [(cluster.capture(), one.capture()) for _ in range(turns)]
-        ours, alone = (min(seconds) for seconds in zip(*taken, strict=True))
+        ours, alone = best_in_turns(turns, cluster.capture, one.capture)
         shard, owner = next(iter(double.tables["orders"].shards.items()))
         double.move("orders", shard, next(group for group in WORKERS if group != owner))
         merged = min(cluster.capture() for _ in range(turns))
@@ -182,6 +173,7 @@ def measure(quick: bool) -> list[Figure]:
             None,
             "higher",
             "changes/s",
+            turns,
         ),
         Figure(
             "the same when a shard has moved since: merged by the times of commits / when none has",
@@ -190,6 +182,7 @@ def measure(quick: bool) -> list[Figure]:
             None,
             "higher",
             "changes/s",
+            turns,
         ),
         Figure(
             "snapshot of shards on two workers (a double of Citus) into columns / two \\copy of them",
@@ -198,6 +191,7 @@ def measure(quick: bool) -> list[Figure]:
             None,
             "higher",
             "rows/s",
+            turns,
         ),
     ]
 

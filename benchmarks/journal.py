@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from _harness import Figure, interleaved, main, progress
+from _harness import Figure, interleaved, main, progress, scratch
 from headwater.journal import Durability, Entry, FsStore, Store, new_id
 from headwater.journal.codec import Prepared, line
 
@@ -139,8 +137,7 @@ def _read(root: Path, count: int, times: int) -> tuple[float, float]:
 
 
 def measure(quick: bool) -> list[Figure]:
-    root = Path(tempfile.mkdtemp(prefix="journal-", dir=os.environ.get("HEADWATER_BENCH_DIR")))
-    try:
+    with scratch() as root:
         with progress("append without sync"):
             none = _append(root, Durability.NONE, 2_000 if quick else 10_000, 7)
         with progress("append with flush"):
@@ -151,8 +148,6 @@ def measure(quick: bool) -> list[Figure]:
             head = _head(root)
         with progress("read"):
             read = _read(root, 10_000 if quick else 50_000, 7)
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
     return [
         Figure("append, durability none / json.dumps + write", *none, goal=3.0, better="lower", unit="s"),
         Figure("append, durability flush / json.dumps + write", *flush, goal=None, better="lower", unit="s"),

@@ -1,9 +1,9 @@
 """Postgres capture: from the server's stream to the durable log, against receiving the same messages and no more.
 
-The table is the ten-column one of change capture; its inserts, updates and deletes come in transactions of 100, or of
-one. The bound is psycopg2's replication cursor with a callback that does nothing, from a slot at the same position, in
-turns with the capture. Each runs in a process of its own, from the start of the stream to its last change: received
-there, durable here. A transaction of millions of rows tells the memory, and a rest afterwards the price of idling.
+The table is the ten-column one of change capture; its inserts, updates and deletes are in transactions of 100, or of
+one. The bound is ``pg_recvlogical``, which writes the messages to ``/dev/null``, from a slot at the same position, in
+turns with the capture. Each is a separate process, timed from the start of the stream to its last change: received
+there, durable here. A transaction of millions of rows shows the memory, and an idle time afterwards its cost.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import pyarrow as pa
 
 from _harness import Figure, main, progress, scratch
 from _servers import Database, PostgresServer
+from _tools import pg_recvlogical
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture
 from headwater.sources.events import ChangeStream
@@ -34,7 +36,9 @@ from headwater.sources.table import SourceTable
 
 SETTINGS = {"max_wal_size": "8GB", "checkpoint_timeout": "1h", "synchronous_commit": "off", "shared_buffers": "256MB"}
 CHILD = "--child"
+RECEIVER = "pg_recvlogical to /dev/null"
 PER_TRANSACTION = 100
+PUBLICATION = "headwater"
 
 TABLES = (
     """
@@ -67,7 +71,7 @@ TABLES = (
         END LOOP;
     END $$
     """,
-    "CREATE PUBLICATION headwater FOR TABLE orders, many WITH (publish_via_partition_root = true)",
+    f"CREATE PUBLICATION {PUBLICATION} FOR TABLE orders, many WITH (publish_via_partition_root = true)",
 )
 
 
@@ -92,7 +96,7 @@ class Run:
 
 
 class Measured:
-    """A server with work to be captured, as often as is wanted."""
+    """A server with work that can be captured again and again."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -100,67 +104,61 @@ class Measured:
         database.execute(*TABLES)
 
     def work(self, slot: str, changes: int, *statements: str) -> Work:
-        """Make a slot, then changes after it."""
+        """Create a slot, then changes after it."""
         self._database.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
         self._database.execute(*statements)
         end = Lsn.parse(self._database.value("SELECT pg_current_wal_insert_lsn()::text"))
         self._database.execute("SELECT pg_logical_emit_message(true, 'bench', '')")  # a commit after the end
         return Work(slot, end, changes)
 
-    def run(self, kind: str, work: Work, *, rest: float = 0.0, environment: Mapping[str, str] | None = None) -> Run:
-        """Measure in a child, over a copy of the slot."""
-        self._copies += 1
-        slot = f"run_{self._copies}"
-        self._database.execute(f"SELECT pg_copy_logical_replication_slot('{work.slot}', '{slot}')")
-        with scratch() as place:
+    def capture(self, work: Work, *, rest: float = 0.0, environment: Mapping[str, str] | None = None) -> Run:
+        """Capture in a child process."""
+        with self._copy_of(work.slot) as slot, scratch() as folder:
             order = {
-                "kind": kind,
                 "dsn": self._database.dsn,
                 "slot": slot,
                 "end": int(work.end),
-                "store": str(place / "store"),
+                "store": str(folder / "store"),
                 "rest": rest,
             }
             command: list[Any] = [sys.executable, __file__, CHILD, json.dumps(order)]
             done = subprocess.run(
                 command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | (environment or {})
             )
-        self._database.execute(f"SELECT pg_drop_replication_slot('{slot}')")
         return Run(**json.loads(done.stdout))
+
+    def receive(self, work: Work) -> Run:
+        """``pg_recvlogical``, without the time in which it starts and connects."""
+        seconds, cpu = self._receive(work, str(work.end))
+        start, start_cpu = self._receive(work, "0/1")
+        return Run(seconds - start, cpu - start_cpu)
+
+    def _receive(self, work: Work, end: str) -> tuple[float, float]:
+        with self._copy_of(work.slot) as slot:
+            tool, start = pg_recvlogical(self._database, slot, PUBLICATION, end), time.perf_counter()
+            cpu = tool.run()
+            return time.perf_counter() - start, cpu
+
+    @contextmanager
+    def _copy_of(self, slot: str) -> Iterator[str]:
+        self._copies += 1
+        copy = f"run_{self._copies}"
+        self._database.execute(f"SELECT pg_copy_logical_replication_slot('{slot}', '{copy}')")
+        yield copy
+        while self._database.value(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{copy}'"):
+            time.sleep(0.01)
+        self._database.execute(f"SELECT pg_drop_replication_slot('{copy}')")
 
     def forget(self, work: Work) -> None:
         """Let the server remove the log of *work*."""
         self._database.execute(f"SELECT pg_drop_replication_slot('{work.slot}')", "CHECKPOINT")
 
 
-# -- the children ------------------------------------------------------------------------------------------------------
-
-
-def receive(dsn: str, slot: str, end: int) -> Run:
-    """psycopg2: take every message and throw it away."""
-    import psycopg2  # type: ignore[import-untyped]
-    from psycopg2.extras import LogicalReplicationConnection, StopReplication  # type: ignore[import-untyped]
-
-    connection = psycopg2.connect(dsn, connection_factory=LogicalReplicationConnection)
-    cursor = connection.cursor()
-    options = {"proto_version": "2", "publication_names": "headwater", "streaming": "on", "messages": "true"}
-    cursor.start_replication(slot_name=slot, decode=False, options=options)
-
-    def take(message: Any) -> None:
-        if message.data_start >= end:
-            message.cursor.send_feedback(flush_lsn=message.data_start, force=True)
-            raise StopReplication
-
-    start, cpu = time.perf_counter(), time.process_time()
-    try:
-        cursor.consume_stream(take, keepalive_interval=10)
-    except StopReplication:
-        pass
-    return Run(time.perf_counter() - start, time.process_time() - cpu)
+# -- the child --------------------------------------------------------------------------------------------------------
 
 
 class Watched:
-    """A source that tells when its stream began, and when the changes up to *end* were durable."""
+    """A source that records when its stream began, and when the changes up to *end* were durable."""
 
     def __init__(self, source: Any, end: int) -> None:
         self._source = source
@@ -181,10 +179,10 @@ class Watched:
 
     def open(self, tables: Sequence[SourceTable], start: CdcOffset, identity: Mapping[str, Any]) -> ChangeStream:
         stream: Any = self._source.open(tables, start, identity)
-        tell = stream.acknowledge
+        acknowledge_source = stream.acknowledge
 
         def acknowledge(position: CdcOffset) -> None:
-            tell(position)
+            acknowledge_source(position)
             assert isinstance(position, PostgresOffset)
             if position.lsn >= self._end and not self.ended.is_set():
                 self.taken = Run(time.perf_counter() - self.started, time.process_time() - self.cpu)
@@ -196,7 +194,7 @@ class Watched:
 
 
 def capture(dsn: str, slot: str, end: int, store: Path, rest: float) -> Run:
-    """Headwater, as ``headwater capture`` runs it; then *rest* seconds in which nothing comes."""
+    """Headwater, as ``headwater capture`` runs it; then *rest* seconds without changes."""
     keep_freed_memory()
     pa.array([""])  # pyarrow loads pandas with its first array
     source = Watched(open_source(dsn, spill=store / "spill", slot=slot), end)
@@ -220,11 +218,8 @@ def capture(dsn: str, slot: str, end: int, store: Path, rest: float) -> Run:
 
 
 def child(order: dict[str, Any]) -> None:
-    if order["kind"] == "receive":
-        made = receive(order["dsn"], order["slot"], order["end"])
-    else:
-        made = capture(order["dsn"], order["slot"], order["end"], Path(order["store"]), order["rest"])
-    print(json.dumps({name: getattr(made, name) for name in Run.__slots__}))
+    run = capture(order["dsn"], order["slot"], order["end"], Path(order["store"]), order["rest"])
+    print(json.dumps(asdict(run)))
 
 
 # -- the figures -------------------------------------------------------------------------------------------------------
@@ -241,23 +236,23 @@ def in_transactions(measured: Measured, changes: int, turns: int, idle: float) -
     work = measured.work("hundreds", rows + updates + deletes, statement)
     received, captured, python = [], [], []
     for _ in range(turns):
-        received.append(measured.run("receive", work))
-        captured.append(measured.run("capture", work))
-    python.append(measured.run("capture", work, environment={"HEADWATER_PURE": "1"}))
-    rest = measured.run("capture", work, rest=idle)
+        received.append(measured.receive(work))
+        captured.append(measured.capture(work))
+        python.append(measured.capture(work, environment={"HEADWATER_PURE": "1"}))
+    rest = measured.capture(work, rest=idle)
     measured.forget(work)
     bound, value, pure = best(received), best(captured), best(python)
 
     def rate(run: Run) -> float:
         return work.changes / run.seconds
 
-    name = "psycopg2 that throws the messages away"
+    name, unit = "wire to durable log", "changes/s"
     return [
-        Figure(f"wire to durable log / {name}", rate(value), rate(bound), 0.7, "higher", "changes/s"),
-        Figure(f"the same with the Python decoder / {name}", rate(pure), rate(bound), None, "higher", "changes/s"),
-        Figure("processor time of the capture / of psycopg2", value.cpu, bound.cpu, None, "lower", "s"),
-        Figure("processor of an idle capture / one core", rest.idle, 1.0, None, "lower", "cores"),
-        Figure("log held by the server at the end / one segment", float(rest.held), 16 << 20, None, "lower", "B"),
+        Figure(f"{name} / {RECEIVER}", rate(value), rate(bound), 0.7, "higher", unit, turns),
+        Figure(f"{name}, Python decoder / {RECEIVER}", rate(pure), rate(bound), None, "higher", unit, turns),
+        Figure("processor time of the capture / of pg_recvlogical", value.cpu, bound.cpu, None, "lower", "s", turns),
+        Figure("processor of an idle capture / one core", rest.idle, 1.0, None, "lower", "cores", 1),
+        Figure("log held by the server at the end / one segment", float(rest.held), 16 << 20, None, "lower", "B", 1),
     ]
 
 
@@ -265,24 +260,25 @@ def one_by_one(measured: Measured, changes: int, turns: int) -> Figure:
     work = measured.work("ones", changes, f"CALL work({changes}, 0, 0, 1)")
     received, captured = [], []
     for _ in range(turns):
-        received.append(measured.run("receive", work))
-        captured.append(measured.run("capture", work))
+        received.append(measured.receive(work))
+        captured.append(measured.capture(work))
     measured.forget(work)
     value, bound = work.changes / best(captured).seconds, work.changes / best(received).seconds
-    return Figure("one change per transaction / psycopg2", value, bound, None, "higher", "changes/s")
+    name = f"wire to durable log, one change per transaction / {RECEIVER}"
+    return Figure(name, value, bound, None, "higher", "changes/s", turns)
 
 
 def memory(measured: Measured, rows: int) -> Figure:
     row = "n, 'a note of row ' || n"
     work = measured.work("large", rows, f"INSERT INTO many SELECT {row} FROM generate_series(1, {rows}) n")
-    peak = measured.run("capture", work).peak
+    peak = measured.capture(work).peak
     measured.forget(work)
     name = f"memory of the capture for a transaction of {rows / 1e6:g} M rows / 300 MB"
-    return Figure(name, float(peak), 300e6, 1.0, "lower", "B")
+    return Figure(name, float(peak), 300e6, 1.0, "lower", "B", 1)
 
 
 def measure(quick: bool) -> list[Figure]:
-    changes, turns = (120_000, 2) if quick else (750_000, 3)
+    changes, turns = (120_000, 1) if quick else (750_000, 3)
     with (
         progress("capture from a real Postgres"),
         PostgresServer(settings=SETTINGS) as server,

@@ -1,4 +1,4 @@
-"""Sinks: rows into Postgres, Delta, Parquet and Iceberg, against COPY and the libraries that write the same Arrow data.
+"""Sinks: rows into Postgres, MySQL, Kafka, Delta, Parquet and Iceberg, against the tools that load the same rows there.
 
 The rows are those of ten columns that other benchmarks have, in memory, one batch, staged by one task and committed.
 The bounds are measured in turns with the values. Then a pipeline on Spark from Postgres to Postgres: the time from a
@@ -8,12 +8,9 @@ first commit after it (not with ``--quick``: it starts Spark twice more).
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -33,11 +30,11 @@ from _harness import Figure, interleaved, main, progress, scratch
 from _servers import Database, PostgresServer
 from _sink_recovery import start_and_recovery
 from _sink_rows import TABLE, as_inserts, deliver_history, deliver_inserts, orders
+from _sink_servers import into_kafka, into_mysql, into_postgres
+from _spark import spark_session
 from headwater.sinks import open_sink
 from headwater.sinks.change_rows import change_rows
-from headwater.sinks.postgres import SESSIONS
 from headwater.sinks.types import conform, sink_schema
-from headwater.spark.session import session
 
 SETTINGS = {
     "max_wal_size": "16GB",
@@ -60,38 +57,11 @@ class Scale:
     floor_batches: int
 
 
-FULL = Scale(rows=1_000_000, turns=3, live_rows=1_000_000, live_seconds=60.0, floor_batches=200)
+FULL = Scale(rows=1_000_000, turns=3, live_rows=1_000_000, live_seconds=60.0, floor_batches=70)
 QUICK = Scale(rows=100_000, turns=1, live_rows=50_000, live_seconds=3.0, floor_batches=10)
 
 
 # -- rows in memory ----------------------------------------------------------------------------------------------------
-
-
-def into_postgres(rows: pa.Table, database: Database, folder: Path, turns: int) -> list[Figure]:
-    """A mirror of inserts, and COPY of the same rows into a table with a primary key."""
-    inserts = list(as_inserts(rows))
-    sink = open_sink("postgres", dsn=database.dsn)
-    file = folder / "rows.copy"
-
-    def mirror() -> None:
-        database.execute("DROP TABLE IF EXISTS public.orders", "DROP SCHEMA IF EXISTS headwater CASCADE")
-        SESSIONS.close()
-        timer.run(lambda: deliver_inserts(sink, inserts))
-
-    def copy() -> None:
-        database.execute("DROP TABLE IF EXISTS copied", "CREATE TABLE copied (LIKE public.orders INCLUDING ALL)")
-        timer.run(lambda: _psql(database, f"\\copy copied FROM '{file}'"))
-
-    timer = _Timer()
-    mirror()
-    found = database.value("SELECT count(*) FROM public.orders")
-    if found != rows.num_rows:
-        raise RuntimeError(f"The mirror has {found} rows.")
-    _psql(database, f"\\copy public.orders TO '{file}'")
-    values = timer.turns(turns, mirror, copy)
-    database.execute("DROP TABLE copied, public.orders")
-    name = "Postgres: mirror of inserts / COPY of the same rows into a table with a primary key"
-    return [_rate(name, rows, values, 0.35)]
 
 
 def into_files(rows: pa.Table, folder: Path, turns: int) -> list[Figure]:
@@ -154,7 +124,9 @@ def into_files(rows: pa.Table, folder: Path, turns: int) -> list[Figure]:
     ]
     figures = []
     for name, ours, theirs, goal in jobs:
-        figures.append(_rate(name, rows, interleaved(turns, ours, theirs), goal))
+        mine, bound = interleaved(turns, ours, theirs)
+        rate = rows.num_rows / mine, rows.num_rows / bound
+        figures.append(Figure(name, *rate, goal, "higher", "rows/s", turns))
         for made in folder.glob("files*"):
             shutil.rmtree(made)
     return figures
@@ -170,44 +142,6 @@ def _iceberg_append(place: str, rows: pa.Table) -> None:
         catalog.create_table("public.orders", rows.schema).append(rows)
     finally:
         catalog.engine.dispose()
-
-
-def _rate(name: str, rows: pa.Table, seconds: Sequence[float], goal: float | None) -> Figure:
-    """:param seconds: ours, and those of the bound."""
-    ours, theirs = seconds
-    return Figure(name, rows.num_rows / ours, rows.num_rows / theirs, goal, "higher", "rows/s")
-
-
-class _Timer:
-    """Times a part of each job."""
-
-    def __init__(self) -> None:
-        self._last = 0.0
-
-    def run(self, job: Callable[[], object]) -> None:
-        start = time.perf_counter()
-        job()
-        self._last = time.perf_counter() - start
-
-    def turns(self, turns: int, *jobs: Callable[[], object]) -> list[float]:
-        """The best seconds of what each job timed, in turns."""
-        fastest = [float("inf")] * len(jobs)
-        for _ in range(turns):
-            for place, job in enumerate(jobs):
-                job()
-                fastest[place] = min(fastest[place], self._last)
-        return fastest
-
-
-def _psql(database: Database, command: str) -> None:
-    from tests.servers.binaries import postgres_binaries
-
-    binaries = postgres_binaries(database.server.major)
-    environment = dict(os.environ)
-    if binaries.libraries is not None:
-        environment["LD_LIBRARY_PATH"] = str(binaries.libraries)
-    arguments = [binaries.program("psql"), "-qX", "-v", "ON_ERROR_STOP=1", "-d", database.dsn, "-c", command]
-    subprocess.run(arguments, check=True, env=environment, stdout=subprocess.DEVNULL)
 
 
 # -- a pipeline on Spark -----------------------------------------------------------------------------------------------
@@ -230,17 +164,27 @@ def commit_to_sink(
     reached = commits.rate_since(since)
     return [
         Figure("changes/s: reached / wanted", reached, CHANGES_PER_SECOND, None, "higher", "changes/s"),
-        Figure(f"{name}, p50 / empty micro-batch", float(np.percentile(waited, 50)), floor, 4.0, "lower", "s"),
-        Figure(f"{name}, p99 / empty micro-batch", float(np.percentile(waited, 99)), floor, None, "lower", "s"),
+        *(
+            Figure(
+                f"{name}, p{part} / empty micro-batch",
+                float(np.percentile(waited, part)),
+                floor,
+                goal,
+                "lower",
+                "s",
+                scale.turns,
+            )
+            for part, goal in ((50, 4.0), (99, None))
+        ),
     ]
 
 
 def _latencies(target: Database, table: Orders, commits: Commits, since: float) -> NDArray[np.float64]:
     """Seconds of each transaction after *since*: the server keeps when the transaction of the sink was committed.
 
-    A row that a later transaction changed once more tells the later one: that is never too short.
+    A row that a later transaction changed again shows the later one: the result is never too short.
 
-    :raises RuntimeError: the sink has not got them all.
+    :raises RuntimeError: the sink does not have them all.
     """
     query = (
         f"SELECT max(quantity), extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 FROM {table.full_name} "
@@ -252,7 +196,7 @@ def _latencies(target: Database, table: Orders, commits: Commits, since: float) 
         if found and max(stamp for _, stamp in found) >= commits.next_stamp - 1:
             break
         if time.monotonic() > end:
-            raise RuntimeError("Some transactions did not come to the sink.")
+            raise RuntimeError("Some transactions did not arrive at the sink.")
         time.sleep(0.5)
     times, visible, seen = np.array(commits.times), np.full(len(commits.times), np.inf), 0
     for moment, stamp in found:
@@ -263,29 +207,10 @@ def _latencies(target: Database, table: Orders, commits: Commits, since: float) 
     return waited
 
 
-@contextmanager
-def spark_session(folder: Path) -> Iterator[Any]:
-    """Two tasks side by side."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent)
-    config = {
-        "spark.driver.memory": "2g",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.local.dir": str(folder / "spark"),
-        "spark.sql.streaming.numRecentProgressUpdates": "100000",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-    }
-    spark = session("local[2]", checkpoints=folder, config=config)
-    spark.sparkContext.setLogLevel("ERROR")
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
 def recovery(source: Database, target: Database, folder: Path, rows: int) -> Figure:
-    """A process of its own that is killed."""
+    """A separate process that is killed and started again."""
     started, recovered = start_and_recovery(Orders.load(source, "killed", rows), target, folder / "recovery")
-    return Figure("kill -9 to first commit / first start to first commit", recovered, started, None, "lower", "s")
+    return Figure("kill -9 to first commit / first start to first commit", recovered, started, None, "lower", "s", 1)
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -298,9 +223,14 @@ def measure(quick: bool) -> list[Figure]:
         server.database() as target,
     ):
         rows = orders(scale.rows)
-        figures = [*into_postgres(rows, target, folder, scale.turns), *into_files(rows, folder, scale.turns)]
+        figures = [
+            into_postgres(rows, target, folder, scale.turns),
+            into_mysql(rows, folder, scale.turns),
+            into_kafka(rows, folder, scale.turns),
+            *into_files(rows, folder, scale.turns),
+        ]
         with spark_session(folder) as spark:
-            floor = micro_batch_floor(spark, folder, scale.floor_batches)
+            floor = micro_batch_floor(spark, folder, scale.floor_batches, scale.turns)
             figures += commit_to_sink(spark, source, target, folder, scale, floor)
         if not quick:
             with server.database() as other:

@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from _backfill_table import Orders
 from _harness import Figure, interleaved, main, progress, scratch
 from _kept_table import KeptOrders
 from _servers import PostgresServer
 from _sink_rows import TABLE
 from _snapshot_capture import beside_capture
-from _snapshot_spark import spark_session, through_spark
+from _snapshot_spark import through_spark
+from _spark import spark_session
 from headwater.stream import vnodes_of
 from headwater.versioned.compaction import compact
 
@@ -96,21 +98,16 @@ def compaction(kept: KeptOrders, folder: Path, turns: int) -> Figure:
 
     mine, bound = interleaved(turns, ours, theirs)
     rows = kept.rows.num_rows
-    return Figure("compaction / pyarrow sorts and writes", rows / mine, rows / bound, 0.3, "higher", "rows/s")
+    return Figure("compaction / pyarrow sorts and writes", rows / mine, rows / bound, 0.3, "higher", "rows/s", turns)
 
 
 def on_spark(kept: KeptOrders, folder: Path, scale: Scale) -> list[Figure]:
     """Its snapshot through Spark; and what that costs a capture beside it."""
-    spark = spark_session(folder)
-    try:
+    with spark_session(folder) as spark:
         figures = [through_spark(spark, kept, folder, scale.turns)]
         with PostgresServer() as server, server.database() as database:
-            return [
-                *figures,
-                beside_capture(spark, kept, database, folder, rows=scale.captured, seconds=scale.seconds),
-            ]
-    finally:
-        spark.stop()
+            orders = Orders.load(database, "steady", scale.captured)
+            return [*figures, beside_capture(spark, kept, orders, folder, scale.seconds, scale.turns)]
 
 
 def measure(quick: bool) -> list[Figure]:

@@ -3,7 +3,7 @@
 set -eu
 CACHE=${XDG_CACHE_HOME:-$HOME/.cache}/headwater/servers/mariadb
 
-if [ -n "${HEADWATER_MARIADB:-}" ] || [ -x "$CACHE/usr/sbin/mariadbd" ]; then
+if [ -n "${HEADWATER_MARIADB:-}" ] || { [ -x "$CACHE/usr/sbin/mariadbd" ] && [ -x "$CACHE/usr/bin/mariadb-binlog" ]; }; then
   exit 0
 fi
 if ! command -v apt-get >/dev/null; then
@@ -15,7 +15,7 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 [ "$(id -u)" != 0 ] || [ -n "$(apt-cache madison mariadb-server-core 2>/dev/null)" ] || apt-get update -qq
-for name in mariadb-server mariadb-server-core mariadb-client-core mariadb-common libmariadb3 mysql-common liburing2 \
+for name in mariadb-server mariadb-server-core mariadb-client mariadb-client-core mariadb-common libmariadb3 mysql-common liburing2 \
   libsnappy1v5 libaio1 libnuma1 libpmem1 libndctl6 libdaxctl1; do
   (cd "$work" && apt-get download -qq "$name" 2>/dev/null)
 done
