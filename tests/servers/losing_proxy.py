@@ -18,6 +18,7 @@ from urllib.parse import quote, unquote, urlsplit
 _LOSE = "/_lose/"
 _AWAY = "/_away/"
 _CUT = 0
+_LEAVE = -1
 
 
 class LosingProxy:
@@ -26,12 +27,13 @@ class LosingProxy:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def lose(self, pattern: str, status: int = _CUT) -> None:
+    def lose(self, pattern: str, status: int = _CUT, *, away: bool = False) -> None:
         """Lose the answer to the next PUT or POST whose path ends with *pattern*, a regular expression.
 
         :param status: answer this instead; by default the connection is cut.
+        :param away: go away with it, until :meth:`come_back`.
         """
-        self._ask(f"{_LOSE}{status}/{quote(pattern, safe='')}")
+        self._ask(f"{_LOSE}{_LEAVE if away else status}/{quote(pattern, safe='')}")
 
     def left(self) -> str:
         """The answers that are to be lost and were not yet."""
@@ -101,7 +103,9 @@ class _Forwarding(BaseHTTPRequestHandler):
         for lost in self.server.left if self.command in ("PUT", "POST") else ():
             if self._matches(lost[0]):
                 self.server.left.remove(lost)
-                self._refuse(lost[1])
+                if lost[1] == _LEAVE:
+                    self.server.away = (".*", _CUT)
+                self._refuse(max(lost[1], _CUT))
                 return
         self._answer(answer.status, answer.getheaders(), data)
 
