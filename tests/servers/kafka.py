@@ -12,6 +12,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -26,7 +27,7 @@ process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
 listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
+advertised.listeners=PLAINTEXT://127.0.0.1:{advertised}
 controller.listener.names=CONTROLLER
 listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
 log.dirs={base}/data
@@ -48,9 +49,12 @@ rm -rf "$1"
 
 
 class KafkaServer:
-    """One broker, which is its own controller."""
+    """One broker, which is its own controller.
 
-    def __init__(self) -> None:
+    :param advertise: from its port, the port that clients are sent to: that of a proxy.
+    """
+
+    def __init__(self, advertise: Callable[[int], int] | None = None) -> None:
         self._classes = f"{kafka_jars()}/*"
         self.base = Path(tempfile.mkdtemp(prefix="headwater-kafka-", dir="/tmp"))
         self._process: subprocess.Popen[bytes] | None = None
@@ -58,7 +62,8 @@ class KafkaServer:
             ["sh", "-c", _WATCHDOG, "watchdog", str(self.base)], stdin=subprocess.PIPE, start_new_session=True
         )
         self.port, controller = _free_ports()
-        text = _SETTINGS.format(port=self.port, controller=controller, base=self.base)
+        self._advertised = advertise(self.port) if advertise else self.port
+        text = _SETTINGS.format(port=self.port, advertised=self._advertised, controller=controller, base=self.base)
         (self.base / "server.properties").write_text(text)
         try:
             self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", "server.properties").wait(60)
@@ -69,7 +74,7 @@ class KafkaServer:
 
     @property
     def brokers(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"127.0.0.1:{self._advertised}"
 
     @property
     def log(self) -> str:

@@ -1,42 +1,64 @@
-"""A proxy before an object store that loses answers to requests which the store took.
+"""A proxy before an HTTP server that loses answers to requests which the server took, or lets no request through.
 
-A process of its own: clients in this one may hold the interpreter while they wait for an answer.
+It is a separate process: clients in this one can hold the interpreter while they wait for an answer.
 """
 
 from __future__ import annotations
 
 import http.client
+import re
 import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 _LOSE = "/_lose/"
+_AWAY = "/_away/"
+_CUT = 0
+_LEAVE = -1
 
 
 class LosingProxy:
-    """:ivar url: its address, for clients of the object store."""
+    """:ivar url: its address, for clients of the server."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def lose(self, ending: str) -> None:
-        """Lose the answer to the next PUT of a name that ends with *ending*."""
-        urllib.request.urlopen(f"{self.url}{_LOSE}{ending}").close()
+    def lose(self, pattern: str, status: int = _CUT, *, away: bool = False) -> None:
+        """Lose the answer to the next PUT or POST whose path ends with *pattern*, a regular expression.
+
+        :param status: answer this instead; by default the connection is cut.
+        :param away: go away with it, until :meth:`come_back`.
+        """
+        self._ask(f"{_LOSE}{_LEAVE if away else status}/{quote(pattern, safe='')}")
 
     def left(self) -> str:
-        """What is to be lost and was not yet."""
-        with urllib.request.urlopen(f"{self.url}{_LOSE}") as answer:
-            found: bytes = answer.read()
-        return found.decode()
+        """The answers that are to be lost and were not yet."""
+        return self._ask(_LOSE)
+
+    def go_away(self, status: int = _CUT, pattern: str = ".*") -> None:
+        """Cut each connection, or answer *status*, before the server sees the request; until :meth:`come_back`.
+
+        :param pattern: only requests whose path ends with this regular expression.
+        """
+        self._ask(f"{_AWAY}{status}/{quote(pattern, safe='')}")
+
+    def come_back(self) -> None:
+        """Forward requests again."""
+        self._ask(_AWAY)
+
+    def _ask(self, path: str) -> str:
+        with urllib.request.urlopen(self.url + path) as answer:
+            text: bytes = answer.read()
+        return text.decode()
 
 
 @contextmanager
 def losing_proxy(url: str) -> Iterator[LosingProxy]:
-    """A proxy before the object store at *url*."""
+    """A proxy before the server at *url*."""
     command = [sys.executable, "-m", "tests.servers.losing_proxy", url]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -50,7 +72,8 @@ def losing_proxy(url: str) -> Iterator[LosingProxy]:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     upstream = ""
-    left: list[str] = []  # noqa: RUF012 (one server per process)
+    left: list[tuple[str, int]] = []  # noqa: RUF012 (one server per process)
+    away: tuple[str, int] | None = None
 
 
 class _Forwarding(BaseHTTPRequestHandler):
@@ -58,9 +81,12 @@ class _Forwarding(BaseHTTPRequestHandler):
     server: _Server
 
     def _forward(self) -> None:
-        if self.path.startswith(_LOSE):
-            self.server.left += filter(None, [self.path.removeprefix(_LOSE)])
-            self._answer(200, [], " ".join(self.server.left).encode())
+        if self.path.startswith((_LOSE, _AWAY)):
+            self._obey()
+            return
+        away = self.server.away
+        if away is not None and self._matches(away[0]):
+            self._refuse(away[1])
             return
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)
@@ -74,13 +100,31 @@ class _Forwarding(BaseHTTPRequestHandler):
             data = answer.read()
         finally:
             connection.close()
-        name = urlsplit(self.path).path
-        lost = [one for one in self.server.left if self.command == "PUT" and name.endswith(one)]
-        if lost:
-            self.server.left.remove(lost[0])
-            self.close_connection = True
-            return
+        for lost in self.server.left if self.command in ("PUT", "POST") else ():
+            if self._matches(lost[0]):
+                self.server.left.remove(lost)
+                if lost[1] == _LEAVE:
+                    self.server.away = (".*", _CUT)
+                self._refuse(max(lost[1], _CUT))
+                return
         self._answer(answer.status, answer.getheaders(), data)
+
+    def _matches(self, pattern: str) -> bool:
+        return re.search(f"(?:{pattern})$", unquote(urlsplit(self.path).path)) is not None
+
+    def _obey(self) -> None:
+        status, _, pattern = self.path.removeprefix(_AWAY).removeprefix(_LOSE).partition("/")
+        order = (unquote(pattern), int(status)) if status else None
+        if self.path.startswith(_AWAY):
+            self.server.away = order
+        elif order is not None:
+            self.server.left.append(order)
+        self._answer(200, [], " ".join(pattern for pattern, _ in self.server.left).encode())
+
+    def _refuse(self, status: int) -> None:
+        self.close_connection = True
+        if status != _CUT:
+            self._answer(status, [("Connection", "close")], b"")
 
     def _answer(self, status: int, headers: list[tuple[str, str]], data: bytes) -> None:
         self.send_response(status)

@@ -114,6 +114,29 @@ class TcpProxy:
             _reset(end)
 
 
+class CommitLosingProxy(TcpProxy):
+    """Stands before a database, and on command forwards one ``COMMIT`` and loses its answer with the connection.
+
+    :ivar losing: lose the answer to the next one. :ivar lost: how many were lost.
+    """
+
+    losing = False
+    lost = 0
+    _is_sent = False
+
+    def to_server(self, piece: bytes) -> bytes:
+        if self.losing and b"COMMIT" in piece:
+            self.losing, self._is_sent = False, True
+        return piece
+
+    def to_client(self, piece: bytes) -> bytes:
+        if self._is_sent:
+            self._is_sent = False
+            self.lost += 1
+            raise ConnectionResetError
+        return piece
+
+
 class PoolerProxy(TcpProxy):
     """Stands before Postgres as a connection pooler does: no replication, and process numbers of its own."""
 

@@ -3,15 +3,16 @@
 ==========  ============================================  ==========================================
 state       meaning                                       goes to
 ==========  ============================================  ==========================================
-starting    the source is being opened                    running, waiting, stopped
+starting    the store or the source is being opened       running, waiting, stopped
 running     changes flow                                  waiting, stopped
 waiting     a passing failure: it tries again             starting, stopped
 stopped     it was told to, or a person must act          (the end)
 ==========  ============================================  ==========================================
 
 A failure that passes (:class:`~headwater.errors.TransientError`) throws the session away and starts the next one from
-the last seal, after a pause that grows and is forgotten once an epoch was sealed. Any other failure ends the capture:
-it is raised with what to do. The store's fence keeps a second capture out.
+the last seal, after a pause that grows and is forgotten once an epoch was sealed. Where the store itself did not answer
+it is opened again first: only a new handle knows which epoch was sealed last. Any other failure ends the capture: it is
+raised with what to do. The store's fence keeps a second capture out.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 
@@ -31,6 +33,7 @@ from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError, TransientError
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
+from headwater.state.errors import StateError
 
 _FIRST_PAUSE = 1.0
 
@@ -80,6 +83,7 @@ class Capture:
         self._takeover = takeover
         self._renew = renew
         self._stop = threading.Event()
+        self._ended = threading.Event()
         self._failures = 0
         self.state = CaptureState.STARTING
         self.statistics = CaptureStatistics()
@@ -97,27 +101,46 @@ class Capture:
         """End at the next boundary; any thread, also a signal handler."""
         self._stop.set()
 
+    def wait_for_end(self, seconds: float) -> bool:
+        """Wait in another thread for the end of :meth:`run`; ``False``: it has not ended after *seconds*."""
+        return self._ended.wait(seconds)
+
     def run(self) -> None:
         """Until :meth:`stop`, or a failure that needs a person.
 
         :raises HeadwaterError: what to do is its next step. The next start goes on from the last seal.
         """
         try:
-            with open_writer(self._location, takeover=self._takeover) as store:
-                if self._renew:
-                    leave(self._location, RENEW_SOURCE, {})
-                while not self._stop.is_set():
-                    try:
-                        self._session(store)
-                    except TransientError as error:
-                        self._wait(error)
+            while not self._stop.is_set():
+                try:
+                    self.state = CaptureState.STARTING
+                    with open_writer(self._location, takeover=self._takeover) as store:
+                        self._follow(store)
+                except TransientError as error:
+                    self._wait(error)
         except HeadwaterError as error:
             self.statistics.last_error = str(error)
             raise
         finally:
             self.state = CaptureState.STOPPED
-            self._requests.close()
-            self._source.close()
+            with ExitStack() as ends:
+                ends.callback(self._ended.set)
+                ends.callback(self._source.close)
+                ends.callback(self._requests.close)
+
+    def _follow(self, store: StateStore) -> None:
+        """Sessions over one handle of the store, until :meth:`stop`. :raises StateError: open the store again."""
+        self._takeover = False
+        if self._renew:
+            leave(self._location, RENEW_SOURCE, {})
+            self._renew = False
+        while not self._stop.is_set():
+            try:
+                self._session(store)
+            except StateError:
+                raise
+            except TransientError as error:
+                self._wait(error)
 
     def _session(self, store: StateStore) -> None:
         self.state = CaptureState.STARTING
@@ -128,7 +151,7 @@ class Capture:
             record, _ = SourceState.read(view)
         self.statistics.begin(_now_us(), 0 if record is None else record.commit_time_us)
         self._tables = []  # the store knows them by now; one that stops or is gone later does not end the others
-        sealed = self.statistics.epochs
+        sealed = self.statistics.epoch
         try:
             self.state = CaptureState.RUNNING
             while not self._stop.is_set():
@@ -138,7 +161,7 @@ class Capture:
                     break
                 session.step()
                 self.statistics.stepped(_now_us())
-                if self.statistics.epochs > sealed:
+                if self.statistics.epoch > sealed:
                     self._failures = 0
             session.finish()
         finally:

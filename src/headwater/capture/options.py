@@ -25,7 +25,7 @@ class CaptureOptions:
     :ivar heartbeat_seconds: how often a heartbeat is written to an idle source.
     :ivar schema_check_seconds: how often the source's catalog is compared with the captured tables.
     :ivar on_rewrite: what happens to a table whose rows changed without being logged.
-    :ivar retry_seconds: the longest pause between two attempts to reach the source.
+    :ivar retry_seconds: the longest pause between two attempts to reach the source or the store.
     """
 
     epoch_seconds: float = 0.2

@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +16,7 @@ from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.metrics import serve_capture
 from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
+from headwater.capture.stopping import stop_on_signals
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
 from headwater.sources.evolution import SchemaPolicy
@@ -78,7 +78,7 @@ def capture(
         columns=dict(map(_columns, columns or [])),
     )
     running = Capture(source, store, table or [], options, takeover=takeover, renew=renew)
-    _stop_on_signals(running)
+    stop_on_signals(running, signal.SIGTERM, signal.SIGINT)
     if seconds is not None:
         timer = threading.Timer(seconds, running.stop)
         timer.daemon = True
@@ -123,14 +123,6 @@ def _columns(text: str) -> tuple[str, str]:
             next_step="Write database.collection=inferred|document|struct<name: type, …>.",
         )
     return table, columns
-
-
-def _stop_on_signals(running: Capture) -> None:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        running.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
 
 
 class _Line:

@@ -16,12 +16,12 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
+from headwater.capture.stopping import stop_on_signals
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.sources.evolution import SchemaPolicy
@@ -195,11 +195,7 @@ def main() -> int:
             on_rewrite=OnRewrite(settings["on_rewrite"]),
         )
         running = Capture(source, settings["store"], settings["tables"], options)
-
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            running.stop()
-
-        signal.signal(signal.SIGTERM, stop)
+        stop_on_signals(running, signal.SIGTERM)
         teller = threading.Thread(target=_tell, args=(running, ended), daemon=True)
         teller.start()
         try:

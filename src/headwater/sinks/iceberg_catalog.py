@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkInputError, SinkUnwritable
+from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkInputError, SinkUnreachable, SinkUnwritable
 from headwater.sinks.storage import Storage, escaped
 from headwater.sources.table import SourceTable
 
@@ -120,7 +120,10 @@ def identifier_of(table: SourceTable, namespace: str | None) -> tuple[str, ...]:
 
 @contextmanager
 def reaching(what: str) -> Iterator[None]:
-    """Errors of pyiceberg and of what is below it as ours, without what they tell of addresses and passwords."""
+    """Errors of pyiceberg and of what is below it as ours, without what they tell of addresses and passwords.
+
+    :raises SinkUnreachable: there was no answer. :raises SinkUnwritable: any other.
+    """
     from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
 
     try:
@@ -128,7 +131,30 @@ def reaching(what: str) -> Iterator[None]:
     except (SinkError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError):
         raise
     except Exception as error:
+        if _has_no_answer(error):
+            raise SinkUnreachable(
+                f"{what} did not answer: {type(error).__name__}.",
+                next_step="Check that the catalog runs and answers. It is tried again.",
+            ) from error
         raise SinkUnwritable(
             f"{what} cannot be used: {type(error).__name__}.",
             next_step="Look at its address, at the rights of its user, and at the storage of the warehouse.",
         ) from error
+
+
+def _has_no_answer(error: Exception) -> bool:
+    """Whether the catalog can have done what was asked, or will do it when it is asked again."""
+    import requests
+    from pyiceberg.exceptions import (
+        CommitStateUnknownException,
+        ServerError,
+        ServiceUnavailableError,
+        TooManyRequestsError,
+    )
+    from sqlalchemy.exc import DBAPIError
+
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated
+    answers = (CommitStateUnknownException, ServerError, ServiceUnavailableError, TooManyRequestsError)
+    lost = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
+    return isinstance(error, (*answers, *lost))

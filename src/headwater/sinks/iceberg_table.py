@@ -316,20 +316,22 @@ class IcebergTable:
         return number, (AddSchemaUpdate(schema=made), SetCurrentSchemaUpdate()), requirements
 
     def _swap(self, made: NewSnapshot, requirements: tuple[Any, ...], updates: tuple[Any, ...]) -> bool:
-        """The commit itself. An answer that was lost is looked up."""
+        """The commit itself. After an error the table is asked whose commit it has, before anything is removed.
+
+        A refusal counts as little as a lost answer: a gateway can repeat a request, which its own success refuses.
+        """
         before = self._table.metadata
         try:
             answer = self._catalog.commit_table(self._table, requirements, updates)
-        except CommitFailedException:
+        except Exception as error:
+            self.open()
+            if self._table.metadata.snapshot_by_id(made.snapshot_id) is not None:
+                return True
+            if not isinstance(error, CommitFailedException):
+                raise  # it can still arrive: its files stay
             for path in made.written:  # who took over may have removed them already
                 _delete(self._table.io, path)
-            self.open()
             return False
-        except Exception:
-            self.open()
-            if self._table.metadata.snapshot_by_id(made.snapshot_id) is None:
-                raise
-            return True
         self._table.metadata, self._table.metadata_location = answer.metadata, answer.metadata_location
         kept = {one.metadata_file for one in answer.metadata.metadata_log}
         for one in before.metadata_log:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.store.sinks.file_sinks import DELETE, INSERT, Feed, own_rows
+from tests.servers.proxy import CommitLosingProxy
+from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, Feed, order, own_rows
 
 from headwater.sinks import sql_sink
 from headwater.sinks.errors import SinkInputError, SinkUnreachable, SinkUnwritable
@@ -96,3 +98,24 @@ def check_errors(nowhere: SqlSink, denied: SqlSink, of_other_kind: SqlSink) -> N
 def _text(rows: list[dict[str, Any]]) -> list[str]:
     """Equal for NaN, too."""
     return [repr(row) for row in rows]
+
+
+def check_lost_commits(sink: SqlSink, proxy: CommitLosingProxy, relations: Callable[[], list[str]]) -> None:
+    """The answer to ``COMMIT`` is lost: the tokens say whether the batch is there, and it is not written twice.
+
+    :param sink: of changes, through *proxy*, so that a batch that is written twice is seen.
+    """
+    feed = Feed(sink)
+    feed.changes(1, (INSERT, order(1)))
+    for epoch in (2, 3):
+        token = feed.token(epoch)
+        staged = feed.stage_changes(token, [(INSERT, order(epoch))])
+        proxy.losing = True
+        with pytest.raises(SinkUnreachable):
+            sink.commit(ORDERS, token, [staged])
+        assert proxy.lost == epoch - 1
+        assert sink.committed(ORDERS, "q", "b1").epoch == epoch
+        assert not sink.commit(ORDERS, token, [staged])
+        assert relations() == []
+    assert feed.changes(4, (INSERT, order(4)))
+    assert [row["id"] for row in rows_of(sink)] == [1, 2, 3, 4]

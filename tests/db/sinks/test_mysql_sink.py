@@ -10,14 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.servers.mariadb import MariaDbServer
+from tests.servers.proxy import CommitLosingProxy
 from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, Feed, many_changes, order, table_of
 
-from headwater.sinks import open_sink
+from headwater.sinks import open_sink, sql_sink
 from headwater.sinks.errors import SinkInputError, SinkRowError, SinkSchemaError, SinkUnreachable
 from headwater.sinks.mysql import SESSIONS, MySqlSink
+from headwater.sinks.mysql_session import address
+from headwater.sinks.sink import Mode
 from headwater.sources.table import SpecialValues
 
-from .sql_checks import VALUES, check_errors, check_types, typed_table
+from .sql_checks import VALUES, check_errors, check_lost_commits, check_types, typed_table
 from .sql_scenarios import MakeSink, SqlScenarios, rows_of
 
 
@@ -56,6 +59,19 @@ def relations(server: MariaDbServer) -> Callable[[], list[str]]:
 
 class TestMySqlSink(SqlScenarios):
     """All scenarios."""
+
+
+@pytest.mark.usefixtures("make")
+@pytest.mark.parametrize("inline", [sql_sink.INLINE_BYTES, 0], ids=["inline", "staged"])
+def test_a_commit_whose_answer_is_lost_is_found_and_not_repeated(
+    server: MariaDbServer, relations: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, inline: int
+) -> None:
+    monkeypatch.setattr(sql_sink, "INLINE_BYTES", inline)
+    place = address(server.dsn)
+    with CommitLosingProxy(place.host, place.port) as proxy:
+        sink = MySqlSink(server.dsn.replace(f":{place.port}/", f":{proxy.port}/"), mode=Mode.CHANGES)
+        check_lost_commits(sink, proxy, relations)
+        SESSIONS.close()
 
 
 TYPES = typed_table(

@@ -11,9 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
+from tests.servers.proxy import CommitLosingProxy
 from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, many_changes, order
 
-from headwater.sinks import open_sink
+from headwater.sinks import open_sink, sql_sink
 from headwater.sinks.errors import (
     SinkInputError,
     SinkRowError,
@@ -23,9 +24,10 @@ from headwater.sinks.errors import (
     StagedLost,
 )
 from headwater.sinks.postgres import SESSIONS, PostgresSink
+from headwater.sinks.sink import Mode
 from headwater.sources.table import SpecialValues
 
-from .sql_checks import VALUES, check_errors, check_types, typed_table
+from .sql_checks import VALUES, check_errors, check_lost_commits, check_types, typed_table
 from .sql_scenarios import MakeSink, SqlScenarios, rows_of
 
 Servers = Callable[[int], PostgresServer]
@@ -80,6 +82,18 @@ def test_a_server_that_crashes_between_stage_and_commit_loses_no_row() -> None:
         assert sink.committed(ORDERS, "q", "b1").epoch == 1
         assert sink.commit(ORDERS, token, [sink.stage_changes(ORDERS, token, iter([batch]), None)])
         assert sum(rows.num_rows for rows in sink.shown(ORDERS, ["id"])) == 50_001
+        SESSIONS.close()
+
+
+@pytest.mark.parametrize("inline", [sql_sink.INLINE_BYTES, 0], ids=["inline", "staged"])
+def test_a_commit_whose_answer_is_lost_is_found_and_not_repeated(
+    database: Database, relations: Callable[[], list[str]], monkeypatch: pytest.MonkeyPatch, inline: int
+) -> None:
+    monkeypatch.setattr(sql_sink, "INLINE_BYTES", inline)
+    port = database.server.port
+    with CommitLosingProxy("127.0.0.1", port) as proxy:
+        sink = PostgresSink(database.dsn.replace(f":{port}/", f":{proxy.port}/"), mode=Mode.CHANGES)
+        check_lost_commits(sink, proxy, relations)
         SESSIONS.close()
 
 

@@ -26,10 +26,11 @@ from pyiceberg.exceptions import (
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import CommitTableRequest
+from tests.servers.losing_proxy import losing_proxy
 
 from headwater import failpoints
 from headwater.sinks import open_sink
-from headwater.sinks.errors import SinkUnwritable
+from headwater.sinks.errors import SinkUnreachable, SinkUnwritable
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode
 
@@ -179,6 +180,43 @@ def test_of_two_commits_one_is_refused_by_a_rest_catalog_that_is_a_server_of_thi
     monkeypatch.setattr(failpoints, "hit", hit)
     assert not sink.commit(ORDERS, token, [ours])
     assert statuses(sink) == {1: "new", 2: "new"}
+
+
+def test_a_commit_whose_answer_is_lost_is_found_in_a_rest_catalog_that_is_a_server_of_this_test(
+    address: str, tmp_path: Path
+) -> None:
+    """Cut off, answered with an error, and refused: a gateway repeats a commit, which its own success refuses."""
+    with losing_proxy(address) as proxy:
+        sink = sink_at(proxy.url, tmp_path)
+        feed = Feed(sink)
+        feed.history(1, [order(key) for key in range(4)])
+        for epoch, status in enumerate((0, 504, 409), 1):
+            proxy.lose("/tables/orders", status)
+            assert feed.changes(epoch, (UPDATE, order(1, f"paid {epoch}")), (INSERT, order(epoch + 10))), status
+            assert proxy.left() == ""
+            assert statuses(sink)[1] == f"paid {epoch}"
+        assert feed.changes(4, (INSERT, order(14)))
+        assert sorted(statuses(sink)) == [0, 1, 2, 3, *range(11, 15)]
+
+
+def test_a_commit_that_cannot_be_looked_up_keeps_its_files_with_a_rest_catalog_that_is_a_server_of_this_test(
+    address: str, tmp_path: Path
+) -> None:
+    with losing_proxy(address) as proxy:
+        sink = sink_at(proxy.url, tmp_path)
+        feed = Feed(sink)
+        feed.changes(1, (INSERT, order(1)))
+        token = feed.token(2)
+        staged = [feed.stage_changes(token, [(UPDATE, order(1, "paid")), (INSERT, order(2))])]
+        proxy.lose("/tables/orders", away=True)
+        with pytest.raises(SinkUnreachable, match="did not answer"):
+            sink.commit(ORDERS, token, staged)
+        assert proxy.left() == ""
+        proxy.come_back()
+        assert not sink.commit(ORDERS, token, staged)
+        assert statuses(sink) == {1: "paid", 2: "new"}
+        assert feed.changes(3, (INSERT, order(3)))
+        assert statuses(sink) == {1: "paid", 2: "new", 3: "new"}
 
 
 def test_a_rest_catalog_that_refuses_us_is_told_without_the_token(address: str, tmp_path: Path) -> None:

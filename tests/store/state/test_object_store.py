@@ -276,8 +276,8 @@ def test_a_seal_interrupted_after_its_write_leaves_a_handle_that_only_closes(
             use()
     store.close()
     again = shop.writer()
-    assert again.committed_epoch() == at(2)
-    assert read(again, b"a") == LARGE
+    has_flushed = step == object_store.SEAL_AFTER_FLUSH
+    assert (again.committed_epoch(), read(again, b"a")) in [(at(2), LARGE), *([] if has_flushed else [(at(1), None)])]
 
 
 @pytest.mark.parametrize("step", [object_store.SEAL_VALUES_WRITTEN, object_store.SEAL_BEFORE_WRITE])
@@ -427,9 +427,12 @@ def test_an_open_that_fails_leaves_the_store_free(shop: Shop, monkeypatch: pytes
 def test_a_close_that_fails_leaves_the_store_free(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     store = shop.writer()
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectReader, "close", lambda _: (_ for _ in ()).throw(StoreUnavailable("no answer")))
+        patch.setattr(object_store, "shut_down", lambda *_: (_ for _ in ()).throw(StoreUnavailable("no answer")))
         with pytest.raises(StoreUnavailable):
             store.close()
+    claim = lease.current_claim(store._place)
+    assert claim is not None
+    assert claim.closed
     shop.writer()
 
 

@@ -4,18 +4,22 @@
 lives (asked of the kernel, where it is the same kernel and the same pid namespace) or, from anywhere else, while its
 heartbeat is younger than :data:`LEASE`. Exactly one of several claimants wins a generation, because the object can be
 made only once.
+
+A process that gives up a claim, because the object store did not answer, can claim the store again at once; others
+see the claim as alive until the process ends or claims again.
 """
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 from headwater.process import ProcessName, host_name, started
 from headwater.state.engines.slate import Place
-from headwater.state.errors import StoreOwned
+from headwater.state.errors import StateError, StoreOwned
 from headwater.state.store import Owner
 
 LEASE = 30.0
@@ -24,6 +28,9 @@ LEASE = 30.0
 HEARTBEAT = 5.0
 
 _PREFIX = "owner/"
+
+_given_up: set[str] = set()
+"""The ids of claims that this process has made, or tried to make, and holds no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Claim:
     closed: bool = False
     namespace: int = 0
     ticks: int = 0
+    id: str = ""
 
     @property
     def name(self) -> str:
@@ -48,7 +56,7 @@ class Claim:
         return Owner(self.generation, self.host, self.pid, self.started)
 
     def alive(self, now: float) -> bool:
-        if self.closed:
+        if self.closed or self.id in _given_up:
             return False
         running = self._running()
         return now - self.beat < LEASE if running is None else running
@@ -109,12 +117,17 @@ def claim(place: Place, *, takeover: bool) -> Claim:
             beat=now,
             namespace=own.namespace,
             ticks=own.ticks,
+            id=uuid.uuid4().hex,
         )
-        if place.create(mine.name, mine.to_bytes()):
-            for name in place.names(_PREFIX):
-                if name < mine.name:
-                    place.delete(name)
-            return mine
+        try:
+            if place.create(mine.name, mine.to_bytes()):
+                for name in place.names(_PREFIX):
+                    if name < mine.name:
+                        place.delete(name)
+                return mine
+        except StateError:
+            give_up(mine)  # the claim can have been made all the same
+            raise
 
 
 def beat(place: Place, mine: Claim) -> bool:
@@ -125,8 +138,14 @@ def beat(place: Place, mine: Claim) -> bool:
     return True
 
 
+def give_up(mine: Claim) -> None:
+    """Let this process claim the store again, without a word to others."""
+    _given_up.add(mine.id)
+
+
 def release(place: Place, mine: Claim) -> None:
     """Say that this writer has ended, so that the next one need not wait."""
+    give_up(mine)
     names = place.names(_PREFIX)
     if names and names[-1] == mine.name:
         place.write(mine.name, replace(mine, beat=time.time(), closed=True).to_bytes())

@@ -10,7 +10,7 @@ from typing import Any
 from headwater.state.engines import lease
 from headwater.state.engines.object_pins import PinBoard
 from headwater.state.engines.object_snapshot import SNAPSHOT_SECONDS, ObjectSnapshot, committed_in
-from headwater.state.engines.slate import Place, map_errors, run, shut_down, slate
+from headwater.state.engines.slate import CLOSE_SECONDS, Place, map_errors, run, shut_down, slate
 from headwater.state.epochs import wait_until
 from headwater.state.errors import EpochNotHeld, StoreNotFound
 from headwater.state.handle import Handle
@@ -120,7 +120,7 @@ class ObjectReader(Handle):
         super().close()
         if self._pid == os.getpid():
             with map_errors(self.location):
-                shut_down(self._follower)
+                shut_down(self._follower, CLOSE_SECONDS)
 
 
 def open_object_reader(url: str) -> ObjectReader:

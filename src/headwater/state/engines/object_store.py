@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from types import TracebackType
 from typing import Any
 
 from headwater import failpoints
@@ -31,7 +32,7 @@ from headwater.state.engines.object_snapshot import (
     committed_in,
     scan_cells,
 )
-from headwater.state.engines.slate import Place, map_errors, run, slate
+from headwater.state.engines.slate import CLOSE_SECONDS, Place, map_errors, run, shut_down, slate
 from headwater.state.engines.value_references import ValueReferences
 from headwater.state.epochs import check_epoch
 from headwater.state.errors import (
@@ -41,6 +42,7 @@ from headwater.state.errors import (
     StoreUnavailable,
     WriterFenced,
 )
+from headwater.state.handle import Closable
 from headwater.state.store import Pin
 from headwater.stream.epoch import Epoch
 
@@ -55,6 +57,7 @@ OPEN_CLAIMED = failpoints.register("state.object_store.open_claimed")
 GARBAGE_SECONDS = 3600.0
 """How long what nobody needs any more is kept, for snapshots that are open."""
 
+_BROKEN_SECONDS = 0.5  # of waiting at the close of a handle whose store did not answer before
 _HOUSEKEEPING_SECONDS = 1.0
 _YIELD_SECONDS = 0.001
 _CHECKPOINT = "headwater-pin"
@@ -163,6 +166,9 @@ class ObjectStoreStore(ObjectReader):
                 if seals:
                     writes.put(COMMITTED, epoch.to_bytes(8, "big"))
             failpoints.hit(SEAL_BEFORE_WRITE)
+        except StoreUnavailable as error:
+            self._broken = error  # what was written of the object is removed by the next handle
+            raise
         except BaseException:
             if any(len(value) > INLINE_BYTES for _, value in puts):
                 with suppress(StateError):
@@ -276,6 +282,13 @@ class ObjectStoreStore(ObjectReader):
             except StateError:
                 continue
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StoreUnavailable):
+            self._broken = self._broken or error  # do not wait for it again
+        self.close()
+
     def close(self) -> None:
         if self.closed:
             return
@@ -283,13 +296,18 @@ class ObjectStoreStore(ObjectReader):
         if self._pid != os.getpid():
             super().close()
             return
+        Closable.close(self)
+        lease.give_up(self._claim)
+        seconds = _BROKEN_SECONDS if isinstance(self._broken, StoreUnavailable) else CLOSE_SECONDS
         for thread in self._threads:
-            thread.join(10)
+            thread.join(seconds)
+        has_ended = True
         try:
-            with suppress(WriterFenced):
-                super().close()
+            with suppress(WriterFenced), map_errors(self.location):
+                has_ended = shut_down(self._follower, seconds)
         finally:
-            lease.release(self._place, self._claim)
+            if has_ended:
+                lease.release(self._place, self._claim)
 
 
 def open_object_writer(
@@ -304,6 +322,9 @@ def open_object_writer(
     try:
         failpoints.hit(OPEN_CLAIMED)
         return ObjectStoreStore(place, claim, garbage_seconds=garbage_seconds)
+    except StoreUnavailable:
+        lease.give_up(claim)
+        raise
     except BaseException:
         with suppress(StateError):
             lease.release(place, claim)

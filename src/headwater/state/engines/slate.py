@@ -13,6 +13,7 @@ import re
 import threading
 import uuid
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -47,7 +48,12 @@ __all__ = ["Place", "map_errors", "obstore", "run", "slate"]
 RETRY_SECONDS = 30.0
 """How long a request to the object store is tried again before it counts as failed."""
 
-_TIMEOUT = 120.0
+CALL_SECONDS = 120.0
+"""How long one call of SlateDB is waited for; SlateDB itself retries for ever."""
+
+CLOSE_SECONDS = 10.0
+"""How long the end of a database is waited for; all that was sealed is durable before."""
+
 _T = TypeVar("_T")
 
 
@@ -92,7 +98,7 @@ class _Loop:
                 next_step="Start worker processes with 'spawn', or open the store only in the children.",
             )
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def start(self, work: Coroutine[Any, Any, _T]) -> Future[_T]:
         try:
             self.check_process()
         except StoreClosed:
@@ -102,7 +108,7 @@ class _Loop:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(target=self._loop.run_forever, name="headwater-slatedb", daemon=True).start()
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_TIMEOUT)
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
 
 _loop = _Loop()
@@ -110,16 +116,23 @@ _loop = _Loop()
 
 def run(work: Coroutine[Any, Any, _T]) -> _T:
     """Wait for one asynchronous call of the binding."""
-    return _loop.run(work)
+    return _loop.start(work).result(CALL_SECONDS)
 
 
-def shut_down(store: Any) -> None:
-    """End *store*; it may have ended by itself just before, which takes nothing of what was sealed."""
+def shut_down(store: Any, seconds: float) -> bool:
+    """End *store*, which can have ended by itself just before; ``False``: after *seconds* it has not ended yet.
+
+    It then ends in the background, as soon as the object store answers. Nothing that was sealed depends on it.
+    """
+    ending = _loop.start(store.shutdown())
+    if not wait([ending], seconds).done:
+        return False
     try:
-        run(store.shutdown())
+        ending.result()
     except slate.Error.Closed as error:
         if error.reason != slate.CloseReason.CLEAN:
             raise
+    return True
 
 
 @contextmanager
@@ -143,7 +156,7 @@ def map_errors(location: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise StoreNotFound(f"Part of the state store at {location} is gone.") from error
     except (obstore.exceptions.BaseError, TimeoutError) as error:
-        first = str(error).partition("\n")[0] or f"no answer within {_TIMEOUT:.0f} seconds"
+        first = str(error).partition("\n")[0] or f"no answer within {CALL_SECONDS:.0f} seconds"
         raise _named(location, f"did not answer: {first}") from error
 
 
@@ -262,12 +275,15 @@ class Place:
             obstore.put(self.objects, name, data)
 
     def create(self, name: str, data: bytes) -> bool:
-        """Put-if-absent; ``False`` when the object exists."""
+        """Put-if-absent; ``False`` when the object exists with other bytes.
+
+        Where the answer to a put is lost, the client tries again, and is refused by its own object.
+        """
         with map_errors(self.location):
             try:
                 obstore.put(self.objects, name, data, mode="create")
             except obstore.exceptions.AlreadyExistsError:
-                return False
+                return self.read(name) == data
         return True
 
     def names(self, prefix: str) -> list[str]:

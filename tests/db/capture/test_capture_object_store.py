@@ -1,0 +1,157 @@
+"""Capture into an object store that is away, or loses answers: it resumes by itself, without a gap or a duplicate.
+
+The object store is moto's S3 server, a mock, behind a proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.db.capture.captured import SLOT, fill, make_tables
+from tests.db.capture.running import RunningCapture
+from tests.servers.losing_proxy import LosingProxy, losing_proxy
+from tests.servers.postgres import Database
+from tests.servers.s3 import s3_server
+
+from headwater.capture import CaptureState
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[tuple[str, LosingProxy]]:
+    """An object store, and the proxy before it."""
+    with s3_server() as url, losing_proxy(url) as proxy:
+        yield url, proxy
+
+
+@pytest.fixture
+def away(bucket: tuple[str, LosingProxy], monkeypatch: pytest.MonkeyPatch) -> Iterator[LosingProxy]:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setattr("headwater.state.engines.slate.RETRY_SECONDS", 0.5)
+    yield bucket[1]
+    bucket[1].come_back()
+
+
+def at(endpoint: str, folder: Path) -> str:
+    return f"slatedb+s3://lake/{folder.name}?endpoint={endpoint}&region=us-east-1"
+
+
+@pytest.mark.parametrize(
+    ("status", "pattern"),
+    [
+        pytest.param(0, r"/wal/\d+\.sst", id="the seal is cut off"),
+        pytest.param(503, ".*", id="everything is answered with 503", marks=pytest.mark.soak),
+    ],
+)
+def test_capture_resumes_after_a_seal_without_an_answer_of_an_s3_mock_server(
+    newest_postgres: Database,
+    bucket: tuple[str, LosingProxy],
+    away: LosingProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    pattern: str,
+) -> None:
+    make_tables(newest_postgres)
+    running = RunningCapture(newest_postgres, tmp_path, ["t"])
+    running.store = at(away.url, tmp_path)  # type: ignore[assignment]
+    running.start()
+    running.store = at(bucket[0], tmp_path)  # type: ignore[assignment]
+    fill(newest_postgres, 1, 10)
+    running.catch_up()
+    with monkeypatch.context() as patch:
+        patch.setattr("headwater.state.engines.slate.CALL_SECONDS", 0.5)
+        away.go_away(status, pattern)
+        fill(newest_postgres, 11, 20)
+        running.wait_for(lambda: running.capture.state is CaptureState.WAITING)
+        fill(newest_postgres, 21, 30)
+    away.come_back()
+    running.assert_equal("t")
+    running.assert_once("public.t")
+    running.stop()
+
+
+@pytest.mark.soak
+def test_capture_waits_for_a_store_that_is_away_at_its_start_on_an_s3_mock_server(
+    newest_postgres: Database, bucket: tuple[str, LosingProxy], away: LosingProxy, tmp_path: Path
+) -> None:
+    make_tables(newest_postgres)
+    running = RunningCapture(newest_postgres, tmp_path, ["t"])
+    running.store = at(away.url, tmp_path)  # type: ignore[assignment]
+    away.go_away()
+    running.start()
+    running.wait_for(lambda: running.capture.state is CaptureState.WAITING)
+    assert "did not answer" in running.capture.statistics.last_error
+    away.come_back()
+    running.store = at(bucket[0], tmp_path)  # type: ignore[assignment]
+    running.wait_for(lambda: running.capture.state is CaptureState.RUNNING)
+    away.lose(r"/wal/\d+\.sst")
+    fill(newest_postgres, 1, 10)
+    running.assert_equal("t")
+    running.assert_once("public.t")
+    assert away.left() == ""
+    running.stop()
+
+
+_CHILD = """
+import sys
+from headwater.capture import stopping
+from headwater.pipeline.capture_process import main
+stopping.END_SECONDS = 1.0
+sys.exit(main())
+"""
+
+
+@pytest.mark.soak
+def test_a_capture_whose_store_is_away_on_an_s3_mock_server_ends_soon_after_a_signal(
+    newest_postgres: Database, bucket: tuple[str, LosingProxy], away: LosingProxy, tmp_path: Path
+) -> None:
+    make_tables(newest_postgres)
+    settings = {
+        "parent": os.getpid(),
+        "dsn": newest_postgres.dsn,
+        "store": at(away.url, tmp_path),
+        "spill": str(tmp_path / "spill"),
+        "tables": ["public.t"],
+        "slot": SLOT,
+        "publication": SLOT,
+        "poll": False,
+        "special_values": {},
+        "columns": {},
+        "schema_policy": "evolve",
+        "on_rewrite": "stop",
+        "options": {"epoch_seconds": 0.05},
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps(settings))
+    child.stdin.close()
+    child.stdin = None
+    try:
+        facts = next(facts for facts in map(json.loads, child.stdout) if facts["state"] == "running" and facts["epoch"])
+        away.go_away()
+        fill(newest_postgres, 1, 10)
+        next(now for now in map(json.loads, child.stdout) if now["rows"] > facts["rows"])
+        child.send_signal(signal.SIGTERM)
+        _, said = child.communicate(timeout=10)
+    finally:
+        child.kill()
+        child.communicate()
+    assert "resumes from the last sealed epoch" in said
+    away.come_back()
+    running = RunningCapture(newest_postgres, tmp_path, ["t"])
+    running.store = at(bucket[0], tmp_path)  # type: ignore[assignment]
+    running.start()
+    running.assert_equal("t")
+    running.assert_once("public.t")
+    running.stop()
