@@ -135,13 +135,14 @@ class Dsn:
         return "" if value is None else str(value)
 
 
-def connect(dsn: Dsn) -> Connection:
+def connect(dsn: Dsn, **settings: str) -> Connection:
     """A session for SQL, in autocommit.
 
+    :param settings: of the session, beside those of :data:`SESSION`.
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
-    return _open(dsn, dsn.conninfo())
+    return _open(dsn, dsn.conninfo(), settings)
 
 
 def connect_replication(dsn: Dsn) -> Connection:
@@ -150,10 +151,10 @@ def connect_replication(dsn: Dsn) -> Connection:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
-    return _open(dsn, dsn.conninfo(replication="database"))
+    return _open(dsn, dsn.conninfo(replication="database"), {})
 
 
-def _open(dsn: Dsn, conninfo: str) -> Connection:
+def _open(dsn: Dsn, conninfo: str, settings: Mapping[str, str]) -> Connection:
     with server_errors(dsn):
         connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
         try:
@@ -162,7 +163,9 @@ def _open(dsn: Dsn, conninfo: str) -> Connection:
                     f"{dsn} has Postgres {connection.info.server_version // 10000}, which is too old.",
                     next_step=f"Capture from Postgres {OLDEST_VERSION // 10000} or later.",
                 )
-            wanted = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION.items())
+            wanted = ", ".join(
+                f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in {**SESSION, **settings}.items()
+            )
             connection.execute(f"SELECT {wanted}".encode())
         except BaseException:
             connection.close()

@@ -60,6 +60,8 @@ from headwater.sources.table import SourceTable, SpecialValues
 WRITERS_SECONDS: Final = 2.0
 """How long a table that is added waits for the transactions that write to it."""
 
+LOCK_TIMEOUT: Final = "2s"
+"""A table that is locked, as by a long ``ALTER TABLE``, must not hold up the session for longer."""
 _SPILLS: Final = 8
 _OWNED: Final = ("system_id", "database", "slot")
 """What tells of an identity whose slot it is: a promoted standby has the copy of ours."""
@@ -145,7 +147,7 @@ class PostgresSource:
     def _sql(self) -> Iterator[Connection]:
         """The session for SQL; one that broke is opened again with the next call."""
         if self._session is None or self._session.closed:
-            self._session = connect(self._dsn)
+            self._session = connect(self._dsn, lock_timeout=LOCK_TIMEOUT)
         with server_errors(self._dsn):
             yield self._session
 
