@@ -22,6 +22,7 @@ from headwater.errors import InputError
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 _LINE_SECONDS = 0.5
 StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are kept.")]
@@ -58,6 +59,9 @@ def capture(
     renew: Annotated[
         bool, typer.Option("--renew", help="Go on after a gap: a new slot, and every table is read once more.")
     ] = False,
+    timeout_seconds: Annotated[
+        float, typer.Option(help="Reconnect when the database is silent for this many seconds.", min=2.0)
+    ] = TIMEOUT_SECONDS,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve http://127.0.0.1:PORT/metrics for Prometheus.", min=0, max=65535)
@@ -76,6 +80,7 @@ def capture(
         publication=publication,
         poll=poll,
         columns=dict(map(_columns, columns or [])),
+        timeout_seconds=timeout_seconds,
     )
     running = Capture(source, store, table or [], options, takeover=takeover, renew=renew)
     _stop_on_signals(running)

@@ -131,6 +131,7 @@ def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
         "columns": config.columns,
         "schema_policy": source.schema_policy,
         "on_rewrite": source.on_rewrite,
+        "timeout_seconds": source.timeout_seconds,
         "options": {name: getattr(options, name) for name in _OPTIONS},
     }
 
@@ -188,6 +189,7 @@ def main() -> int:
             publication=settings["publication"],
             poll=settings["poll"],
             columns=settings["columns"],
+            timeout_seconds=settings["timeout_seconds"],
         )
         options = CaptureOptions(
             **settings["options"],
