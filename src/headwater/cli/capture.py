@@ -7,7 +7,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -23,6 +22,7 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
 from headwater.sources.timeouts import TIMEOUT_SECONDS
+from headwater.stopping import stop_on_signals
 
 _LINE_SECONDS = 0.5
 StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are kept.")]
@@ -83,7 +83,7 @@ def capture(
         timeout_seconds=timeout_seconds,
     )
     running = Capture(source, store, table or [], options, takeover=takeover, renew=renew)
-    _stop_on_signals(running)
+    stop_on_signals(running.stop, signal.SIGTERM, signal.SIGINT)
     if seconds is not None:
         timer = threading.Timer(seconds, running.stop)
         timer.daemon = True
@@ -128,14 +128,6 @@ def _columns(text: str) -> tuple[str, str]:
             next_step="Write database.collection=inferred|document|struct<name: type, …>.",
         )
     return table, columns
-
-
-def _stop_on_signals(running: Capture) -> None:
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        running.stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
 
 
 class _Line:

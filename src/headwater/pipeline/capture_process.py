@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any, Final
 
 from headwater.allocation import keep_freed_memory
@@ -28,9 +27,10 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
 from headwater.spark.failure import Failure, Remedy
+from headwater.stopping import stop_on_signals
 
 _LINE_SECONDS: Final = 0.5
-_STOP_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -198,10 +198,7 @@ def main() -> int:
         )
         running = Capture(source, settings["store"], settings["tables"], options)
 
-        def stop(_number: int, _frame: FrameType | None) -> None:
-            running.stop()
-
-        signal.signal(signal.SIGTERM, stop)
+        stop_on_signals(running.stop, signal.SIGTERM)
         teller = threading.Thread(target=_tell, args=(running, ended), daemon=True)
         teller.start()
         try:

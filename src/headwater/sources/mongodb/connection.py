@@ -129,7 +129,7 @@ class Dsn:
     def defaults(self) -> dict[str, Any]:
         """The options that we set where the address does not."""
         settings = {
-            "serverSelectionTimeoutMS": _SELECTION_MS,
+            "serverSelectionTimeoutMS": min(_SELECTION_MS, round(self.timeout_seconds * 1000)),
             # those of the monitor, too: it notices a silent server, and ends the reads that wait for it
             "connectTimeoutMS": connect_seconds(self.timeout_seconds) * 1000,
             "heartbeatFrequencyMS": max(_LEAST_BEAT_MS, min(_MOST_BEAT_MS, round(self.timeout_seconds * 250))),
