@@ -12,7 +12,9 @@ from tests.db.capture.test_failures import proxied
 from tests.servers.postgres import Database
 
 from headwater.sources.errors import SourceUnreachable
+from headwater.sources.postgres import copy_reader
 from headwater.sources.postgres.connection import Dsn, connect, server_errors
+from headwater.sources.postgres.copy_reader import CopyReader
 
 
 @pytest.mark.parametrize("poll", [False, pytest.param(True, marks=pytest.mark.soak)])
@@ -35,6 +37,7 @@ def test_a_capture_reconnects_to_a_server_that_fell_silent(
         capture.assert_once("public.t")
 
 
+@pytest.mark.soak
 def test_a_session_notices_silence_and_waits_for_a_slow_statement(newest_postgres: Database) -> None:
     """A statement that takes longer than the timeout is not silence: the server works on it."""
     with proxied(newest_postgres) as (proxy, dsn), connect(Dsn(dsn, 1.0)) as session:
@@ -48,6 +51,22 @@ def test_a_session_notices_silence_and_waits_for_a_slow_statement(newest_postgre
         proxy.resume()
         with connect(Dsn(dsn, 1.0)) as other, server_errors(Dsn(dsn)):
             assert other.execute("SELECT 1").fetchone() == (1,)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_copy_that_falls_silent_is_noticed(
+    newest_postgres: Database, monkeypatch: pytest.MonkeyPatch, compiled: bool
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(copy_reader, "compiled_receive", lambda: None)
+    with proxied(newest_postgres) as (proxy, dsn), connect(Dsn(dsn, 1.0)) as session:
+        statement = b"COPY (SELECT repeat('x', 1000), pg_sleep(n / 50000) FROM generate_series(1, 60000) n) TO STDOUT"
+        blocks = CopyReader(session.pgconn, session.check_answers).blocks(statement, 1 << 20)
+        next(blocks)
+        proxy.swallow()
+        with pytest.raises(psycopg.OperationalError, match="said nothing"):
+            list(blocks)
 
 
 def test_an_answer_that_was_lost_is_noticed_although_others_get_theirs(newest_postgres: Database) -> None:

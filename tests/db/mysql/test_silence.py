@@ -36,7 +36,7 @@ def test_a_capture_reconnects_to_a_server_that_fell_silent(server: MariaDbServer
         capture.assert_once(LOG)
 
 
-@pytest.mark.parametrize("server", ["mariadb", pytest.param("mysql", marks=pytest.mark.soak)], indirect=True)
+@pytest.mark.soak
 def test_a_session_notices_silence_and_waits_for_a_slow_statement(server: MariaDbServer) -> None:
     """A statement that takes longer than the timeout is not silence: the server works on it."""
     with TcpProxy("127.0.0.1", server.port) as proxy:

@@ -182,9 +182,7 @@ class PeekStream(CopyStream):
                     self._heard_at = self._clock()
                     continue
                 now = self._clock()
-                if now - self._heard_at >= self._dsn.timeout_seconds / 2:
-                    self._session.check_answers(now - self._heard_at)
-                    self._heard_at = self._clock()
+                self._session.check_answers(now - self._heard_at)
                 if now >= deadline:
                     return
             elif self._clock() >= deadline:

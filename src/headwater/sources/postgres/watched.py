@@ -32,6 +32,7 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
 
     _conninfo = ""
     _silence = 0.0
+    _ask_at = 0.0
 
     def watch(self, conninfo: str, timeout: float) -> None:
         """:param conninfo: of the second connection; empty: it is not asked. :param timeout: to notice silence in."""
@@ -49,20 +50,23 @@ class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
                 ready = yield wanted
                 if ready:
                     heard = time.monotonic()
-                elif time.monotonic() - heard >= self._silence:
+                else:
                     self.check_answers(time.monotonic() - heard)
-                    heard = time.monotonic()
                 wanted = gen.send(ready)
         except StopIteration as end:
             result: RV = end.value
             return result
 
     def check_answers(self, seconds: float) -> None:
-        """Nothing has come for *seconds* although an answer is due: find out whether the server still works on it.
+        """Nothing has come for *seconds* although an answer is due: ask now and then whether the server works on it.
 
         :raises psycopg.OperationalError: it does not; the connection is closed.
         """
-        if not self._silence or self._is_working() or self._has_input():
+        now = time.monotonic()
+        if not self._silence or seconds < self._silence or now < self._ask_at:
+            return
+        if self._is_working() or self._has_input():
+            self._ask_at = time.monotonic() + self._silence
             return
         self.close()
         raise psycopg.OperationalError(f"the server said nothing for {seconds:.1f} s")
