@@ -1,4 +1,4 @@
-"""A TCP proxy for tests: forwards, and on command cuts, refuses or stalls."""
+"""A TCP proxy for tests: forwards, and on command cuts, refuses, stalls or swallows."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ class TcpProxy:
         self.port = int(self._listener.getsockname()[1])
         self.accepted = 0
         self._refusing = False
+        self._swallowing = False
+        self._swallowed: set[socket.socket] = set()
         self._flowing = threading.Event()
         self._flowing.set()
         self._lock = threading.Lock()
@@ -48,9 +50,18 @@ class TcpProxy:
         """Forward nothing more, with all connections open, until :meth:`resume`."""
         self._flowing.clear()
 
+    def swallow(self) -> None:
+        """Take all bytes in both directions and forward none, also of new connections until :meth:`resume`.
+
+        Connections of before :meth:`resume` stay so: open, acknowledged and silent.
+        """
+        with self._lock:
+            self._swallowing = True
+            self._swallowed |= self._open
+
     def resume(self) -> None:
         """Forward again, and take connections again."""
-        self._refusing = False
+        self._refusing = self._swallowing = False
         self._flowing.set()
 
     def close(self) -> None:
@@ -78,6 +89,8 @@ class TcpProxy:
             server.settimeout(None)
             with self._lock:
                 self._open |= {client, server}
+                if self._swallowing:
+                    self._swallowed |= {client, server}
             for source, target, change in ((client, server, self.to_server), (server, client, self.to_client)):
                 threading.Thread(target=self._forward, args=(source, target, change), daemon=True).start()
 
@@ -96,7 +109,8 @@ class TcpProxy:
         try:
             while piece := source.recv(_PIECE):
                 self._flowing.wait()
-                target.sendall(change(piece))
+                if source not in self._swallowed:
+                    target.sendall(change(piece))
             target.shutdown(socket.SHUT_WR)
         except ConnectionAbortedError as refused:
             with contextlib.suppress(OSError):

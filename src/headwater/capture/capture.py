@@ -21,7 +21,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
 
@@ -83,7 +82,6 @@ class Capture:
         self._takeover = takeover
         self._renew = renew
         self._stop = threading.Event()
-        self._ended = threading.Event()
         self._failures = 0
         self.state = CaptureState.STARTING
         self.statistics = CaptureStatistics()
@@ -100,10 +98,6 @@ class Capture:
     def stop(self) -> None:
         """End at the next boundary; any thread, also a signal handler."""
         self._stop.set()
-
-    def wait_for_end(self, seconds: float) -> bool:
-        """Wait in another thread for the end of :meth:`run`; ``False``: it has not ended after *seconds*."""
-        return self._ended.wait(seconds)
 
     def run(self) -> None:
         """Until :meth:`stop`, or a failure that needs a person.
@@ -123,10 +117,10 @@ class Capture:
             raise
         finally:
             self.state = CaptureState.STOPPED
-            with ExitStack() as ends:
-                ends.callback(self._ended.set)
-                ends.callback(self._source.close)
-                ends.callback(self._requests.close)
+            try:
+                self._source.close()
+            finally:
+                self._requests.close()
 
     def _follow(self, store: StateStore) -> None:
         """Sessions over one handle of the store, until :meth:`stop`. :raises StateError: open the store again."""

@@ -16,12 +16,13 @@ from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.metrics import serve_capture
 from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
-from headwater.capture.stopping import stop_on_signals
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
+from headwater.stopping import stop_on_signals
 
 _LINE_SECONDS = 0.5
 StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are kept.")]
@@ -58,6 +59,9 @@ def capture(
     renew: Annotated[
         bool, typer.Option("--renew", help="Go on after a gap: a new slot, and every table is read once more.")
     ] = False,
+    timeout_seconds: Annotated[
+        float, typer.Option(help="Reconnect when the database is silent for this many seconds.", min=2.0)
+    ] = TIMEOUT_SECONDS,
     seconds: Annotated[float | None, typer.Option(help="Stop after so long.", min=0.0)] = None,
     metrics_port: Annotated[
         int | None, typer.Option(help="Serve http://127.0.0.1:PORT/metrics for Prometheus.", min=0, max=65535)
@@ -76,9 +80,10 @@ def capture(
         publication=publication,
         poll=poll,
         columns=dict(map(_columns, columns or [])),
+        timeout_seconds=timeout_seconds,
     )
     running = Capture(source, store, table or [], options, takeover=takeover, renew=renew)
-    stop_on_signals(running, signal.SIGTERM, signal.SIGINT)
+    stop_on_signals(running.stop, signal.SIGTERM, signal.SIGINT)
     if seconds is not None:
         timer = threading.Timer(seconds, running.stop)
         timer.daemon = True

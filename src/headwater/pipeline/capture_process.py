@@ -21,16 +21,16 @@ from typing import Any, Final
 from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
-from headwater.capture.stopping import stop_on_signals
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
 from headwater.spark.failure import Failure, Remedy
+from headwater.stopping import stop_on_signals
 
 _LINE_SECONDS: Final = 0.5
-_STOP_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 10.0
 _PR_SET_PDEATHSIG: Final = 1
 
 
@@ -131,6 +131,7 @@ def _settings(config: PipelineConfig, tables: Sequence[str]) -> dict[str, Any]:
         "columns": config.columns,
         "schema_policy": source.schema_policy,
         "on_rewrite": source.on_rewrite,
+        "timeout_seconds": source.timeout_seconds,
         "options": {name: getattr(options, name) for name in _OPTIONS},
     }
 
@@ -188,6 +189,7 @@ def main() -> int:
             publication=settings["publication"],
             poll=settings["poll"],
             columns=settings["columns"],
+            timeout_seconds=settings["timeout_seconds"],
         )
         options = CaptureOptions(
             **settings["options"],
@@ -195,7 +197,7 @@ def main() -> int:
             on_rewrite=OnRewrite(settings["on_rewrite"]),
         )
         running = Capture(source, settings["store"], settings["tables"], options)
-        stop_on_signals(running, signal.SIGTERM)
+        stop_on_signals(running.stop, signal.SIGTERM)
         teller = threading.Thread(target=_tell, args=(running, ended), daemon=True)
         teller.start()
         try:

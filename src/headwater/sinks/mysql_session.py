@@ -22,8 +22,12 @@ from headwater.sinks.errors import (
     SinkUnwritable,
     StagedLost,
 )
+from headwater.sources.mysql.watched import watch
+from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 IDLE_SECONDS: Final = 60
+_WRITE_SECONDS: Final = 600
+"""How long the server may take no bytes; it may wait for locks meanwhile."""
 
 _SETTINGS: Final = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', time_zone = '+00:00', "
@@ -100,25 +104,10 @@ def address(dsn: str) -> Address:
 
 
 def connect(place: Address) -> pymysql.Connection[Any]:
-    """:raises pymysql.err.MySQLError: it cannot be reached."""
-    options: dict[str, Any] = dict(place.options)
-    if "ssl_ca" in options:
-        options["ssl"] = {"ca": options.pop("ssl_ca")}
-    connection = pymysql.connect(
-        host=place.host,
-        port=place.port,
-        user=place.user,
-        password=place.password,
-        charset="utf8mb4",
-        autocommit=True,
-        local_infile=True,
-        connect_timeout=int(options.pop("connect_timeout", 10)),
-        client_flag=CLIENT.FOUND_ROWS,
-        # what is read comes as text, which Arrow converts
-        conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
-        **options,
-    )
+    """A session; a server that falls silent ends it. :raises pymysql.err.MySQLError: it cannot be reached."""
+    connection = _login(place)
     connection._local_infile = False  # only while we ask for it
+    watch(connection, TIMEOUT_SECONDS, lambda: _login(place))
     try:
         with connection.cursor() as cursor:
             for statement in _SETTINGS:
@@ -129,6 +118,28 @@ def connect(place: Address) -> pymysql.Connection[Any]:
         connection.close()
         raise
     return connection
+
+
+def _login(place: Address) -> pymysql.Connection[Any]:
+    options: dict[str, Any] = dict(place.options)
+    if "ssl_ca" in options:
+        options["ssl"] = {"ca": options.pop("ssl_ca")}
+    return pymysql.connect(
+        host=place.host,
+        port=place.port,
+        user=place.user,
+        password=place.password,
+        charset="utf8mb4",
+        autocommit=True,
+        local_infile=True,
+        connect_timeout=int(options.pop("connect_timeout", 10)),
+        read_timeout=connect_seconds(TIMEOUT_SECONDS),
+        write_timeout=_WRITE_SECONDS,
+        client_flag=CLIENT.FOUND_ROWS,
+        # what is read comes as text, which Arrow converts
+        conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
+        **options,
+    )
 
 
 def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:

@@ -19,7 +19,7 @@ from headwater.sinks.errors import (
     StagedLost,
 )
 from headwater.sources.errors import InvalidDsn, SourceBusy, SourceUnreachable
-from headwater.sources.postgres.connection import SESSION, Connection, Dsn, translated
+from headwater.sources.postgres.connection import SESSION, Connection, Dsn, open_watched, translated
 
 IDLE_SECONDS: Final = 60
 """A process that sleeps in the middle of a transaction keeps the tokens locked for so long, then the server ends it."""
@@ -45,7 +45,7 @@ def address(dsn: str) -> Dsn:
 
 def connect(dsn: Dsn) -> Connection:
     """:raises psycopg.Error: it cannot be reached."""
-    connection = psycopg.connect(dsn.conninfo(), autocommit=True, prepare_threshold=None)
+    connection = open_watched(dsn, dsn.conninfo())
     try:
         wanted = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in _SETTINGS.items())
         connection.execute(f"SELECT {wanted}".encode())

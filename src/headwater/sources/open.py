@@ -14,6 +14,7 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.qualified_name import shown
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class Family(Enum):
@@ -36,12 +37,14 @@ def open_source(
     publication: str = "headwater",
     poll: bool = False,
     columns: Mapping[str, str] | None = None,
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> Source:
     """The source at *dsn*; nothing is connected yet.
 
     :param spill: where large transactions wait for their commit.
     :param special_values: policies by ``schema.table.column``, or ``schema.table`` for all its columns.
     :param columns: of collections without a schema, by ``database.collection``: how their columns are found.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     :raises InvalidDsn: no kind of database that can be captured. The text is not repeated: it may hold a password.
     :raises DriverMissing: Headwater was installed without the driver of this kind.
     :raises SourceMisconfigured: *columns* are given for a database whose tables have their own.
@@ -51,7 +54,13 @@ def open_source(
         with mongodb_driver():
             from headwater.sources.mongodb.source import MongoSource
 
-        return MongoSource(dsn, schema_policy=schema_policy, special_values=special_values or {}, columns=columns)
+        return MongoSource(
+            dsn,
+            schema_policy=schema_policy,
+            special_values=special_values or {},
+            columns=columns,
+            timeout_seconds=timeout_seconds,
+        )
     if columns:
         raise SourceMisconfigured(
             f"Columns are declared for {next(iter(columns))}, whose database has its own.",
@@ -61,12 +70,16 @@ def open_source(
         with mysql_driver():
             from headwater.sources.mysql.source import MySqlSource
 
-        return MySqlSource(dsn, schema_policy=schema_policy, special_values=special_values or {})
+        return MySqlSource(
+            dsn, schema_policy=schema_policy, special_values=special_values or {}, timeout_seconds=timeout_seconds
+        )
     if family is Family.SQLSERVER:
         with sqlserver_driver():
             from headwater.sources.sqlserver.source import SqlServerSource
 
-        return SqlServerSource(dsn, schema_policy=schema_policy, special_values=special_values or {})
+        return SqlServerSource(
+            dsn, schema_policy=schema_policy, special_values=special_values or {}, timeout_seconds=timeout_seconds
+        )
     if family is Family.CITUS:
         with postgres_driver():
             from headwater.sources.citus.source import CitusSource
@@ -79,6 +92,7 @@ def open_source(
             slot=slot,
             publication=publication,
             poll=poll,
+            timeout_seconds=timeout_seconds,
         )
     if family is Family.POSTGRES:
         with postgres_driver():
@@ -92,6 +106,7 @@ def open_source(
             slot=slot,
             publication=publication,
             poll=poll,
+            timeout_seconds=timeout_seconds,
         )
     raise no_family("captured")
 

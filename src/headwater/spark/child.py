@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any, Final, NoReturn
 
 from headwater.errors import HeadwaterError
+from headwater.stopping import STOP_SECONDS, end_after, stop_on_signals
 
 _PR_SET_PDEATHSIG: Final = 1
 _END_SECONDS: Final = 10.0
@@ -172,8 +173,11 @@ def tell_error(error: HeadwaterError) -> None:
 
 
 def end_with_parent(stop: Callable[[], None]) -> None:
-    """In a child: call *stop* when the parent ends, closes our input, or somebody asks us to end."""
-    signal.signal(signal.SIGTERM, lambda *_: stop())
+    """In a child: call *stop* when the parent ends, closes our input, or somebody asks us to end.
+
+    A child that does not stop then is ended, see :mod:`headwater.stopping`.
+    """
+    stop_on_signals(stop, signal.SIGTERM)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ask_for_signal(signal.SIGTERM)
     threading.Thread(target=_watch, args=(stop,), daemon=True).start()
@@ -191,3 +195,4 @@ def _watch(stop: Callable[[], None]) -> None:
     while os.read(sys.stdin.fileno(), 4096):
         pass
     stop()
+    end_after(STOP_SECONDS)

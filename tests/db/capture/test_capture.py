@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from headwater.capture import TableState
 from headwater.log_store.log_events import SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.postgres import source, toast, visibility
 from headwater.stream import Op
 
 ORDERS = "CREATE TABLE orders (id bigint PRIMARY KEY, amount numeric(18,4), note text, paid boolean, at timestamptz)"
@@ -239,6 +241,58 @@ def test_m28_a_value_of_a_row_that_is_gone_is_told_to_be_unknown(newest_postgres
     assert {key: row["_unavailable"] for key, row in updates.items()} == {1: None, 2: "body", 3: None}
     assert updates[2]["body"] is None
     assert updates[1]["body"] == "old 1" * 2000
+
+
+DOCS = (
+    "CREATE TABLE docs (id int PRIMARY KEY, body text, n int)",
+    "ALTER TABLE docs ALTER COLUMN body SET STORAGE EXTERNAL",
+    "INSERT INTO docs SELECT i, repeat('old ' || i, 2000), 0 FROM generate_series(1, 3) i",
+)
+
+
+def test_large_values_are_read_only_when_their_transaction_is_visible(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With synchronous replication the log has a commit before other sessions see it, here: until the reload."""
+    database, server = newest_postgres, newest_postgres.server
+    database.execute(*DOCS)
+    monkeypatch.setattr(visibility, "VISIBLE_SECONDS", 0.5)
+    with running(database, tmp_path, "docs") as capture:
+        capture.catch_up()
+        server.reload(synchronous_standby_names="nobody")
+        try:
+            with database.connect() as session, ThreadPoolExecutor(1) as writer:
+                change = """BEGIN; INSERT INTO docs VALUES (4, repeat('new', 2000), 0);
+                    UPDATE docs SET body = repeat('other', 2000) WHERE id = 1; UPDATE docs SET n = 1; COMMIT"""
+                committed = writer.submit(session.execute, change)
+                capture.wait_for(lambda: "synchronous standby" in str(capture.capture.statistics.last_error))
+                assert database.value("SELECT sum(n) FROM docs") == 0
+                server.reload(synchronous_standby_names="")
+                committed.result(60)
+        finally:
+            server.reload(synchronous_standby_names="")
+        capture.assert_equal("docs")
+        told = {row["id"]: row for row in capture.rows("public.docs") if row["n"] == 1}
+    assert {key: row["_unavailable"] for key, row in told.items()} == dict.fromkeys((1, 2, 3, 4))
+    assert told[1]["body"] == "other" * 2000
+    assert told[4]["body"] == "new" * 2000
+
+
+def test_a_locked_table_ends_no_read_of_its_large_values(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = newest_postgres
+    monkeypatch.setattr(toast, "LOCKED_SECONDS", 0.3)
+    monkeypatch.setattr(source, "LOCK_TIMEOUT", "200ms")
+    database.execute(*DOCS)
+    with running(database, tmp_path, "docs") as capture, database.connect() as holder:
+        database.execute("UPDATE docs SET n = 1")
+        capture.catch_up()
+        holder.execute("BEGIN; UPDATE docs SET n = 2; COMMIT; BEGIN; LOCK TABLE docs IN ACCESS EXCLUSIVE MODE")
+        capture.wait_for(lambda: "docs is locked" in str(capture.capture.statistics.last_error))
+        holder.execute("COMMIT")
+        capture.assert_equal("docs")
+    assert not [row for row in capture.rows("public.docs") if row["_unavailable"]]
 
 
 def test_a_large_transaction_is_streamed_and_told_whole_at_its_commit(

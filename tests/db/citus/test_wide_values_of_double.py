@@ -61,7 +61,7 @@ def test_the_table_itself_is_asked_only_for_rows_that_are_in_no_shard_of_the_nod
             yield made
 
     def read(keys: list[int], there: list[TableName]) -> list[object]:
-        columns, unavailable = complete(_updates(table, keys), table, session, lambda _: there)
+        columns, unavailable = complete(_updates(table, keys), table, session, lambda _: there, lambda: None)
         assert unavailable.null_count == len(keys)
         return list(columns[1].to_pylist())
 
@@ -77,7 +77,7 @@ def test_the_table_itself_is_asked_only_for_rows_that_are_in_no_shard_of_the_nod
         missing = [TableName("public", "acc_1"), *placed]
         for there in ([placed[0]], [placed[1]], missing):
             assert read([*others, one], there) == [rows[key] for key in (*others, one)]
-        gone, unavailable = complete(_updates(table, [one, 10**6]), table, session, lambda _: placed)
+        gone, unavailable = complete(_updates(table, [one, 10**6]), table, session, lambda _: placed, lambda: None)
         assert gone[1].to_pylist() == [rows[one], None]
         assert unavailable.to_pylist() == [None, "v"]
     finally:

@@ -263,7 +263,7 @@ def wait_until(server: PostgresServer, condition: str) -> None:
 
 
 def wal_end(server: PostgresServer) -> Lsn:
-    with server.connect() as session:
+    with connect(Dsn(server.dsn())) as session:
         return server_position(session).wal_end
 
 

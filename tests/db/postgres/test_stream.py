@@ -302,9 +302,10 @@ def described(message: bytes) -> list[str]:
     return names
 
 
-def through(proxy: TcpProxy, database: Database) -> Dsn:
+def through(proxy: TcpProxy, database: Database, timeout_seconds: float = 60.0) -> Dsn:
     server = database.server
-    return Dsn(f"postgresql://postgres:{server.password}@127.0.0.1:{proxy.port}/{database.name}")
+    text = f"postgresql://postgres:{server.password}@127.0.0.1:{proxy.port}/{database.name}"
+    return Dsn(text, timeout_seconds)
 
 
 def followed(dsn: Dsn, start: int = 0, known: bool = True) -> Reopened:
@@ -341,8 +342,8 @@ def test_cut_connections_lose_and_repeat_nothing(postgres: Database) -> None:
 def test_a_server_that_falls_silent_is_noticed(newest_postgres: Database) -> None:
     published(newest_postgres)
     with TcpProxy("127.0.0.1", newest_postgres.server.port) as proxy:
-        dsn = through(proxy, newest_postgres)
-        with ReplicationStream.open(dsn, SLOT, [PUBLICATION], 0, silence=1.0) as stream:
+        dsn = through(proxy, newest_postgres, timeout_seconds=1.0)
+        with ReplicationStream.open(dsn, SLOT, [PUBLICATION], 0) as stream:
             start = time.monotonic()
             while time.monotonic() - start < 2.5:
                 assert stream.read(10, 1000, 0.5) == [], "a server that answers is not silent"

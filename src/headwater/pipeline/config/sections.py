@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from headwater.backfill.query import QueryOptions
 from headwater.capture import CaptureOptions
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 SpecialValue = Literal["stop", "null", "text", "park"]
@@ -51,6 +52,7 @@ class SourceSection(Section):
     epoch_bytes: int = Field(default=_CAPTURE.epoch_bytes, ge=1)
     heartbeat_seconds: float = Field(default=_CAPTURE.heartbeat_seconds, gt=0)
     retry_seconds: float = Field(default=_CAPTURE.retry_seconds, gt=0)
+    timeout_seconds: float = Field(default=TIMEOUT_SECONDS, ge=2)
 
 
 class TableSection(Section):

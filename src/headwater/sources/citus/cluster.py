@@ -17,6 +17,7 @@ import psycopg
 from headwater.sources.errors import AccessDenied, InvalidDsn, SourceBusy, SourceMisconfigured
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.names import TableName, literal
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 COORDINATOR: Final = 0
 """The group of the coordinator."""
@@ -128,7 +129,7 @@ class Alignment:
     shards: Mapping[int, frozenset[int]]
 
 
-def coordinator_dsn(text: str) -> Dsn:
+def coordinator_dsn(text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Dsn:
     """The coordinator's address, of ``citus://user@host:port/database``. :raises InvalidDsn: it cannot be read."""
     scheme, separator, rest = text.partition("://")
     if scheme != "citus" or not separator:
@@ -136,18 +137,18 @@ def coordinator_dsn(text: str) -> Dsn:
             "The connection string is not one of a Citus cluster.",
             next_step="Write citus://user@coordinator:5432/database.",
         )
-    return Dsn(f"postgresql://{rest}")
+    return Dsn(f"postgresql://{rest}", timeout_seconds)
 
 
 class Cluster:
     """Asks the coordinator and the nodes, over connections that are made when they are needed. It can be pickled.
 
-    :param text: ``citus://…``.
+    :param text: ``citus://…``. :param timeout_seconds: a node that is silent for this long counts as unreachable.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._text = text
-        self.coordinator = coordinator_dsn(text)
+        self.coordinator = coordinator_dsn(text, timeout_seconds)
         self._sessions: dict[str, Connection] = {}
         self._lock = threading.Lock()
 
@@ -158,7 +159,7 @@ class Cluster:
         return hash(self._text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cluster, (self._text,)
+        return Cluster, (self._text, self.coordinator.timeout_seconds)
 
     def __str__(self) -> str:
         return "citus" + str(self.coordinator).removeprefix("postgresql")
@@ -171,7 +172,7 @@ class Cluster:
         return self.coordinator.conninfo(host=host, port=port, hostaddr=None, options=self._options)
 
     def dsn_of(self, address: str, group: int) -> Dsn:
-        return Dsn(self.conninfo_of(address, group))
+        return Dsn(self.conninfo_of(address, group), self.coordinator.timeout_seconds)
 
     @property
     def _options(self) -> str:

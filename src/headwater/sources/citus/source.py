@@ -31,6 +31,7 @@ from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.postgres.slot import ServerIdentity
 from headwater.sources.postgres.source import PostgresSource
 from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 _OWNED: Final = ("system_id", "database", "slot")
 
@@ -51,8 +52,9 @@ class CitusSource:
         slot: str = "headwater",
         publication: str = "headwater",
         poll: bool = False,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._cluster = Cluster(dsn)
+        self._cluster = Cluster(dsn, timeout_seconds)
         self._slot = slot
         self._policy = schema_policy
 
@@ -69,6 +71,7 @@ class CitusSource:
                 streaming=False,  # in the blocks of open transactions the decoder of a cluster tells no row of a shard
                 may_be_empty=group != COORDINATOR,  # where no table is distributed, the nodes have nothing to tell
                 may_be_behind=True,
+                timeout_seconds=timeout_seconds,
                 shards=lambda table: self._cluster.shards_on(group, TableName(table.namespace, table.name)),
             )
 

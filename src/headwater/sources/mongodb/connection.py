@@ -39,18 +39,19 @@ from headwater.sources.errors import (
     SourceProtocolError,
     SourceUnreachable,
 )
+from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 Client: TypeAlias = "pymongo.MongoClient[dict[str, Any]]"
 
 RAW: Final[CodecOptions[RawBSONDocument]] = CodecOptions(document_class=RawBSONDocument)
 RESNAPSHOT: Final = "Run: headwater resnapshot"
-SILENCE_MS: Final = 60_000
-"""How long a server may be silent in the middle of an answer."""
 
 _OWN_OPTIONS: Final = frozenset(("starttoken", "columns"))
 _SPLITTING: Final = (((6, 0, 9), (6, 1)), ((7, 0), None))
 """The versions, from and before, that give an event of more than 16 MB in parts."""
 _SELECTION_MS: Final = 10_000
+_LEAST_BEAT_MS: Final = 500
+_MOST_BEAT_MS: Final = 10_000
 
 _DENIED: Final = frozenset((13, 18, 8000, 31, 33))
 _BUSY: Final = frozenset((24, 112, 117, 202, 46, 11601, 462, 325))
@@ -80,10 +81,12 @@ class Dsn:
     """Where a replica set or a cluster is. Its text and its errors never show the password.
 
     :param text: ``mongodb://user:password@host:27017/database?replicaSet=rs0``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     :raises InvalidDsn: it cannot be read; the text is not repeated.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.timeout_seconds = timeout_seconds
         plain, _, query = text.partition("?")
         options = [part for part in query.split("&") if part]
         own = {
@@ -126,9 +129,11 @@ class Dsn:
     def defaults(self) -> dict[str, Any]:
         """The options that we set where the address does not."""
         settings = {
-            "serverSelectionTimeoutMS": _SELECTION_MS,
-            "connectTimeoutMS": _SELECTION_MS,
-            "socketTimeoutMS": SILENCE_MS,
+            "serverSelectionTimeoutMS": min(_SELECTION_MS, round(self.timeout_seconds * 1000)),
+            # those of the monitor, too: it notices a silent server, and ends the reads that wait for it
+            "connectTimeoutMS": connect_seconds(self.timeout_seconds) * 1000,
+            "heartbeatFrequencyMS": max(_LEAST_BEAT_MS, min(_MOST_BEAT_MS, round(self.timeout_seconds * 250))),
+            "socketTimeoutMS": round(self.timeout_seconds * 1000),
             "appName": "headwater",
             "retryReads": False,  # a read that broke goes on where it was, which is ours to know
         }

@@ -34,6 +34,7 @@ from headwater.sources.mongodb.server import Server, cluster_time, operation_tim
 from headwater.sources.mongodb.watch import now
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class MongoSource:
@@ -41,6 +42,7 @@ class MongoSource:
 
     :param columns: by ``database.collection``: how its columns are found, see :mod:`.catalog`.
     :param special_values: policies by ``database.collection.column`` or ``database.collection``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class MongoSource:
         schema_policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         special_values: Mapping[str, SpecialValues] | None = None,
         columns: Mapping[str, str] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._dsn = Dsn(dsn)
+        self._dsn = Dsn(dsn, timeout_seconds)
         self._policy = schema_policy
         self._special = dict(special_values or {})
         self._columns = {str(self._parsed(name)): text for name, text in (columns or {}).items()}

@@ -26,6 +26,8 @@ from headwater.sources.errors import (
     SourceNotFound,
     SourceUnreachable,
 )
+from headwater.sources.mysql.watched import watch
+from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 
@@ -61,10 +63,12 @@ class Dsn:
     """Where a server is. Its text and its errors never show the password.
 
     :param text: ``mysql://user:password@host:3306/database?option=value``, also with ``mariadb://``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     :raises InvalidDsn: it cannot be read; the text is not repeated.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.timeout_seconds = timeout_seconds
         try:
             parts = urlsplit(text)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -77,7 +81,7 @@ class Dsn:
             self.user = unquote(parts.username or "")
             self.database = unquote(parts.path.lstrip("/"))
             self._password = unquote(parts.password or "")
-            self._timeout = int(options.get("connect_timeout", 10))
+            self._timeout = int(options.get("connect_timeout", connect_seconds(timeout_seconds)))
         except ValueError:
             raise InvalidDsn(
                 "The connection string is not one of MySQL or MariaDB.",
@@ -140,23 +144,15 @@ def version_of(session: Connection) -> Version:
     return Version.parse(session.get_server_info())
 
 
-def connect(dsn: Dsn, *, read_timeout: float | None = None) -> Connection:
-    """A session for SQL, in autocommit and without a current database.
+def connect(dsn: Dsn) -> Connection:
+    """A session for SQL, in autocommit and without a current database. A server that falls silent ends it.
 
-    :param read_timeout: how long the server may be silent.
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceMisconfigured: too old.
     """
     with server_errors(dsn):
-        session = pymysql.connect(
-            **dsn.parameters(),
-            charset="utf8mb4",
-            autocommit=True,
-            read_timeout=read_timeout,
-            # what is read comes as text, or as bytes where it is none
-            conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
-            program_name="headwater",
-        )
+        session = _login(dsn)
         try:
+            watch(session, dsn.timeout_seconds, lambda: _login(dsn))
             _keep_alive(session._sock)
             version = version_of(session)
             if version.number < _OLDEST[version.family]:
@@ -170,6 +166,20 @@ def connect(dsn: Dsn, *, read_timeout: float | None = None) -> Connection:
             session.close()
             raise
     return session
+
+
+def _login(dsn: Dsn) -> Connection:
+    """A session whose reads end when the server is silent."""
+    return pymysql.connect(
+        **dsn.parameters(),
+        charset="utf8mb4",
+        autocommit=True,
+        read_timeout=connect_seconds(dsn.timeout_seconds),
+        write_timeout=dsn.timeout_seconds,
+        # what is read comes as text, or as bytes where it is none
+        conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
+        program_name="headwater",
+    )
 
 
 def _keep_alive(connected: socket.socket) -> None:

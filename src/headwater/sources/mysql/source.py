@@ -42,10 +42,11 @@ from headwater.sources.mysql.server import (
     purged,
 )
 from headwater.sources.mysql.server_checks import setting_problems
-from headwater.sources.mysql.stream import RESNAPSHOT, SILENCE, BinlogStream
+from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
 from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 _BEHIND_SECONDS: Final = 5.0
 _DECIDED_SECONDS: Final = 5.0
@@ -69,6 +70,7 @@ class MySqlSource:
     """A server. Nothing is connected before it is needed.
 
     :param special_values: policies by ``database.table.column`` or ``database.table``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     """
 
     def __init__(
@@ -77,8 +79,9 @@ class MySqlSource:
         *,
         schema_policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         special_values: Mapping[str, SpecialValues] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._dsn = Dsn(dsn)
+        self._dsn = Dsn(dsn, timeout_seconds)
         self._policy = schema_policy
         self._special = dict(special_values or {})
         self._session: Connection | None = None
@@ -103,7 +106,7 @@ class MySqlSource:
     def _sql(self) -> Iterator[Connection]:
         """The session for SQL; one that broke is opened again with the next call."""
         if self._session is None or not self._session.open:
-            self._session = connect(self._dsn, read_timeout=SILENCE)
+            self._session = connect(self._dsn)
         try:
             with server_errors(self._dsn):
                 yield self._session

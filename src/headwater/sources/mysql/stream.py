@@ -31,7 +31,6 @@ from headwater.sources.mysql.gtid import Gtids, MariaDbGtids, MySqlGtids, contai
 from headwater.sources.mysql.offset import MySqlOffset, base_of
 from headwater.sources.mysql.server import Server, binlog_files, executed, purged
 
-SILENCE: Final = 60.0
 HEARTBEAT_SECONDS: Final = 1.0
 COMMIT_SECONDS: Final = 2.0
 """How long a transaction may be in the log that we have read, and not among those that the server has executed."""
@@ -68,7 +67,7 @@ class BinlogStream:
         :raises ServerReplaced: :raises SourceWentBack: :raises LogPurged: it cannot go on there.
         :raises SourceUnreachable: :raises AccessDenied: :raises SourceMisconfigured: the server cannot be used.
         """
-        session = connect(dsn, read_timeout=SILENCE)
+        session = connect(dsn)
         try:
             with server_errors(dsn):
                 server = Server.ask(session)
@@ -128,9 +127,11 @@ class BinlogStream:
             self._socket.settimeout(max(timeout, 0.001))
             received = self._socket.recv(_READ_BYTES)
         except TimeoutError:
-            if self._clock() - self._heard_at > SILENCE:
+            silence = self._clock() - self._heard_at
+            if silence > self._dsn.timeout_seconds:
                 raise SourceUnreachable(
-                    f"{self._dsn} was silent for {SILENCE:.0f} s.", next_step="Check that the server runs and answers."
+                    f"{self._dsn} said nothing for {silence:.1f} s.",
+                    next_step="Check that the server runs and answers.",
                 ) from None
             return
         except OSError as error:

@@ -43,6 +43,7 @@ static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args) {
     if (block == NULL) return NULL;
     struct pollfd waiting = {.fd = descriptor, .events = POLLIN};
     int status = FULL;
+    bool quiet = false;
     bool asked = false; /* whether libpq has looked at the socket since it last had a message */
     Py_BEGIN_ALLOW_THREADS;
     while (held < size) {
@@ -65,14 +66,20 @@ static PyObject *receive(PyObject *Py_UNUSED(module), PyObject *args) {
             break;
         } else {
             if (asked) {
-                if (poll(&waiting, 1, patience) < 0) {
+                int ready = poll(&waiting, 1, patience);
+                if (ready < 0) {
                     status = errno == EINTR ? INTERRUPTED : BROKEN;
                     break;
                 }
+                if (ready == 0) quiet = true;
             }
             asked = true;
             if (!consume_input(connection)) {
                 status = BROKEN;
+                break;
+            }
+            if (quiet) { /* Python decides how long it may be; what libpq has taken now comes with the next call */
+                status = INTERRUPTED;
                 break;
             }
         }

@@ -351,8 +351,10 @@ class PostgresChangeStream:
         return commit_lsn >= self._start.lsn
 
     def _changes(self, raw: RawRows, followed: _Followed) -> Changes:
-        texts, unavailable = complete(raw, followed.relation.table, self._relations.sql, self._relations.shards)
         described = followed.relation.table
+        texts, unavailable = complete(
+            raw, described, self._relations.sql, self._relations.shards, self._stream.send_status
+        )
         typed = followed.relation.convert(texts)
         if described.parking:
             is_new = (raw.ops == Op.INSERT) | (raw.ops == Op.UPDATE_INSERT)

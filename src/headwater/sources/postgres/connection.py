@@ -26,8 +26,10 @@ from headwater.sources.errors import (
     SourceNotFound,
     SourceUnreachable,
 )
+from headwater.sources.postgres.watched import WatchedConnection
+from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
-Connection: TypeAlias = psycopg.Connection[tuple[Any, ...]]
+Connection: TypeAlias = WatchedConnection
 
 SESSION: Final[Mapping[str, str]] = {
     "timezone": "UTC",
@@ -49,7 +51,6 @@ OLDEST_VERSION: Final = 150000
 
 _CONNECT: Final[Mapping[str, Any]] = {
     "application_name": "headwater",
-    "connect_timeout": 10,
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
@@ -80,10 +81,12 @@ class Dsn:
     """Where a database is. Its text and its errors never show the password.
 
     :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     :raises InvalidDsn: it cannot be read; the text is not repeated.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.timeout_seconds = timeout_seconds
         scheme, separator, _ = text.partition("://")
         if separator and scheme not in ("postgres", "postgresql"):
             raise InvalidDsn(
@@ -107,7 +110,8 @@ class Dsn:
 
     def conninfo(self, **parameters: object) -> str:
         """For libpq, with the password: for connecting alone, never for a message."""
-        defaults = {name: value for name, value in _CONNECT.items() if name not in self._parameters}
+        settings = {**_CONNECT, "connect_timeout": connect_seconds(self.timeout_seconds)}
+        defaults = {name: value for name, value in settings.items() if name not in self._parameters}
         return make_conninfo(**{**self._parameters, **defaults, **parameters})
 
     def parameter(self, name: str) -> str:
@@ -135,13 +139,14 @@ class Dsn:
         return "" if value is None else str(value)
 
 
-def connect(dsn: Dsn) -> Connection:
+def connect(dsn: Dsn, **settings: str) -> Connection:
     """A session for SQL, in autocommit.
 
+    :param settings: of the session, beside those of :data:`SESSION`.
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
-    return _open(dsn, dsn.conninfo())
+    return _open(dsn, dsn.conninfo(), settings)
 
 
 def connect_replication(dsn: Dsn) -> Connection:
@@ -150,19 +155,28 @@ def connect_replication(dsn: Dsn) -> Connection:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
-    return _open(dsn, dsn.conninfo(replication="database"))
+    return _open(dsn, dsn.conninfo(replication="database"), {})
 
 
-def _open(dsn: Dsn, conninfo: str) -> Connection:
+def open_watched(dsn: Dsn, conninfo: str) -> Connection:
+    """A session in autocommit, without settings. :raises psycopg.Error: it cannot be had."""
+    connection = WatchedConnection.connect(conninfo, autocommit=True, prepare_threshold=None)
+    connection.watch(dsn.conninfo(), dsn.timeout_seconds)
+    return connection
+
+
+def _open(dsn: Dsn, conninfo: str, settings: Mapping[str, str]) -> Connection:
     with server_errors(dsn):
-        connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=None)
+        connection = open_watched(dsn, conninfo)
         try:
             if connection.info.server_version < OLDEST_VERSION:
                 raise SourceMisconfigured(
                     f"{dsn} has Postgres {connection.info.server_version // 10000}, which is too old.",
                     next_step=f"Capture from Postgres {OLDEST_VERSION // 10000} or later.",
                 )
-            wanted = ", ".join(f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in SESSION.items())
+            wanted = ", ".join(
+                f"pg_catalog.set_config('{name}', '{value}', false)" for name, value in {**SESSION, **settings}.items()
+            )
             connection.execute(f"SELECT {wanted}".encode())
         except BaseException:
             connection.close()

@@ -11,6 +11,7 @@ import ctypes
 import functools
 import select
 import sys
+import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Final
 
@@ -26,7 +27,7 @@ Receive = Callable[[int, int, int, int, int, int, int], tuple[int, bytes]]
 Full = Generator[bytes, None, bytes]
 
 _TLS_PATIENCE_MS: Final = 20
-_FOR_EVER: Final = -1
+_PATIENCE_MS: Final = 500
 _ENDED, _FAILED, _BROKEN = -1, -2, -3
 _FUNCTIONS: Final = ("PQgetCopyData", "PQconsumeInput", "PQfreemem")
 
@@ -62,12 +63,17 @@ def libpq_functions() -> tuple[int, int, int] | None:
 
 
 class CopyReader:
-    """Reads one COPY over *connection*, which does nothing else meanwhile."""
+    """Reads one COPY over *connection*, which does nothing else meanwhile.
 
-    def __init__(self, connection: PGconn) -> None:
+    :param check_answers: called with the seconds for which nothing has come, twice a second.
+    """
+
+    def __init__(self, connection: PGconn, check_answers: Callable[[float], None] = lambda _: None) -> None:
         self._connection = connection
+        self._check_answers = check_answers
+        self._heard_at = time.monotonic()
         # libpq may leave a part of a TLS record behind, of which the socket tells nothing
-        self._patience = _TLS_PATIENCE_MS if connection.ssl_in_use else _FOR_EVER
+        self._patience = _TLS_PATIENCE_MS if connection.ssl_in_use else _PATIENCE_MS
         self._input, self._output = select.poll(), select.poll()
         self._input.register(connection.socket, select.POLLIN)
         self._output.register(connection.socket, select.POLLIN | select.POLLOUT)
@@ -104,13 +110,14 @@ class CopyReader:
         while status != _ENDED:
             status, block = receive(connection.socket, self._patience, size - len(held))
             held = held + block if held else block
+            self._came(bool(block))
             if status == _FAILED:
                 raise psycopg.OperationalError(connection.error_message.decode(errors="replace"))
             if status == _BROKEN:
                 connection.consume_input()  # raises, with what is wrong
             if len(held) >= size:
                 yield held
-                held = b""
+                held, self._heard_at = b"", time.monotonic()
         return held
 
     def _taken(self, size: int) -> Full:
@@ -128,7 +135,7 @@ class CopyReader:
             held += len(pieces[-1])
             if held >= size:
                 yield b"".join(pieces)
-                pieces, held = [], 0
+                pieces, held, self._heard_at = [], 0, time.monotonic()
             if length == 0:
                 self._wait()
         return b"".join(pieces)
@@ -137,7 +144,7 @@ class CopyReader:
         connection = self._connection
         connection.send_query(statement)
         while connection.flush():
-            self._output.poll()
+            self._came(bool(self._output.poll(self._patience)))
             connection.consume_input()
         while connection.is_busy():
             self._wait()
@@ -150,5 +157,12 @@ class CopyReader:
 
     def _wait(self) -> None:
         """Until something may have come."""
-        self._input.poll(None if self._patience == _FOR_EVER else self._patience)
+        self._came(bool(self._input.poll(self._patience)))
         self._connection.consume_input()
+
+    def _came(self, something: bool) -> None:
+        now = time.monotonic()
+        if something:
+            self._heard_at = now
+        elif now > self._heard_at:
+            self._check_answers(now - self._heard_at)

@@ -87,7 +87,7 @@ class PeekStream(CopyStream):
         self._changes = self._limit = changes
         self._interval = interval
         self._sleep = sleep
-        self._look_at = clock()
+        self._look_at = self._heard_at = clock()
         self._next_place = start_lsn
         self._peeking = False
         self._copying = False
@@ -177,8 +177,13 @@ class PeekStream(CopyStream):
             if batch:
                 return
             if self._peeking:
-                wait = deadline - self._clock()
-                if not self._poll.poll(max(0, round(wait * 1000))) and self._clock() >= deadline:
+                now = self._clock()
+                if self._poll.poll(max(0, round((deadline - now) * 1000))):
+                    self._heard_at = self._clock()
+                    continue
+                now = self._clock()
+                self._session.check_answers(now - self._heard_at)
+                if now >= deadline:
                     return
             elif self._clock() >= deadline:
                 return
@@ -200,7 +205,7 @@ class PeekStream(CopyStream):
             f" '{Lsn(wal_end)}', {self._limit}, {self._options})) TO STDOUT (FORMAT binary)".encode()
         )
         self._connection.flush()
-        self._peeking, self._copying = True, False
+        self._peeking, self._copying, self._heard_at = True, False, self._clock()
         self._until, self._rows, self._new, self._left_out = wal_end, 0, False, False
         return True
 

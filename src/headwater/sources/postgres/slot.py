@@ -240,9 +240,12 @@ def _create(session: Connection, name: str) -> None:
     on_primary = session.execute("SELECT NOT pg_catalog.pg_is_in_recovery()").fetchone() == (True,)
     if session.info.server_version >= FAILOVER_SINCE and on_primary:
         arguments += ", true"
+    create = f"SELECT pg_catalog.pg_create_logical_replication_slot({arguments})".encode()
     try:
-        session.execute(f"SET statement_timeout = '{CREATE_TIMEOUT_SECONDS}s'".encode())
-        session.execute(f"SELECT pg_catalog.pg_create_logical_replication_slot({arguments})".encode(), [name, PLUGIN])
+        with session.transaction():
+            session.execute(f"SET LOCAL statement_timeout = '{CREATE_TIMEOUT_SECONDS}s'".encode())
+            session.execute("SET LOCAL lock_timeout = 0")  # it waits for open transactions as for locks
+            session.execute(create, [name, PLUGIN])
     except pg.DuplicateObject:
         pass
     except pg.QueryCanceled:
@@ -251,9 +254,6 @@ def _create(session: Connection, name: str) -> None:
             f"The replication slot {name!r} could not be made: open transactions held it up (server processes {pids}).",
             next_step="Try again when they have ended, or end them with pg_terminate_backend(pid).",
         ) from None
-    finally:
-        if not session.broken:
-            session.execute("SET statement_timeout = 0")
 
 
 def drop_slot(session: Connection, name: str) -> None:

@@ -173,7 +173,7 @@ class SnapshotSession:
     def blocks(self, statement: bytes, size: int) -> Iterator[bytes]:
         """What the COPY sends, in blocks of whole messages: *size* bytes or a little more."""
         with server_errors(self._dsn):
-            yield from CopyReader(self._session.pgconn).blocks(statement, size)
+            yield from CopyReader(self._session.pgconn, self._session.check_answers).blocks(statement, size)
 
 
 def settle(session: Connection) -> None:

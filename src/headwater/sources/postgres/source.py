@@ -56,10 +56,13 @@ from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import has_special_values, source_column
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceTable, SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 WRITERS_SECONDS: Final = 2.0
 """How long a table that is added waits for the transactions that write to it."""
 
+LOCK_TIMEOUT: Final = "2s"
+"""A table that is locked, as by a long ``ALTER TABLE``, must not hold up the session for longer."""
 _SPILLS: Final = 8
 _OWNED: Final = ("system_id", "database", "slot")
 """What tells of an identity whose slot it is: a promoted standby has the copy of ours."""
@@ -95,6 +98,7 @@ class PostgresSource:
     :param may_be_empty: its publication is made although there is no table for it yet.
     :param shards: the tables that have the rows of one, on a node of a cluster.
     :param may_be_behind: others tell of the same tables, and may have told of wider columns before.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     """
 
     def __init__(
@@ -113,8 +117,9 @@ class PostgresSource:
         may_be_empty: bool = False,
         shards: Shards = no_shards,
         may_be_behind: bool = False,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._dsn = Dsn(dsn)
+        self._dsn = Dsn(dsn, timeout_seconds)
         self._through = through
         self._streaming = streaming
         self._may_be_empty = may_be_empty
@@ -145,7 +150,7 @@ class PostgresSource:
     def _sql(self) -> Iterator[Connection]:
         """The session for SQL; one that broke is opened again with the next call."""
         if self._session is None or self._session.closed:
-            self._session = connect(self._dsn)
+            self._session = connect(self._dsn, lock_timeout=LOCK_TIMEOUT)
         with server_errors(self._dsn):
             yield self._session
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Self
 
 import psycopg
-from psycopg import pq
+from psycopg import generators, pq
 from psycopg.errors import ObjectInUse, UndefinedObject, error_from_result
 
 from headwater.sources.errors import (
@@ -47,7 +47,6 @@ from headwater.sources.postgres.slot import (
 STATUS_INTERVAL: Final = 10.0
 ACKNOWLEDGE_INTERVAL: Final = 1.0
 ACKNOWLEDGE_BYTES: Final = 1 << 20
-SILENCE: Final = 120.0
 SLOT_RELEASE: Final = 5.0
 GATHER_MESSAGES: Final = 500
 GATHER_SECONDS: Final = 0.001
@@ -72,11 +71,10 @@ class ReplicationStream(CopyStream):
         start_lsn: int,
         *,
         status_interval: float = STATUS_INTERVAL,
-        silence: float = SILENCE,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(session, dsn, slot, identity, start_lsn, clock)
-        self._silence = silence
+        self._silence = dsn.timeout_seconds
         self._status_interval = status_interval
         self._sent_at = self._heard_at = clock()
         self._status_due = self._sent_at + status_interval
@@ -93,7 +91,6 @@ class ReplicationStream(CopyStream):
         known: ServerIdentity | None = None,
         streaming: bool = True,
         messages: bool = True,
-        silence: float = SILENCE,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> Self:
@@ -123,9 +120,7 @@ class ReplicationStream(CopyStream):
                         if clock() >= deadline:
                             raise
                         sleep(0.05)
-            return cls(
-                session, dsn, slot, server.identity, start_lsn, status_interval=interval, silence=silence, clock=clock
-            )
+            return cls(session, dsn, slot, server.identity, start_lsn, status_interval=interval, clock=clock)
         except BaseException:
             session.close()
             raise
@@ -286,7 +281,8 @@ def _find(session: Connection, name: str) -> Slot | None:
 
 def _start(session: Connection, server: ServerPosition, slot: str, options: str, start_lsn: int) -> None:
     command = f"START_REPLICATION SLOT {quoted(slot)} LOGICAL {Lsn(start_lsn)} ({options})"
-    result = session.pgconn.exec_(command.encode())
+    session.pgconn.send_query(command.encode())
+    result = session.wait(generators.execute(session.pgconn))[0]
     if result.status == pq.ExecStatus.COPY_BOTH:
         return
     error = error_from_result(result)

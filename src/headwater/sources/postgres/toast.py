@@ -4,6 +4,9 @@ What is read is the value of now, not of the update: if it changed since, the ch
 it. If the row is gone by now its value cannot be known; it is null, ``_unavailable`` names the column, and the delete
 follows in the stream. A table with REPLICA IDENTITY FULL needs none of this: the server sends the old row.
 
+The log has a transaction before other sessions see it, so nothing is read before its updates are visible: the values of
+before would stay in the log for good. A lock on the table is waited for in short attempts, and never for ever.
+
 The table and its columns are found by number: by name it might be another one by now.
 
 On a node of a cluster a query of the table goes over all nodes, and as an outer join it would gather all of its rows.
@@ -13,10 +16,11 @@ they are gone or elsewhere by now, are looked for in the table, by an inner join
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from io import BytesIO
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +29,17 @@ from numpy.typing import NDArray
 from psycopg import errors as pg
 from psycopg import sql
 
+from headwater.sources.errors import SourceBusy
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.csv import read_texts
 from headwater.sources.postgres.decoder import RawRows
 from headwater.sources.postgres.names import TableName
+from headwater.sources.postgres.visibility import await_visible
 from headwater.sources.table import SourceColumn, SourceTable
 
 KEYS_AT_ONCE = 1000
+LOCKED_SECONDS: Final = 5.0
+"""How long a locked table is waited for; then the capture starts again from the last seal, and waits again."""
 # Names as they are now, and the equality of types that extensions made: it is in their schema, not in our search path.
 _NAMES = """
 SELECT n.nspname AS namespace, c.relname AS name, c.relkind = 'p' AS partitioned,
@@ -60,10 +68,12 @@ def no_shards(_: SourceTable) -> Sequence[TableName]:
 
 
 def complete(
-    raw: RawRows, table: SourceTable, sql_session: SqlSession, shards: Shards = no_shards
+    raw: RawRows, table: SourceTable, sql_session: SqlSession, shards: Shards, keep_alive: Callable[[], None]
 ) -> tuple[list[pa.Array], pa.StringArray]:
     """The columns of *raw*, with values that the server left out read by key, and what could not be known.
 
+    :param keep_alive: called while it waits for the transactions to be visible, or for a lock.
+    :raises SourceBusy: a transaction is not visible yet, or the table stays locked.
     :raises SourceUnreachable: the server did not answer.
     """
     columns = [column.text for column in raw.columns]
@@ -73,22 +83,40 @@ def complete(
     rows = np.flatnonzero(np.logical_or.reduce(list(masks.values())))
     wanted = [table.columns[place] for place in masks]
     keys = [columns[place].take(pa.array(rows)) for place in table.key_places]
-    values, found = _read(table, keys, wanted, sql_session, shards)
+    with sql_session() as session:
+        await_visible(session, np.unique(raw.xid[rows]).tolist(), keep_alive)
+    values, found = _read(table, keys, wanted, sql_session, shards, keep_alive)
     for (place, mask), read in zip(masks.items(), values, strict=True):
         columns[place] = pc.replace_with_mask(columns[place], pa.array(mask), read.filter(pa.array(mask[rows])))
     return columns, _unavailable([column.name for column in wanted], list(masks.values()), rows, found)
 
 
 def _read(
-    table: SourceTable, keys: list[pa.Array], wanted: list[SourceColumn], sql_session: SqlSession, shards: Shards
+    table: SourceTable,
+    keys: list[pa.Array],
+    wanted: list[SourceColumn],
+    sql_session: SqlSession,
+    shards: Shards,
+    keep_alive: Callable[[], None],
 ) -> tuple[list[pa.Array], NDArray[np.bool_]]:
     """The values of *wanted* of the rows with these keys, each in its place, and whether the row is there."""
-    pieces = []
+    pieces: list[pa.Table] = []
     placed = shards(table)
-    for start in range(0, len(keys[0]), KEYS_AT_ONCE):
+    end = time.monotonic() + LOCKED_SECONDS
+    while (start := len(pieces) * KEYS_AT_ONCE) < len(keys[0]):
         part = [key.slice(start, KEYS_AT_ONCE) for key in keys]
         with sql_session() as session:
-            pieces.append(_read_some(table, part, wanted, session, placed))
+            try:
+                pieces.append(_read_some(table, part, wanted, session, placed))
+            except pg.LockNotAvailable:
+                if time.monotonic() >= end:
+                    raise SourceBusy(
+                        f"Table {table.full_name} is locked by another session, and large values of it must be read.",
+                        next_step="No action needed: capture resumes when the lock is released. To see who holds it:"
+                        " SELECT pid, query FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks WHERE mode ="
+                        " 'AccessExclusiveLock' AND granted). REPLICA IDENTITY FULL avoids these reads.",
+                    ) from None
+        keep_alive()
     whole = pa.concat_tables(pieces).combine_chunks()
     found = pc.equal(whole.column(0), "t").to_numpy(zero_copy_only=False)
     return [column.combine_chunks() for column in whole.columns[1:]], found

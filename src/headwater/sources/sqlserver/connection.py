@@ -80,10 +80,12 @@ class Dsn:
     """Where a database is. Its text and its errors never show the password.
 
     :param text: ``sqlserver://user:password@host:1433/database?option=value``, also with ``mssql://``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     :raises InvalidDsn: it cannot be read; the text is not repeated.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, timeout_seconds: float = SILENCE) -> None:
+        self.timeout_seconds = timeout_seconds
         try:
             parts = urlsplit(text)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -96,7 +98,7 @@ class Dsn:
             self.port = parts.port or 1433
             self.user = unquote(parts.username or "")
             self._password = unquote(parts.password or "")
-            self._timeout = float(options.get("connect_timeout", 15))
+            self._timeout = float(options.get("connect_timeout", min(15.0, timeout_seconds)))
             if options.get("validate_host", "yes") not in ("yes", "no"):
                 raise ValueError
         except ValueError:
@@ -126,7 +128,7 @@ class Dsn:
             user=self.user,
             password=self._password,
             login_timeout=self._timeout,
-            timeout=SILENCE,
+            timeout=self.timeout_seconds,
             appname="headwater",
             autocommit=True,
             blocksize=32_767 if "cafile" not in self._options else 16_383,

@@ -39,12 +39,14 @@ from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
 from headwater.sources.sqlserver.types import SqlType, keeps_values
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
+from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class SqlServerSource:
     """A database. Nothing is connected before it is needed.
 
     :param special_values: policies by ``schema.table.column``.
+    :param timeout_seconds: a server that is silent for this long counts as unreachable.
     """
 
     def __init__(
@@ -53,8 +55,9 @@ class SqlServerSource:
         *,
         schema_policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         special_values: Mapping[str, SpecialValues] | None = None,
+        timeout_seconds: float = TIMEOUT_SECONDS,
     ) -> None:
-        self._dsn = Dsn(dsn)
+        self._dsn = Dsn(dsn, timeout_seconds)
         self._policy = schema_policy
         self._special = dict(special_values or {})
         self._session: Session | None = None
