@@ -123,6 +123,7 @@ def test_a_capture_whose_store_is_away_on_an_s3_mock_server_ends_soon_after_a_si
         "slot": SLOT,
         "publication": SLOT,
         "poll": False,
+        "timeout_seconds": 60,
         "special_values": {},
         "columns": {},
         "schema_policy": "evolve",
