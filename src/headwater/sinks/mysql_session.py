@@ -22,6 +22,7 @@ from headwater.sinks.errors import (
     SinkUnwritable,
     StagedLost,
 )
+from headwater.sinks.mysql_connection import FileRequested, MySqlConnection
 
 IDLE_SECONDS: Final = 60
 
@@ -99,26 +100,24 @@ def address(dsn: str) -> Address:
         ) from None
 
 
-def connect(place: Address) -> pymysql.Connection[Any]:
+def connect(place: Address) -> MySqlConnection:
     """:raises pymysql.err.MySQLError: it cannot be reached."""
     options: dict[str, Any] = dict(place.options)
     if "ssl_ca" in options:
         options["ssl"] = {"ca": options.pop("ssl_ca")}
-    connection = pymysql.connect(
+    connection = MySqlConnection(
         host=place.host,
         port=place.port,
         user=place.user,
         password=place.password,
         charset="utf8mb4",
         autocommit=True,
-        local_infile=True,
         connect_timeout=int(options.pop("connect_timeout", 10)),
         client_flag=CLIENT.FOUND_ROWS,
         # what is read comes as text, which Arrow converts
         conv={kind: encoder for kind, encoder in conversions.items() if not isinstance(kind, int)},
         **options,
     )
-    connection._local_infile = False  # only while we ask for it
     try:
         with connection.cursor() as cursor:
             for statement in _SETTINGS:
@@ -133,6 +132,12 @@ def connect(place: Address) -> pymysql.Connection[Any]:
 
 def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:
     """The error of our tree for one of the library. :param table: the full name of the table at the source."""
+    if isinstance(error, FileRequested):
+        return SinkUnwritable(
+            f"{place} asked for a file of this machine, which was not sent: no honest server does that.",
+            next_step="Check that dsn is the address of your server. With the option ssl_ca no other server can answer"
+            " in its place.",
+        )
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     said = place.hide(" ".join(str(error.args[1] if len(error.args) > 1 else error).split()))
     if code in _ROW_REASONS:
