@@ -14,9 +14,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import pyarrow as pa
-import pymysql
 
 from headwater.sinks.fold import DELETED
+from headwater.sinks.mysql_connection import MySqlConnection
 from headwater.sinks.sink import Mode
 from headwater.sinks.sql_table import SqlPart, SqlTable, unpacked
 from headwater.sinks.sql_target import Target
@@ -46,7 +46,7 @@ class Source:
 class MySqlMerge(Target):
     """The part of a session that merges."""
 
-    def __init__(self, connection: pymysql.Connection[Any], own: str) -> None:
+    def __init__(self, connection: MySqlConnection, own: str) -> None:
         self._connection = connection
         self._own = own
 

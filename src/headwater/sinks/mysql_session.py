@@ -22,6 +22,7 @@ from headwater.sinks.errors import (
     SinkUnwritable,
     StagedLost,
 )
+from headwater.sinks.mysql_connection import FileRequested, MySqlConnection
 from headwater.sources.mysql.watched import watch
 from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
@@ -103,10 +104,9 @@ def address(dsn: str) -> Address:
         ) from None
 
 
-def connect(place: Address) -> pymysql.Connection[Any]:
+def connect(place: Address) -> MySqlConnection:
     """A session; a server that falls silent ends it. :raises pymysql.err.MySQLError: it cannot be reached."""
     connection = _login(place)
-    connection._local_infile = False  # only while we ask for it
     watch(connection, TIMEOUT_SECONDS, lambda: _login(place))
     try:
         with connection.cursor() as cursor:
@@ -120,18 +120,17 @@ def connect(place: Address) -> pymysql.Connection[Any]:
     return connection
 
 
-def _login(place: Address) -> pymysql.Connection[Any]:
+def _login(place: Address) -> MySqlConnection:
     options: dict[str, Any] = dict(place.options)
     if "ssl_ca" in options:
         options["ssl"] = {"ca": options.pop("ssl_ca")}
-    return pymysql.connect(
+    return MySqlConnection(
         host=place.host,
         port=place.port,
         user=place.user,
         password=place.password,
         charset="utf8mb4",
         autocommit=True,
-        local_infile=True,
         connect_timeout=int(options.pop("connect_timeout", 10)),
         read_timeout=connect_seconds(TIMEOUT_SECONDS),
         write_timeout=_WRITE_SECONDS,
@@ -144,6 +143,12 @@ def _login(place: Address) -> pymysql.Connection[Any]:
 
 def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:
     """The error of our tree for one of the library. :param table: the full name of the table at the source."""
+    if isinstance(error, FileRequested):
+        return SinkUnwritable(
+            f"{place} asked for a file of this machine, which was not sent: no honest server does that.",
+            next_step="Check that dsn is the address of your server. With the option ssl_ca no other server can answer"
+            " in its place.",
+        )
     code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     said = place.hide(" ".join(str(error.args[1] if len(error.args) > 1 else error).split()))
     if code in _ROW_REASONS:

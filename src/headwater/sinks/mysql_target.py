@@ -8,10 +8,9 @@ each step can be done again: a column is noted as ours once it has its values.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -21,6 +20,7 @@ from pymysql.cursors import SSCursor
 from headwater import failpoints
 from headwater.sinks.batch import Batch
 from headwater.sinks.errors import SinkBusy, SinkRowError, SinkSchemaError
+from headwater.sinks.mysql_connection import STREAM, MySqlConnection
 from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
 from headwater.sinks.mysql_session import Address, told
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
@@ -46,7 +46,7 @@ class MySqlTarget(MySqlMerge):
     shapes_apart: ClassVar[bool] = True
 
     def __init__(
-        self, connection: pymysql.Connection[Any], address: Address, own: str, on_rename: OnRename, on_drop: OnDrop
+        self, connection: MySqlConnection, address: Address, own: str, on_rename: OnRename, on_drop: OnDrop
     ) -> None:
         super().__init__(connection, own)
         self._address = address
@@ -207,23 +207,16 @@ class MySqlTarget(MySqlMerge):
         return count, size
 
     def _load_file(self, place: str, columns: Sequence[SqlColumn], rows: pa.Table) -> int:
-        """By LOAD DATA from a file in memory. Local files are loaded leniently: a warning is an error here."""
+        """By LOAD DATA. What a client sends is loaded leniently: a warning is an error here."""
         data = lines_of(rows)
-        file = os.memfd_create("headwater")
-        try:
-            with os.fdopen(os.dup(file), "wb") as stream:
-                stream.write(data)
-            is_hex = [pt.is_binary(column.field.type) for column in columns]
-            names = ", ".join(f"@v{at}" if is_hex[at] else quoted(one.name) for at, one in enumerate(columns))
-            sets = ", ".join(f"{quoted(one.name)} = UNHEX(@v{at})" for at, one in enumerate(columns) if is_hex[at])
-            self._connection._local_infile = True
-            self._run(
-                f"LOAD DATA LOCAL INFILE '/proc/self/fd/{file}' INTO TABLE {place} CHARACTER SET utf8mb4 "
-                f"({names}){f' SET {sets}' if sets else ''}"
-            )
-        finally:
-            self._connection._local_infile = False
-            os.close(file)
+        is_hex = [pt.is_binary(column.field.type) for column in columns]
+        names = ", ".join(f"@v{at}" if is_hex[at] else quoted(one.name) for at, one in enumerate(columns))
+        sets = ", ".join(f"{quoted(one.name)} = UNHEX(@v{at})" for at, one in enumerate(columns) if is_hex[at])
+        self._connection.load(
+            f"LOAD DATA LOCAL INFILE '{STREAM}' INTO TABLE {place} CHARACTER SET utf8mb4 "
+            f"({names}){f' SET {sets}' if sets else ''}",
+            data,
+        )
         for _, code, message in self._all("SHOW WARNINGS LIMIT 1"):
             raise pymysql.err.DataError(int(code), message)
         return len(data)

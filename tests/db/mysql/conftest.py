@@ -11,7 +11,7 @@ import pytest
 from tests.servers.mariadb import MariaDbServer
 from tests.servers.mysql_family import FAMILY
 
-_SHARED_OUT = ("test_backfill", "test_capture", "test_failures", "test_doctor")
+_SHARED_OUT = ("test_backfill", "test_capture", "test_failures", "test_doctor", "test_statement_format")
 _ON_BOTH = (
     "replayed_log",
     "goes_on",
@@ -22,6 +22,8 @@ _ON_BOTH = (
     "reset",
     "partitioned",
     "values_of_every_type",
+    "stops_the_tables_that_it_writes",
+    "load_data",
 )
 
 

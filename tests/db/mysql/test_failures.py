@@ -347,15 +347,6 @@ def test_rows_without_the_names_of_their_columns_stop_the_table(mariadb: MariaDb
     assert "binlog_row_metadata = FULL" in told
 
 
-def test_a_statement_in_place_of_rows_ends_the_capture(server: MariaDbServer, tmp_path: Path) -> None:
-    server.execute(ORDERS)
-    capture = captured(server, tmp_path, 3)
-    server.execute("SET SESSION binlog_format = STATEMENT", "UPDATE shop.orders SET note = 'x' WHERE id = 1")
-    failure = capture.wait_for_end()
-    assert isinstance(failure, SourceMisconfigured)
-    assert "binlog_format" in str(failure)
-
-
 def test_a_resnapshot_of_one_table_goes_on_from_now_on_an_idle_server(server: MariaDbServer, tmp_path: Path) -> None:
     server.execute(ORDERS)
     with running(server, tmp_path, LOG) as capture:

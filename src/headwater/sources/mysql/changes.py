@@ -1,7 +1,8 @@
 """MySqlChangeStream: the events of the binlog as what the capture is told (:mod:`headwater.sources.events`).
 
 Rows wait until a boundary is told or enough of them came: those of a transaction that ends in a rollback are not told.
-Statements in the log are looked at for what rows do not tell.
+Statements in the log are looked at for what rows do not tell. A session that sets ``binlog_format`` logs a statement
+instead of the rows that it changed: the tables that it may have written must be read again.
 
 The rows of a prepared XA transaction are in the log before it is decided. They wait for that in memory, and no boundary
 is told before: an epoch sealed in between would lose them with the process.
@@ -25,7 +26,9 @@ from headwater.sources.mysql.definitions import Definitions
 from headwater.sources.mysql.followed import FollowedTables
 from headwater.sources.mysql.gtid import contains
 from headwater.sources.mysql.log_place import LogPlace
+from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import MySqlOffset
+from headwater.sources.mysql.row_statements import row_statement
 from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
 from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset
@@ -36,14 +39,15 @@ MAX_BYTES: Final = 16 << 20
 MAX_PACKETS: Final = 65_536
 
 _XA: Final = re.compile(r"XA\s+(START|BEGIN|END|COMMIT|ROLLBACK)\s+(.*)", re.IGNORECASE | re.DOTALL)
+_ROLLED_BACK: Final = "a transaction was rolled back in part, and the log has the rows that were rolled back."
 _INNER: Final = ("SAVEPOINT", "RELEASE SAVEPOINT", "USE ")
 
 
 @dataclass(slots=True)
 class _Prepared:
-    """The row events of captured tables of one XA transaction, until it is decided."""
+    """What one XA transaction did to captured tables, in order, until it is decided."""
 
-    rows: list[binlog.RowsEvent] = field(default_factory=list)
+    steps: list[binlog.RowsEvent | ddl.Unlogged] = field(default_factory=list)
 
 
 class MySqlChangeStream:
@@ -85,6 +89,7 @@ class MySqlChangeStream:
         self._standalone = False
         self._xa: str | None = None
         self._prepared: dict[str, _Prepared] = {}
+        self._changed: set[tuple[str, str]] = set()
         self._transactions = 0
         self._commit_time_us: int | None = None
         self._is_idle = False
@@ -188,6 +193,13 @@ class MySqlChangeStream:
                 self._is_idle = True
             case binlog.Incident():
                 raise LogPurged("The server lost a part of its log (an incident event).", next_step=RESNAPSHOT)
+            case binlog.Unknown():
+                raise SourceMisconfigured(
+                    f"The log has an event of type {event.header.type_code}, which this version cannot read and which"
+                    " may hold changes.",
+                    next_step="Upgrade Headwater: the capture resumes before the event, and nothing is lost. To skip"
+                    " the event and read all tables again, run: headwater resnapshot",
+                )
             case _:
                 pass
         return False
@@ -197,6 +209,7 @@ class MySqlChangeStream:
     def _begin(self, event: binlog.Gtid | binlog.MariaDbGtid, *, standalone: bool) -> None:
         self._log.begin(event)
         self._seq = 0
+        self._changed.clear()
         self._standalone = standalone
         self._xa = None
 
@@ -214,9 +227,10 @@ class MySqlChangeStream:
     def _rows(self, event: binlog.RowsEvent, events: list[Event]) -> None:
         if not self._is_new or self._log.place in self._rolled_back:
             return
+        self._changed.add((event.table.database, event.table.name))
         if self._xa is not None:
             if self._tables.has(event.table.database, event.table.name):
-                self._prepared.setdefault(self._xa, _Prepared()).rows.append(event)
+                self._prepared.setdefault(self._xa, _Prepared()).steps.append(event)
             return
         self._seq = self._tables.add_rows(event, self._log.place, self._log.commit_time_us, self._seq, events)
 
@@ -250,17 +264,26 @@ class MySqlChangeStream:
             )
 
     def _effects(self, event: binlog.Query, sql: str, events: list[Event]) -> None:
-        found = ddl.effects(sql, event.database, sql_mode=event.sql_mode or 0)
-        if not found and (ddl.is_row_statement(sql) or sql[:11].upper() == "ROLLBACK TO"):
-            if self._tables.are_meant(sql, event.database):
-                raise SourceMisconfigured(
-                    "The log has a statement that changes rows instead of the rows: a session set binlog_format, or "
-                    "mixed tables with and without transactions.",
-                    next_step="Run: SET GLOBAL binlog_format = ROW; End the sessions that set another format, then run:"
-                    " headwater resnapshot",
-                )
-            return
-        self._tables.apply_all(sql, found, self._row_position(), events)
+        mode = event.sql_mode or 0
+        effects = ddl.effects(sql, event.database, sql_mode=mode)
+        statement = None if effects else row_statement(sql, event.database, sql_mode=mode)
+        if statement is not None:
+            for one in self._tables.unlogged(statement, event.databases, uses_temporary=event.uses_temporary):
+                self._unlogged(one, events)
+        elif sql[:11].upper() == "ROLLBACK TO":
+            for namespace, name in sorted(self._changed):
+                self._unlogged(ddl.Unlogged(TableName(namespace, name), _ROLLED_BACK), events)
+        else:
+            if event.uses_temporary:
+                effects = ddl.of_temporary(effects)
+            self._tables.apply_all(sql, effects, self._row_position(), events)
+
+    def _unlogged(self, effect: ddl.Unlogged, events: list[Event]) -> None:
+        """Rows changed that the log does not have; those of an XA transaction once it is decided."""
+        if self._xa is None:
+            self._tables.apply(effect, self._row_position(), events)
+        elif self._tables.concerns(effect):
+            self._prepared.setdefault(self._xa, _Prepared()).steps.append(effect)
 
     def _row_position(self) -> MySqlOffset:
         position = replace(self._log.before, seq=self._seq)
@@ -281,17 +304,21 @@ class MySqlChangeStream:
         prepared = self._prepared.pop(xid, None)
         if verb == "COMMIT" and prepared is not None:
             self._xa = None
-            for rows in prepared.rows:
-                self._rows(rows, events)
+            self._decided(prepared, events)
         return self._end()
 
     def _prepare(self, event: binlog.XaPrepare, events: list[Event]) -> bool:
         xid, self._xa = self._xa, None
         if event.is_one_phase and xid is not None:
-            prepared = self._prepared.pop(xid, None)
-            for rows in [] if prepared is None else prepared.rows:
-                self._rows(rows, events)
+            self._decided(self._prepared.pop(xid, _Prepared()), events)
         return self._end()
+
+    def _decided(self, prepared: _Prepared, events: list[Event]) -> None:
+        for step in prepared.steps:
+            if isinstance(step, binlog.RowsEvent):
+                self._rows(step, events)
+            else:
+                self._unlogged(step, events)
 
     # -- boundaries ------------------------------------------------------------------------------------------------
 

@@ -217,7 +217,13 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
         raise translated(error, dsn) from None
     except OSError as error:
         raise _unreachable(type(error).__name__, dsn) from None
-    except RuntimeError as error:  # the library's, where it lacks what MySQL's way to log in needs
+    except RuntimeError as error:  # the library's: it lacks what the login of MySQL needs, or refused to send a file
+        if "LOAD_LOCAL" in str(error):
+            raise SourceMisconfigured(
+                f"{dsn} asked for a file of this machine, which was not sent: no honest server does that.",
+                next_step="Check that this is the address of your server. With the option ssl_ca no other server can"
+                " answer in its place.",
+            ) from None
         if "cryptography" not in str(error):
             raise
         raise DriverMissing(

@@ -24,7 +24,9 @@ from headwater.sources.mysql.catalog import CatalogColumn, CatalogTable, present
 from headwater.sources.mysql.column_clause import ColumnClause
 from headwater.sources.mysql.connection import Connection
 from headwater.sources.mysql.defaults import constant_default
+from headwater.sources.mysql.indirect_writes import may_write_others
 from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.row_statements import RowStatement
 from headwater.sources.mysql.types import ADDRESSES, MySqlType, arrow_type, has_special_values, source_column
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
@@ -211,6 +213,11 @@ class Definitions:
         name = TableName(known.namespace, known.name)
         with self._sql() as session:
             return present_tables(session, [name]).get(name)
+
+    def may_write_others(self, statement: RowStatement, *, uses_temporary: bool) -> bool:
+        """See :func:`~headwater.sources.mysql.indirect_writes.may_write_others`."""
+        with self._sql() as session:
+            return may_write_others(session, statement, uses_temporary=uses_temporary)
 
     def _defaults(self, added: list[SourceColumn], catalog: CatalogTable | None) -> dict[SourceColumn, pa.Array]:
         values: dict[SourceColumn, pa.Array] = {}

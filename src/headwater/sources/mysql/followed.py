@@ -12,6 +12,7 @@ columns redefined, values may differ    ``Stopped``, to be read again
 dropped, called otherwise               ``Stopped``; to be read again where another table has its name now
 swapped with its copy by gh-ost, pt-osc the copy is followed: it has the same rows
 partitions dropped, exchanged, …        ``Stopped``, to be read again: rows came or went untold
+rows that a statement changed           ``Stopped``, to be read again: the log has the statement, not the rows
 any statement that names it             ``Registered``: its shape after it
 rows without all their columns          ``Stopped``, with the setting that mends it
 a value that is refused                 the transactions before it, then ``Stopped``
@@ -44,6 +45,8 @@ from headwater.sources.mysql.defaults import clause_default
 from headwater.sources.mysql.definitions import Definition, Definitions, defaults_of
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, positions_of
+from headwater.sources.mysql.row_statements import RowStatement
+from headwater.sources.mysql.sql_reader import words_of
 from headwater.sources.mysql.table_shape import ColumnShape, TableShape
 from headwater.sources.special_values import told_before
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceColumn, SourceTable, SpecialValues
@@ -52,6 +55,8 @@ from headwater.stream import Op
 
 _COPIES: Final = (("_{}_gho", "_{}_del"), ("_{}_new", "_{}_old"))
 """How gh-ost and pt-online-schema-change call the copy of a table, and the table that it replaced."""
+
+_SET_FORMAT: Final = "Run: SET GLOBAL binlog_format = ROW; End the sessions that set another format."
 
 _CREATED_SECONDS: Final = 1.0  # a script that renames a table and creates another of its name
 
@@ -116,11 +121,6 @@ class FollowedTables:
 
     def has(self, database: str, name: str) -> bool:
         return (database, name) in self._known
-
-    def are_meant(self, sql: str, database: str) -> bool:
-        """Whether a statement, run in *database*, may be about one of them."""
-        words = ddl.words_of(sql)
-        return any(namespace == database or name.lower() in words for namespace, name in self._known)
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -241,7 +241,7 @@ class FollowedTables:
 
     def apply_all(self, sql: str, effects: Iterable[ddl.Effect], position: MySqlOffset, events: list[Event]) -> None:
         """What a statement at *position* did, and that it may have rebuilt the tables that it names."""
-        words = ddl.words_of(sql, ansi_quotes=True)
+        words = words_of(sql, ansi_quotes=True)
         named = [key for key in self._known if key[1].lower() in words and position.place >= self._from.get(key, 0)]
         for key in named:
             name = self._known[key].full_name
@@ -254,6 +254,35 @@ class FollowedTables:
             known = self._known.get(key)
             if known is not None and known.full_name in self._shapes:
                 events.append(Registered(known, self._shapes[known.full_name].to_json()))
+
+    def unlogged(
+        self, statement: RowStatement, databases: Collection[str] | None, *, uses_temporary: bool
+    ) -> list[ddl.Unlogged]:
+        """What *statement*, which the log has instead of rows, did to captured tables.
+
+        :param databases: of all tables that it used, where the server says so.
+        :param uses_temporary: it may use temporary tables.
+        """
+        if databases is not None:
+            captured = {self._cased(namespace) for namespace, _ in self._known}
+            if not captured.intersection(map(self._cased, databases)):
+                return []
+        what = f"the log has a statement ({statement.verb}) instead of the rows that it changed"
+        cause = f"{what}: a session set binlog_format."
+        tables: list[TableName | None] = list(statement.tables or ())
+        if self._definitions.may_write_others(statement, uses_temporary=uses_temporary):
+            cause = f"{what}, and it may have changed this table, by a trigger or a view perhaps: a session set"
+            cause += " binlog_format."
+            tables = [None] if databases is None else [TableName(database, "") for database in databases]
+        effects = [ddl.Unlogged(table, cause, _SET_FORMAT) for table in tables]
+        return [effect for effect in effects if self.concerns(effect)]
+
+    def concerns(self, effect: ddl.Effect) -> bool:
+        """Whether *effect* is about a captured table."""
+        return bool(self._touched(self._folded(effect) if self._folds_names else effect))
+
+    def _cased(self, name: str) -> str:
+        return name.lower() if self._folds_names else name
 
     def apply(self, effect: ddl.Effect, position: MySqlOffset, events: list[Event]) -> None:
         """What a statement at *position* did."""
@@ -274,14 +303,18 @@ class FollowedTables:
                     case ddl.Altered():
                         self._alter(key, effect, events)
                     case ddl.Dropped():
-                        step = f"Create it again, then run: headwater resnapshot {name}"
-                        raise RereadNeeded(name, "the table was dropped at the source.", next_step=step)
+                        create = f"Create it again, then run: headwater resnapshot {name}"
+                        raise RereadNeeded(name, "the table was dropped at the source.", next_step=create)
                     case ddl.Moved():
                         raise RereadNeeded(name, f"{effect.how}, and the log does not have its rows.")
                     case ddl.Renamed():
                         self._rename(key, effect)
-            except (SchemaStopped, UnsupportedTable) as error:
-                self._stop(key, error, events)
+                    case ddl.Unlogged():
+                        step = f"{effect.fix} Then run: headwater resnapshot {name}" if effect.fix else None
+                        error = RereadNeeded(name, effect.cause, next_step=step)
+                        self._stop(key, error, events, is_schema_change=False)
+            except (SchemaStopped, UnsupportedTable) as stop:
+                self._stop(key, stop, events)
 
     def _folded(self, effect: ddl.Effect) -> ddl.Effect:
         """*effect* with the names of tables as they were captured."""
@@ -294,13 +327,15 @@ class FollowedTables:
 
         if isinstance(effect, ddl.Renamed):
             return ddl.Renamed(tuple((folded(old), folded(new)) for old, new in effect.pairs))
-        return replace(effect, table=folded(effect.table))
+        return effect if effect.table is None else replace(effect, table=folded(effect.table))
 
     def _touched(self, effect: ddl.Effect) -> list[tuple[str, str]]:
         if isinstance(effect, ddl.Renamed):
             named = {(name.namespace, name.name) for pair in effect.pairs for name in pair}
             return [key for key in self._known if key in named]
-        if isinstance(effect, ddl.Dropped) and not effect.table.name:
+        if effect.table is None:
+            return list(self._known)
+        if isinstance(effect, ddl.Dropped | ddl.Unlogged) and not effect.table.name:
             return [key for key in self._known if key[0] == effect.table.namespace]
         key = effect.table.namespace, effect.table.name
         return [key] if key in self._known else []
@@ -449,12 +484,17 @@ class FollowedTables:
         self._shapes[known.full_name] = now
 
     def _stop(
-        self, key: tuple[str, str], error: SchemaStopped | UnsupportedTable | RefusedValue, events: list[Event]
+        self,
+        key: tuple[str, str],
+        error: SchemaStopped | UnsupportedTable | RefusedValue,
+        events: list[Event],
+        *,
+        is_schema_change: bool = True,
     ) -> None:
         known = self._known[key]
         if isinstance(error, RereadNeeded):
             error = self._unsupported(known) or error
-        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
+        if self._policy is SchemaPolicy.STOP and is_schema_change and not isinstance(error, RefusedValue):
             raise error
         self._forget(key)
         events.append(Stopped.by(known, error))

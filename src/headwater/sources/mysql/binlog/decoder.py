@@ -24,6 +24,7 @@ from headwater.sources.mysql.binlog import gtid_events, statements
 from headwater.sources.mysql.binlog.compression import inflate, payload_packets
 from headwater.sources.mysql.binlog.cursor import Cursor, protocol_error, text_of
 from headwater.sources.mysql.binlog.events import (
+    FLAG_IGNORABLE,
     HEADER_SIZE,
     Event,
     EventHeader,
@@ -38,6 +39,7 @@ from headwater.sources.mysql.binlog.events import (
     RowsQuery,
     TableMapEvent,
     TransactionPayload,
+    Unknown,
     XaPrepare,
     Xid,
 )
@@ -72,6 +74,18 @@ _ROWS: Final = {
 }
 """What was done, and the version of the layout."""
 _COMPRESSED_ROWS: Final = frozenset(kind for kind in _ROWS if kind >= EventType.MARIADB_WRITE_ROWS_COMPRESSED_V1)
+
+
+_WITHOUT_CHANGES: Final = frozenset(
+    (
+        *(EventType.START_V3, EventType.STOP, EventType.SLAVE, EventType.IGNORABLE),
+        *(EventType.INTVAR, EventType.RAND, EventType.USER_VAR),
+        *(EventType.APPEND_BLOCK, EventType.DELETE_FILE, EventType.BEGIN_LOAD_QUERY),
+        *(EventType.TRANSACTION_CONTEXT, EventType.VIEW_CHANGE),
+        *(EventType.MARIADB_BINLOG_CHECKPOINT, EventType.MARIADB_START_ENCRYPTION),
+    )
+)
+"""Events that change nothing by themselves: what belongs to a statement comes before the event that runs it."""
 
 
 class EventDecoder:
@@ -135,7 +149,8 @@ class EventDecoder:
             return TableMapEvent(header, self._table_map(packet, end))
         parse = _PARSERS.get(kind)
         if parse is None:
-            return Other(header)
+            is_harmless = kind in _WITHOUT_CHANGES or bool(header.flags & FLAG_IGNORABLE)
+            return Other(header) if is_harmless else Unknown(header)
         return parse(header, Cursor(packet, HEADER_SIZE, end))
 
     # -- the file ------------------------------------------------------------------------------------------------------
@@ -272,6 +287,7 @@ def _payload(header: EventHeader, read: Cursor) -> TransactionPayload:
 _PARSERS: Final[dict[int, Callable[[EventHeader, Cursor], Event]]] = {
     EventType.QUERY: statements.parse_query,
     EventType.MARIADB_QUERY_COMPRESSED: statements.parse_compressed_query,
+    EventType.EXECUTE_LOAD_QUERY: statements.parse_load_query,
     EventType.ROTATE: _rotate,
     EventType.XID: _xid,
     EventType.XA_PREPARE: _xa_prepare,

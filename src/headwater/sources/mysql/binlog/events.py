@@ -22,18 +22,29 @@ MAGIC: Final = b"\xfebin"
 
 FLAG_ARTIFICIAL: Final = 0x20
 """The server made the event for us: it is not in the file, and its position is none."""
+FLAG_THREAD_SPECIFIC: Final = 0x04
+"""The statement depends on its session: it may use temporary tables."""
 FLAG_IGNORABLE: Final = 0x80
+"""A reader that does not know the type of the event can skip it."""
 
 
 class EventType(IntEnum):
     """Numbers of the types that are known here."""
 
+    START_V3 = 1
     QUERY = 2
     STOP = 3
     ROTATE = 4
     INTVAR = 5
+    SLAVE = 7
+    APPEND_BLOCK = 9
+    DELETE_FILE = 11
+    RAND = 13
+    USER_VAR = 14
     FORMAT_DESCRIPTION = 15
     XID = 16
+    BEGIN_LOAD_QUERY = 17
+    EXECUTE_LOAD_QUERY = 18
     TABLE_MAP = 19
     WRITE_ROWS_V1 = 23
     UPDATE_ROWS_V1 = 24
@@ -211,12 +222,14 @@ class MariaDbGtidList:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A statement: ``BEGIN``, ``COMMIT`` of a table without transactions, DDL, savepoints, XA.
+    """A statement: ``BEGIN``, ``COMMIT`` of a table without transactions, DDL, savepoints, XA, ``LOAD DATA``.
 
     :ivar database: the default database of the statement; may be empty.
     :ivar error_code: of the statement, which was written nonetheless.
     :ivar client_collation: number of the collation in which :attr:`sql` was written; ``None`` where it is not told.
     :ivar xid: of an atomic DDL (MySQL 8.0).
+    :ivar databases: of all tables that the statement used, those of triggers, views and functions included; ``None``
+        where the server does not say (MariaDB, and MySQL for tables that foreign keys reference).
     """
 
     header: EventHeader
@@ -226,6 +239,12 @@ class Query:
     client_collation: int | None
     sql_mode: int | None
     xid: int | None
+    databases: tuple[str, ...] | None = None
+
+    @property
+    def uses_temporary(self) -> bool:
+        """Whether the statement may use temporary tables."""
+        return bool(self.header.flags & FLAG_THREAD_SPECIFIC)
 
     @property
     def is_begin(self) -> bool:
@@ -326,6 +345,13 @@ class Incident:
 
 
 @dataclass(frozen=True, slots=True)
+class Unknown:
+    """An event of a type that is not known here and not marked as ignorable: it may hold changes."""
+
+    header: EventHeader
+
+
+@dataclass(frozen=True, slots=True)
 class Other:
     """An event that says nothing about rows or positions."""
 
@@ -348,5 +374,6 @@ Event = (
     | Heartbeat
     | RowsQuery
     | Incident
+    | Unknown
     | Other
 )

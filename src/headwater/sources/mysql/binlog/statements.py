@@ -12,7 +12,11 @@ from headwater.sources.mysql.binlog.cursor import Cursor, text_of
 from headwater.sources.mysql.binlog.events import EventHeader, Query
 from headwater.sources.mysql.charsets import charset_of, decode_text
 
-_SQL_MODE, _CHARSET, _DDL_XID = 1, 4, 17
+_SQL_MODE, _CHARSET, _DATABASES, _DDL_XID = 1, 4, 12, 17
+_TOO_MANY: Final = 254
+"""In place of the number of databases: the server does not say which."""
+_LOAD_HEADER: Final = 13
+"""Bytes about the file of a ``LOAD DATA``."""
 _SIZES: Final = {
     0: 4,
     1: 8,
@@ -47,16 +51,22 @@ def parse_compressed_query(header: EventHeader, read: Cursor) -> Query:
     return _query(header, read, is_compressed=True)
 
 
-def _query(header: EventHeader, read: Cursor, *, is_compressed: bool) -> Query:
+def parse_load_query(header: EventHeader, read: Cursor) -> Query:
+    """A ``LOAD DATA`` that was logged as a statement. :raises SourceProtocolError: it is malformed."""
+    return _query(header, read, is_compressed=False, more_header=_LOAD_HEADER)
+
+
+def _query(header: EventHeader, read: Cursor, *, is_compressed: bool, more_header: int = 0) -> Query:
     read.skip(8)
     database_size, error_code, status_size = read.number(1), read.number(2), read.number(2)
+    read.skip(more_header)
     told = _status(read.take(status_size))
     database = text_of(read.take(database_size))
     read.skip(1)
     text = inflate(read.rest()) if is_compressed else read.rest()
     charset, mode = told.get(_CHARSET), told.get(_SQL_MODE)
     collation = None if charset is None else int.from_bytes(charset[:2], "little")
-    xid = told.get(_DDL_XID)
+    xid, databases = told.get(_DDL_XID), told.get(_DATABASES)
     return Query(
         header,
         database,
@@ -65,6 +75,7 @@ def _query(header: EventHeader, read: Cursor, *, is_compressed: bool) -> Query:
         collation,
         None if mode is None else int.from_bytes(mode, "little"),
         None if xid is None else int.from_bytes(xid, "little"),
+        None if databases is None else tuple(text_of(name) for name in databases.split(b"\0")[:-1]) or None,
     )
 
 
@@ -83,9 +94,13 @@ def _status(data: bytes) -> Mapping[int, bytes]:
             elif field == 11:
                 read.counted()
                 read.counted()
-            elif field == 12:
-                for _ in range(read.number(1) % 254):
+            elif field == _DATABASES:
+                count = read.number(1)
+                start = read.place
+                for _ in range(count % _TOO_MANY):
                     read.place = read.data.index(0, read.place) + 1
+                if count != _TOO_MANY:
+                    told[field] = bytes(read.data[start : read.place])
             elif field == 131:
                 read.skip(read.number(1) * 4)
             else:
