@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -112,8 +111,6 @@ def connect(place: Address) -> MySqlConnection:
         with connection.cursor() as cursor:
             for statement in _SETTINGS:
                 cursor.execute(statement)
-            with contextlib.suppress(pymysql.err.MySQLError):  # MariaDB alone has it
-                cursor.execute(f"SET SESSION idle_transaction_timeout = {IDLE_SECONDS}")
     except BaseException:
         connection.close()
         raise

@@ -22,7 +22,7 @@ from headwater.sinks.batch import Batch
 from headwater.sinks.errors import SinkBusy, SinkRowError, SinkSchemaError
 from headwater.sinks.mysql_connection import STREAM, MySqlConnection
 from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
-from headwater.sinks.mysql_session import Address, told
+from headwater.sinks.mysql_session import IDLE_SECONDS, Address, told
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
 from headwater.sinks.sink import Committed, Mode, Token
 from headwater.sinks.sql_table import ExistingColumn, OnDrop, OnRename, SqlColumn, SqlPart, SqlTable, passing_id, steps
@@ -56,9 +56,11 @@ class MySqlTarget(MySqlMerge):
         self._temporary: list[str] = []
         self._number = 0
         self._is_prepared = False
-        is_maria = "MariaDB" in str(self._one("SELECT VERSION()"))
+        self._is_maria = "MariaDB" in str(self._one("SELECT VERSION()"))
+        if self._is_maria:
+            self._run(f"SET SESSION idle_transaction_timeout = {IDLE_SECONDS}")
         # texts that differ in case or in blanks at their end are two
-        collation = "utf8mb4_nopad_bin" if is_maria else "utf8mb4_0900_bin"
+        collation = "utf8mb4_nopad_bin" if self._is_maria else "utf8mb4_0900_bin"
         self._options = f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}"
         self._has_files = self._one("SELECT @@local_infile") == "1"
 
@@ -149,7 +151,7 @@ class MySqlTarget(MySqlMerge):
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        self._connection.begin()
+        self._begin()
         try:
             yield
         except BaseException:
@@ -157,9 +159,21 @@ class MySqlTarget(MySqlMerge):
                 self._connection.rollback()
             raise
         self._connection.commit()
+        self._allow_rest()
         if self._temporary:
             self._run(f"DROP TEMPORARY TABLE IF EXISTS {', '.join(self._temporary)}")
             self._temporary.clear()
+
+    def _begin(self) -> None:
+        """Begin a transaction that the server ends if this process stops: others wait for its locks."""
+        if not self._is_maria:  # MySQL has no timeout for transactions alone
+            self._run(f"SET SESSION wait_timeout = {IDLE_SECONDS}")
+        self._connection.begin()
+
+    def _allow_rest(self) -> None:
+        """After a transaction: the session can be idle for as long as the server allows."""
+        if not self._is_maria:
+            self._run("SET SESSION wait_timeout = DEFAULT")
 
     def relations(self) -> list[str]:
         rows = self._all(
@@ -377,13 +391,14 @@ class MySqlTarget(MySqlMerge):
         try:
             if self._exists(table.place):
                 self.shape(table)
-            self._connection.begin()
+            self._begin()
             try:
                 source = self.rows_source(table, rows, SqlPart(rows.num_rows, rows.nbytes, rows.schema))
                 if self._exists(table.place):
                     (self.merge if table.mode is Mode.MIRROR else self.append)(table, source)
             finally:
                 self._connection.rollback()
+                self._allow_rest()
         except pymysql.err.MySQLError as error:
             found = told(error, self._address, table.source.full_name, self._own)
             if not isinstance(found, SinkRowError):

@@ -199,9 +199,9 @@ def stop_and_go_on(delivery: Delivery) -> None:
 
 def _end_sleepers_soon() -> None:
     """A server ends a session that sleeps in a transaction after a minute; a test does not wait for so long."""
-    from headwater.sinks import mysql_session, postgres_session
+    from headwater.sinks import mysql_target, postgres_session
 
-    mysql_session.IDLE_SECONDS = IDLE_SECONDS  # type: ignore[misc]
+    mysql_target.IDLE_SECONDS = IDLE_SECONDS  # type: ignore[attr-defined]
     postgres_session._SETTINGS["idle_in_transaction_session_timeout"] = f"{IDLE_SECONDS}s"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.crash.sinks.coordinated import Delivery, State, deliver, found, make_log
-from tests.db.sinks.cases import CASES, PLACES, Case, Servers
+from tests.db.sinks.cases import ON_FAMILIES, PLACES, Case, Servers
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -30,7 +30,7 @@ PROCESSES.set_forkserver_preload(
 
 AT_LEAST_ONCE: Final = frozenset({"console", "webhook"})
 """Kinds that promise less: a batch that was sent right before a crash is sent again."""
-EXACT: Final = [case for case in CASES if case.kind not in AT_LEAST_ONCE]
+EXACT: Final = [case for case in ON_FAMILIES if case.kind not in AT_LEAST_ONCE]
 GROUPS: Final = (
     (
         "stage",

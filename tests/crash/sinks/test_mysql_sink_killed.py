@@ -1,4 +1,4 @@
-"""Deliveries into MariaDB that are killed."""
+"""Deliveries into MariaDB that are killed; in a soak also into MySQL."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.sampled import share
 from tests.servers.mariadb import MariaDbServer
+from tests.servers.mysql_family import FAMILY, start_server
 
 from headwater.sinks.mysql import SESSIONS
 
 from .sql_killed import Database, KilledScenarios
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[MariaDbServer]:
-    with MariaDbServer() as made:
-        yield made
+@pytest.fixture(scope="module", params=share(FAMILY, 0, len(FAMILY)))
+def server(request: pytest.FixtureRequest) -> Iterator[MariaDbServer]:
+    with start_server(request.param, {"local-infile": "ON"}) as started:
+        yield started
 
 
 @pytest.fixture

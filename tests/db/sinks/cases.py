@@ -10,7 +10,7 @@ import json
 from base64 import b64decode
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -23,6 +23,8 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 import pyarrow.types as pt
+from tests.sampled import share
+from tests.servers.mysql_family import FAMILY, start_server
 from tests.servers.postgres import NEWEST, PostgresServer
 
 from headwater.sinks import open_sink
@@ -43,13 +45,14 @@ _SCHEMAS: Final[dict[Mode, Callable[[pa.Schema], pa.Schema]]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A kind of sink in one of its modes."""
+    """A kind of sink in one of its modes. :ivar family: of its server, where several families take its rows."""
 
     kind: str
     mode: Mode
+    family: str = ""
 
     def __str__(self) -> str:
-        return f"{self.kind}-{self.mode.value}"
+        return "-".join(filter(None, (self.kind, self.family, self.mode.value)))
 
 
 class Servers:
@@ -137,12 +140,11 @@ def _kafka(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
 
 @contextmanager
 def _mysql(case: Case, folder: Path, servers: Servers) -> Iterator[Place]:
-    from tests.servers.mariadb import MariaDbServer
-
     from headwater.sinks.mysql import SESSIONS
 
     number = next(_numbers)
-    server = servers.get("mariadb", MariaDbServer)
+    family = case.family or FAMILY[0]
+    server = servers.get(family, lambda: start_server(family, {"local-infile": "ON"}))
     yield Place(case, {"dsn": server.dsn, "database": f"d{number}", "own_database": f"own{number}"})
     SESSIONS.close()
 
@@ -326,3 +328,10 @@ LEFT: Final[dict[str, Callable[[dict[str, Any]], list[str]]]] = {
 }
 
 CASES: Final = [Case(kind, mode) for kind in KINDS if kind in PLACES for mode in sink_class(kind).capabilities.modes]
+
+ON_FAMILIES: Final = [
+    replace(case, family=family)
+    for number, case in enumerate(CASES)
+    for family in (share(FAMILY, number, len(FAMILY)) if case.kind == "mysql" else [""])
+]
+"""The same, each on a server of every family that takes its rows; by default on one of them in turn."""

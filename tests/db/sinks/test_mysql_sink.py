@@ -1,7 +1,11 @@
-"""A sink in MariaDB has what its source has, exactly, whatever comes between."""
+"""A sink in MariaDB or MySQL has what its source has, exactly, whatever comes between.
+
+By default each test runs on one of both, in turn; in a soak on both.
+"""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
@@ -9,7 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.sampled import share
 from tests.servers.mariadb import MariaDbServer
+from tests.servers.mysql_family import FAMILY
 from tests.servers.proxy import CommitLosingProxy
 from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, Feed, many_changes, order, table_of
 
@@ -24,11 +30,18 @@ from .sql_checks import VALUES, check_errors, check_lost_commits, check_types, t
 from .sql_scenarios import MakeSink, SqlScenarios, rows_of
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "server" in metafunc.fixturenames:
+        families = share(FAMILY, zlib.crc32(metafunc.function.__name__.encode()), len(FAMILY))
+        metafunc.parametrize("server", families, indirect=True, scope="module")
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[MariaDbServer]:
-    with MariaDbServer() as made:
-        yield made
-        SESSIONS.close()
+def server(request: pytest.FixtureRequest, mysql_servers: Callable[[str], MariaDbServer]) -> Iterator[MariaDbServer]:
+    server = mysql_servers(request.param)
+    server.execute("SET GLOBAL local_infile = ON")
+    yield server
+    SESSIONS.close()
 
 
 @pytest.fixture
@@ -129,11 +142,12 @@ def test_values_of_every_type_come_back_as_they_were(make: MakeSink, server: Mar
     )
 
 
-def test_everything_also_without_local_files(make: MakeSink) -> None:
-    with MariaDbServer({"local-infile": "0"}) as strict:
-        sink = MySqlSink(strict.dsn)
-        check_types(sink, TYPES, FULL)
-        SESSIONS.close()
+def test_everything_also_without_local_files(make: MakeSink, server: MariaDbServer) -> None:
+    server.execute("SET GLOBAL local_infile = OFF")
+    try:
+        check_types(make(), TYPES, FULL)
+    finally:
+        server.execute("SET GLOBAL local_infile = ON")
 
 
 def test_keys_of_text_and_bytes(make: MakeSink) -> None:
@@ -208,15 +222,14 @@ def test_errors_name_the_next_step_and_never_the_password(server: MariaDbServer)
         open_sink("mysql", dsn=server.dsn, on_drop="no")
 
 
-def test_a_server_that_was_restarted_is_connected_to_again() -> None:
-    with MariaDbServer() as server:
-        sink = MySqlSink(server.dsn)
-        feed = Feed(sink)
-        feed.changes(1, (INSERT, order(1)))
-        server.stop()
-        with pytest.raises(SinkUnreachable):
-            feed.changes(2, (INSERT, order(2)))
-        server.start()
-        assert feed.changes(2, (INSERT, order(2)))
-        assert rows_of(sink, ORDERS) == [order(1), order(2)]
-        SESSIONS.close()
+def test_a_server_that_was_restarted_is_connected_to_again(make: MakeSink, server: MariaDbServer) -> None:
+    sink = make()
+    feed = Feed(sink)
+    feed.changes(1, (INSERT, order(1)))
+    server.stop()
+    with pytest.raises(SinkUnreachable):
+        feed.changes(2, (INSERT, order(2)))
+    server.start()
+    server.execute("SET GLOBAL local_infile = ON")
+    assert feed.changes(2, (INSERT, order(2)))
+    assert rows_of(sink, ORDERS) == [order(1), order(2)]

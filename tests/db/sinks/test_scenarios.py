@@ -37,7 +37,7 @@ from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.vnode import hash_keys
 
-from .cases import CASES, COLUMNS_BY_ID, FINITE_FLOATS, FIXED_MESSAGES, KEYLESS, PLACES, Case, Place, Servers
+from .cases import COLUMNS_BY_ID, FINITE_FLOATS, FIXED_MESSAGES, KEYLESS, ON_FAMILIES, PLACES, Case, Place, Servers
 from .models import TRUNCATED, Change, Part, Row, model_of
 
 EXCHANGED = {"id": pa.int32(), "v": pa.int32(), "w": pa.string(), "x": pa.int64()}
@@ -51,7 +51,7 @@ def servers() -> Iterator[Servers]:
         yield started
 
 
-@pytest.fixture(params=CASES, ids=str)
+@pytest.fixture(params=ON_FAMILIES, ids=str)
 def place(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path) -> Iterator[Place]:
     case: Case = request.param
     with PLACES[case.kind](case, tmp_path, servers) as made:
