@@ -12,6 +12,7 @@ import pymysql
 from pymysql.constants import CLIENT
 from pymysql.converters import conversions
 
+from headwater.dsn import current_dsn
 from headwater.errors import HeadwaterError
 from headwater.sinks.errors import (
     SinkBusy,
@@ -78,6 +79,7 @@ class Address:
 
 def address(dsn: str) -> Address:
     """:raises SinkInputError: it cannot be read; the text is not repeated."""
+    dsn = current_dsn(dsn)
     try:
         parts = urlsplit(dsn)
         options = tuple(parse_qsl(parts.query, strict_parsing=bool(parts.query)))

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from enum import Enum
 from pathlib import Path
 
+from headwater.dsn import current_dsn
 from headwater.sources.diagnosis import Diagnosis
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
@@ -209,7 +210,7 @@ def diagnose(
 
 def family_of(dsn: str) -> Family | None:
     """Which family the database at *dsn* is of; ``None`` where the text names none."""
-    kind = dsn.partition("://")[0]
+    kind = current_dsn(dsn).partition("://")[0]
     if kind in ("mysql", "mariadb"):
         return Family.MYSQL
     if kind == "citus":
@@ -223,7 +224,7 @@ def family_of(dsn: str) -> Family | None:
 
 def coordinator_of(dsn: str) -> str:
     """The address of a single server of Postgres that has all tables: of a Citus cluster, the coordinator's."""
-    return f"postgresql{dsn.removeprefix('citus')}" if family_of(dsn) is Family.CITUS else dsn
+    return f"postgresql{current_dsn(dsn).removeprefix('citus')}" if family_of(dsn) is Family.CITUS else dsn
 
 
 def no_family(what: str) -> InvalidDsn:

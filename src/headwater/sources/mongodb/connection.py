@@ -27,6 +27,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import errors as driver
 from pymongo.uri_parser import parse_uri
 
+from headwater.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
@@ -84,6 +85,8 @@ class Dsn:
     """
 
     def __init__(self, text: str) -> None:
+        self.origin = text
+        text = current_dsn(text)
         plain, _, query = text.partition("?")
         options = [part for part in query.split("&") if part]
         own = {
@@ -159,12 +162,14 @@ _lock = threading.Lock()
 
 def connect(dsn: Dsn, **options: Any) -> Client:
     """A client of its own; nothing is connected before it is asked. :raises InvalidDsn: an option is wrong."""
+    dsn = reread(dsn)
     with server_errors(dsn):
         return pymongo.MongoClient(dsn.address, **(dsn.defaults() | options))
 
 
 def shared(dsn: Dsn) -> Client:
     """The client of this process for *dsn*: connections are used again, by any thread."""
+    dsn = reread(dsn)
     key = os.getpid(), dsn.address
     with _lock:
         if key not in _clients:

@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.converters import conversions
 
+from headwater.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     DriverMissing,
@@ -65,6 +66,8 @@ class Dsn:
     """
 
     def __init__(self, text: str) -> None:
+        self.origin = text
+        text = current_dsn(text)
         try:
             parts = urlsplit(text)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -146,6 +149,7 @@ def connect(dsn: Dsn, *, read_timeout: float | None = None) -> Connection:
     :param read_timeout: how long the server may be silent.
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceMisconfigured: too old.
     """
+    dsn = reread(dsn)
     with server_errors(dsn):
         session = pymysql.connect(
             **dsn.parameters(),

@@ -17,6 +17,7 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
 
+from headwater.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
@@ -79,11 +80,14 @@ _SWITCHES: Final = ("starting up", "shutting down", "recovery mode", "not yet ac
 class Dsn:
     """Where a database is. Its text and its errors never show the password.
 
-    :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``.
-    :raises InvalidDsn: it cannot be read; the text is not repeated.
+    :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``, or
+        the file that has it (:mod:`headwater.dsn`).
+    :raises InvalidDsn: it cannot be read; the text is not repeated. :raises DsnUnreadable: of its file.
     """
 
     def __init__(self, text: str) -> None:
+        self.origin = text
+        text = current_dsn(text)
         scheme, separator, _ = text.partition("://")
         if separator and scheme not in ("postgres", "postgresql"):
             raise InvalidDsn(
@@ -141,6 +145,7 @@ def connect(dsn: Dsn) -> Connection:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
+    dsn = reread(dsn)
     return _open(dsn, dsn.conninfo())
 
 
@@ -150,6 +155,7 @@ def connect_replication(dsn: Dsn) -> Connection:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
+    dsn = reread(dsn)
     return _open(dsn, dsn.conninfo(replication="database"))
 
 

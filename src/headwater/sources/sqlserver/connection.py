@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytds
 from pytds import tds_base
 
+from headwater.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
@@ -84,6 +85,8 @@ class Dsn:
     """
 
     def __init__(self, text: str) -> None:
+        self.origin = text
+        text = current_dsn(text)
         try:
             parts = urlsplit(text)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -107,11 +110,6 @@ class Dsn:
                 "time_zone (of the server).",
             ) from None
         self._options = options
-
-    @property
-    def key(self) -> tuple[str, int, str, str, str]:
-        """What tells two addresses apart; with the password, never for a message."""
-        return self.host, self.port, self.database, self.user, self._password
 
     def open(self) -> Any:
         """A connection of the library, in autocommit.
@@ -154,7 +152,7 @@ class Session:
     """
 
     def __init__(self, dsn: Dsn) -> None:
-        self.dsn = dsn
+        self.dsn = dsn = reread(dsn)
         self._connection: Any = None
         with server_errors(dsn):
             self._connection = dsn.open()
