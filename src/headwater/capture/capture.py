@@ -9,7 +9,8 @@ waiting     a passing failure: it tries again             starting, stopped
 stopped     it was told to, or a person must act          (the end)
 ==========  ============================================  ==========================================
 
-A failure that passes (:class:`~headwater.errors.TransientError`) throws the session away and starts the next one from
+A failure that passes (:class:`~headwater.errors.TransientError`; after the first session also a
+:class:`~headwater.errors.LoginError`) throws the session away and starts the next one from
 the last seal, after a pause that grows and is forgotten once an epoch was sealed. Any other failure ends the capture:
 it is raised with what to do. The store's fence keeps a second capture out.
 """
@@ -28,7 +29,7 @@ from headwater.capture.requests import RENEW_SOURCE, Requests, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
-from headwater.errors import HeadwaterError, TransientError
+from headwater.errors import HeadwaterError, LoginError, TransientError
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 
@@ -81,6 +82,7 @@ class Capture:
         self._renew = renew
         self._stop = threading.Event()
         self._failures = 0
+        self._has_run = False
         self.state = CaptureState.STARTING
         self.statistics = CaptureStatistics()
         self._requests = Requests(location)
@@ -111,6 +113,11 @@ class Capture:
                         self._session(store)
                     except TransientError as error:
                         self._wait(error)
+                    except LoginError as error:
+                        if not self._has_run:
+                            raise
+                        self._source.close()  # the next session logs in again, with the password of then
+                        self._wait(error)
         except HeadwaterError as error:
             self.statistics.last_error = str(error)
             raise
@@ -130,7 +137,7 @@ class Capture:
         self._tables = []  # the store knows them by now; one that stops or is gone later does not end the others
         sealed = self.statistics.epochs
         try:
-            self.state = CaptureState.RUNNING
+            self.state, self._has_run = CaptureState.RUNNING, True
             while not self._stop.is_set():
                 if session.at_boundary:
                     session.serve(self._requests.new(session.answers))
@@ -144,7 +151,7 @@ class Capture:
         finally:
             session.close()
 
-    def _wait(self, error: TransientError) -> None:
+    def _wait(self, error: HeadwaterError) -> None:
         self.state = CaptureState.WAITING
         self.statistics.last_error = str(error)
         self.statistics.restarts += 1

@@ -91,6 +91,7 @@ class CaptureKeeper:
             self._fail(failure)
         elif self._process.facts.get("epochs") or self._process.facts["state"] == "running":
             self.failure = None
+            self._policy.started()
             self._policy.progressed()
 
     def _fail(self, failure: Failure) -> None:

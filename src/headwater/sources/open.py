@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, closing, contextmanager
 from enum import Enum
 from pathlib import Path
 
-from headwater.dsn import current_dsn
 from headwater.sources.diagnosis import Diagnosis
+from headwater.sources.dsn import current_dsn
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.db.capture.captured import SLOT, captured, drop_slot, end_walsenders, fill, make_tables, write_much_wal
+from tests.db.capture.captured import SLOT, captured, drop_slot, fill, make_tables, write_much_wal
 from tests.db.capture.running import RunningCapture, running
 from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
@@ -20,8 +20,9 @@ from tests.servers.proxy import TcpProxy
 
 from headwater.capture import CaptureState, TableState, statistics
 from headwater.errors import CapacityError, FencedError
+from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
-    AccessDenied,
+    LoginRefused,
     ServerReplaced,
     SlotInvalidated,
     SlotLost,
@@ -215,28 +216,35 @@ def test_a_power_cut_of_the_server_loses_and_doubles_nothing(start_postgres: Sta
             assert all(row["v"] != "never" for row in capture.rows("public.t"))
 
 
-def test_a_changed_password_ends_the_capture_at_the_next_connection(newest_postgres: Database, tmp_path: Path) -> None:
+def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
     make_tables(newest_postgres)
     role = newest_postgres.role("capturer", "REPLICATION")
     newest_postgres.execute(
         f'ALTER TABLE t OWNER TO "{role}"', f'GRANT CREATE ON DATABASE {newest_postgres.name} TO "{role}"'
     )
-    dsn = newest_postgres.dsn_of(role)
-    capture = captured(newest_postgres, tmp_path, dsn=dsn)
+    dsn, file = newest_postgres.dsn_of(role), tmp_path / "shop.dsn"
+    file.write_text(dsn)
+    capture = captured(newest_postgres, tmp_path, dsn=dsn_in_file(file))
     newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD 'another'")
     fill(newest_postgres, 11, 20)
     capture.catch_up()  # open connections live on
-    end_walsenders(newest_postgres)
-    error = capture.wait_for_end()
-    assert isinstance(error, AccessDenied)
-    assert "Check the user name and its password" in str(error)
-    assert newest_postgres.server.password not in str(error)
-    newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD '{newest_postgres.server.password}'")
+    newest_postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
+    capture.wait_for(lambda: "refused the user" in capture.capture.statistics.last_error)
+    error = capture.capture.statistics.last_error
+    assert "Check the user name and its password" in error
+    assert newest_postgres.server.password not in error
+    file.unlink()
+    capture.wait_for(lambda: "No such file" in capture.capture.statistics.last_error)
+    file.write_text(newest_postgres.server.dsn(newest_postgres.name, user=role, password="another"))
     fill(newest_postgres, 21, 30)
-    capture.start()
     capture.assert_equal("t")
     capture.assert_once("public.t")
+    assert capture.capture.statistics.last_error == ""
     capture.stop()
+    file.write_text(dsn)
+    assert isinstance(capture.fails_to_start(), LoginRefused), "at the start it is an error at once"
 
 
 # -- the publication ---------------------------------------------------------------------------------------------------

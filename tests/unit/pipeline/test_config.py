@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from headwater.capture import CaptureOptions
-from headwater.dsn import DsnUnreadable, current_dsn, reread
 from headwater.pipeline.config import PipelineConfig, SinkSection, configure, is_pattern, load, matching
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
 from headwater.pipeline.toml_lines import line_of
 from headwater.sinks.sink import Mode
+from headwater.sources.dsn import DsnUnreadable, current_dsn, reread
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.splits import SplitKind

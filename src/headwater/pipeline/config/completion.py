@@ -9,12 +9,12 @@ from typing import Final
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.since import parse_since
 from headwater.derive.errors import InvalidDerivation
-from headwater.dsn import DsnUnreadable, current_dsn, dsn_in_file
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.pipeline_config import PipelineConfig
 from headwater.pipeline.config.telling import KeyPath, Teller, keys_at
 from headwater.sinks.errors import SinkInputError
 from headwater.sinks.open import KINDS, SinkOptionError, option_names
+from headwater.sources.dsn import DsnUnreadable, current_dsn, dsn_in_file
 from headwater.sources.open import home_of
 
 _PLACES: Final = frozenset({"path", "warehouse"})

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
-from headwater.dsn import current_dsn, is_in_file
+from headwater.sources.dsn import current_dsn, is_in_file
 from headwater.sources.errors import AccessDenied, InvalidDsn, SourceBusy, SourceMisconfigured
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.names import TableName, literal

@@ -27,10 +27,11 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import errors as driver
 from pymongo.uri_parser import parse_uri
 
-from headwater.dsn import current_dsn, reread
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
+    LoginRefused,
     LogPurged,
     SnapshotExpired,
     SourceBusy,
@@ -53,7 +54,8 @@ _SPLITTING: Final = (((6, 0, 9), (6, 1)), ((7, 0), None))
 """The versions, from and before, that give an event of more than 16 MB in parts."""
 _SELECTION_MS: Final = 10_000
 
-_DENIED: Final = frozenset((13, 18, 8000, 31, 33))
+_NO_LOGIN: Final = frozenset((18, 8000))
+_DENIED: Final = frozenset((13, 31, 33)) | _NO_LOGIN
 _BUSY: Final = frozenset((24, 112, 117, 202, 46, 11601, 462, 325))
 _EXPIRED: Final = frozenset((239, 246, 13388))
 _PURGED: Final = frozenset((286,))
@@ -252,8 +254,10 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
             " db.adminCommand({setParameter: 1, minSnapshotHistoryWindowInSeconds: 3600})",
         )
     if code in _DENIED:
-        step = "Check the user name and its password." if code in (18, 8000) else f"Run: headwater doctor {dsn}"
-        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+        text = f"{dsn} refused the user {dsn.user!r}: {said}."
+        if code in _NO_LOGIN:
+            return LoginRefused(text, next_step="Check the user name and its password.")
+        return AccessDenied(text, next_step=f"Run: headwater doctor {dsn}")
     if code == _OTHER_COLLECTION:
         return CollectionReplaced(f"{dsn} has another collection of that name by now.", next_step=RESNAPSHOT)
     if code in _NOT_FOUND:

@@ -17,10 +17,11 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
 
-from headwater.dsn import current_dsn, reread
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
+    LoginRefused,
     SourceBusy,
     SourceError,
     SourceMisconfigured,
@@ -81,7 +82,7 @@ class Dsn:
     """Where a database is. Its text and its errors never show the password.
 
     :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``, or
-        the file that has it (:mod:`headwater.dsn`).
+        the file that has it (:mod:`headwater.sources.dsn`).
     :raises InvalidDsn: it cannot be read; the text is not repeated. :raises DsnUnreadable: of its file.
     """
 
@@ -243,7 +244,7 @@ def _refused_login(said: str, dsn: Dsn) -> SourceError:
     return _unreachable(said, dsn)
 
 
-def _denied(said: str, dsn: Dsn) -> AccessDenied:
+def _denied(said: str, dsn: Dsn) -> LoginRefused:
     step = "Check the user name and its password."
     if "no password supplied" in said:
         step = "Set PGPASSWORD, or write the password into ~/.pgpass or the connection string."
@@ -251,7 +252,7 @@ def _denied(said: str, dsn: Dsn) -> AccessDenied:
         step = "Allow the address, user and database in pg_hba.conf and reload the server's settings."
     elif "superuser or replication role" in said or "start WAL sender" in said:
         step = f'As a superuser: ALTER ROLE "{dsn.user}" REPLICATION;'
-    return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+    return LoginRefused(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
 
 
 def _no_database(dsn: Dsn) -> SourceNotFound:

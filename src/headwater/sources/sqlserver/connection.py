@@ -16,10 +16,11 @@ import pyarrow as pa
 import pytds
 from pytds import tds_base
 
-from headwater.dsn import current_dsn, reread
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
+    LoginRefused,
     SnapshotExpired,
     SourceBusy,
     SourceError,
@@ -241,10 +242,10 @@ def translated(error: tds_base.Error, dsn: Dsn) -> SourceError:
     if code == 4060:
         return SourceNotFound(f"{dsn} has no such database.", next_step="Name a database that exists.")
     if code in _DENIED:
-        step = "Check the user name and its password."
-        if code not in _NO_LOGIN:
-            step = f"Run: headwater doctor {dsn}"
-        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+        text = f"{dsn} refused the user {dsn.user!r}: {said}."
+        if code in _NO_LOGIN:
+            return LoginRefused(text, next_step="Check the user name and its password.")
+        return AccessDenied(text, next_step=f"Run: headwater doctor {dsn}")
     if code in _NOT_FOUND:
         return SourceNotFound(f"{dsn} does not have it: {said}.", next_step=f"Run: headwater doctor {dsn}")
     if code in _NOT_ENABLED:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
-from headwater.errors import InputError
+from headwater.errors import LoginError
+from headwater.sources.errors import SourceError
 
 _FILE: Final = "file:"
 
 
-class DsnUnreadable(InputError):
+class DsnUnreadable(SourceError, LoginError):
     """The file of a connection string is missing, empty or not readable."""
 
 
