@@ -26,6 +26,8 @@ category                      what the caller must do
 
 from __future__ import annotations
 
+from typing import Final
+
 
 class HeadwaterError(Exception):
     """Base of the tree.
@@ -77,3 +79,7 @@ class CapacityError(HeadwaterError):
 
 class ClosedError(HeadwaterError):
     """The handle was closed before."""
+
+
+PASSING: Final = (TransientError, CapacityError, LoginError)
+"""What a run waits for: it keeps its state, tries again, and goes on by itself."""

@@ -9,10 +9,10 @@ waiting     a passing failure: it tries again             starting, stopped
 stopped     it was told to, or a person must act          (the end)
 ==========  ============================================  ==========================================
 
-A failure that passes (:class:`~headwater.errors.TransientError`; after the first session also a
-:class:`~headwater.errors.LoginError`) throws the session away and starts the next one from
-the last seal, after a pause that grows and is forgotten once an epoch was sealed. Any other failure ends the capture:
-it is raised with what to do. The store's fence keeps a second capture out.
+A failure that passes (:data:`~headwater.errors.PASSING`: no answer, a full disk, and after the first session also a
+refused login) throws the session away and starts the next one from the last seal, after a pause that grows and is
+forgotten once an epoch was sealed. Any other failure ends the capture: it is raised with what to do. The store's fence
+keeps a second capture out.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from headwater.capture.requests import RENEW_SOURCE, Requests, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
-from headwater.errors import HeadwaterError, LoginError, TransientError
+from headwater.errors import PASSING, CapacityError, HeadwaterError, LoginError
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 
+_WAITS = "The capture waits and goes on when there is room."
 _FIRST_PAUSE = 1.0
+_MOST_DOUBLINGS = 20  # of the pause: a fault can last for days
 
 
 class CaptureState(Enum):
@@ -111,12 +113,11 @@ class Capture:
                 while not self._stop.is_set():
                     try:
                         self._session(store)
-                    except TransientError as error:
-                        self._wait(error)
-                    except LoginError as error:
-                        if not self._has_run:
-                            raise
-                        self._source.close()  # the next session logs in again, with the password of then
+                    except PASSING as error:
+                        if isinstance(error, LoginError):
+                            if not self._has_run:
+                                raise
+                            self._source.close()  # the next session logs in again, with the password of then
                         self._wait(error)
         except HeadwaterError as error:
             self.statistics.last_error = str(error)
@@ -153,8 +154,8 @@ class Capture:
 
     def _wait(self, error: HeadwaterError) -> None:
         self.state = CaptureState.WAITING
-        self.statistics.last_error = str(error)
+        self.statistics.last_error = f"{error} {_WAITS}" if isinstance(error, CapacityError) else str(error)
         self.statistics.restarts += 1
-        longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2**self._failures)
+        longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1
         self._stop.wait(longest * self._random_share())
