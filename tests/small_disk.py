@@ -32,9 +32,9 @@ class SmallDisk:
             self._enter += ["--user", "--preserve-credentials"]
         self._ballast = self.view / "ballast"
 
-    def command(self, *arguments: str) -> list[str]:
-        """*arguments* as a command of a process that has the disk."""
-        return [*self._enter, "--", *arguments]
+    def command(self, *arguments: str, folder: Path | None = None) -> list[str]:
+        """*arguments* as a command of a process that has the disk, in the directory *folder*."""
+        return [*self._enter, "--", "sh", "-c", 'cd "$0" && exec "$@"', str(folder or self.path), *arguments]
 
     @property
     def free_bytes(self) -> int:
