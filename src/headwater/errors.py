@@ -14,6 +14,7 @@ category                      what the caller must do
 ============================  =========================================================
 :class:`TransientError`       try the same call again
 :class:`InputError`           fix the argument, option or file and call again
+:class:`LoginError`           fix the password; where the login worked before, try again until it does
 :class:`NotFoundError`        name something that exists
 :class:`ConflictError`        read the current state, decide, then call again
 :class:`FencedError`          stop: another process owns this now
@@ -24,6 +25,8 @@ category                      what the caller must do
 """
 
 from __future__ import annotations
+
+from typing import Final
 
 
 class HeadwaterError(Exception):
@@ -45,6 +48,13 @@ class TransientError(HeadwaterError):
 
 class InputError(HeadwaterError, ValueError):
     """Fix the input and call again. Nothing was written."""
+
+
+class LoginError(InputError):
+    """The login to a server was refused, or the password cannot be read.
+
+    It is an error at the first start. It passes where the same login worked before: a password is being rotated.
+    """
 
 
 class NotFoundError(HeadwaterError, LookupError):
@@ -69,3 +79,7 @@ class CapacityError(HeadwaterError):
 
 class ClosedError(HeadwaterError):
     """The handle was closed before."""
+
+
+PASSING: Final = (TransientError, CapacityError, LoginError)
+"""What a run waits for: it keeps its state, tries again, and goes on by itself."""

@@ -9,10 +9,11 @@ waiting     a passing failure: it tries again             starting, stopped
 stopped     it was told to, or a person must act          (the end)
 ==========  ============================================  ==========================================
 
-A failure that passes (:class:`~headwater.errors.TransientError`) throws the session away and starts the next one from
-the last seal, after a pause that grows and is forgotten once an epoch was sealed. Where the store itself did not answer
-it is opened again first: only a new handle knows which epoch was sealed last. Any other failure ends the capture: it is
-raised with what to do. The store's fence keeps a second capture out.
+A failure that passes (:data:`~headwater.errors.PASSING`: no answer, a full disk, and after the first session also a
+refused login) throws the session away and starts the next one from the last seal, after a pause that grows and is
+forgotten once an epoch was sealed. Where the store itself failed it is opened again first: only a new handle knows
+which epoch was sealed last. Any other failure ends the capture: it is raised with what to do. The store's fence keeps a
+second capture out.
 """
 
 from __future__ import annotations
@@ -29,12 +30,14 @@ from headwater.capture.requests import RENEW_SOURCE, Requests, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
-from headwater.errors import HeadwaterError, TransientError
+from headwater.errors import PASSING, CapacityError, HeadwaterError, LoginError, TransientError
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 from headwater.state.errors import StateError
 
+_WAITS = "The capture waits and goes on when there is room."
 _FIRST_PAUSE = 1.0
+_MOST_DOUBLINGS = 20  # of the pause: a fault can last for days
 
 
 class CaptureState(Enum):
@@ -83,6 +86,7 @@ class Capture:
         self._renew = renew
         self._stop = threading.Event()
         self._failures = 0
+        self._has_run = False
         self.state = CaptureState.STARTING
         self.statistics = CaptureStatistics()
         self._requests = Requests(location)
@@ -110,7 +114,7 @@ class Capture:
                     self.state = CaptureState.STARTING
                     with open_writer(self._location, takeover=self._takeover) as store:
                         self._follow(store)
-                except TransientError as error:
+                except (TransientError, CapacityError) as error:
                     self._wait(error)
         except HeadwaterError as error:
             self.statistics.last_error = str(error)
@@ -133,7 +137,11 @@ class Capture:
                 self._session(store)
             except StateError:
                 raise
-            except TransientError as error:
+            except PASSING as error:
+                if isinstance(error, LoginError):
+                    if not self._has_run:
+                        raise
+                    self._source.close()  # the next session logs in again, with the password of then
                 self._wait(error)
 
     def _session(self, store: StateStore) -> None:
@@ -147,7 +155,7 @@ class Capture:
         self._tables = []  # the store knows them by now; one that stops or is gone later does not end the others
         sealed = self.statistics.epoch
         try:
-            self.state = CaptureState.RUNNING
+            self.state, self._has_run = CaptureState.RUNNING, True
             while not self._stop.is_set():
                 if session.at_boundary:
                     session.serve(self._requests.new(session.answers))
@@ -161,10 +169,10 @@ class Capture:
         finally:
             session.close()
 
-    def _wait(self, error: TransientError) -> None:
+    def _wait(self, error: HeadwaterError) -> None:
         self.state = CaptureState.WAITING
-        self.statistics.last_error = str(error)
+        self.statistics.last_error = f"{error} {_WAITS}" if isinstance(error, CapacityError) else str(error)
         self.statistics.restarts += 1
-        longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2**self._failures)
+        longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1
         self._stop.wait(longest * self._random_share())

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from headwater.capture.requests import COMPACT, MIGRATE, Answers, Request
-from headwater.errors import HeadwaterError, InputError, TransientError
+from headwater.errors import PASSING, HeadwaterError, InputError
 from headwater.log_store import KvLogStoreFactory
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
@@ -47,7 +47,7 @@ class Chores:
                     done, result = chore.step(EPOCHS_AT_ONCE), asdict(chore.progress)
                 else:
                     done, result = chore.step(ROWS_AT_ONCE), asdict(chore.saved)
-            except TransientError:
+            except PASSING:
                 raise
             except HeadwaterError as error:
                 self._end(batch, request, error, {})

@@ -25,7 +25,7 @@ from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_T
 from headwater.capture.source_state import SourceRecord, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
-from headwater.errors import HeadwaterError, TransientError
+from headwater.errors import PASSING, HeadwaterError
 from headwater.sources.errors import (
     SchemaStopped,
     SlotBusy,
@@ -207,7 +207,7 @@ class CaptureSession:
                     continue
             except SourceBusy as error:
                 problem = error
-            except TransientError:
+            except PASSING:
                 raise
             except HeadwaterError as error:
                 problem = error
@@ -243,7 +243,7 @@ class CaptureSession:
         for name in self._logs.rereading():
             try:
                 self._renewals.include(name)
-            except TransientError:
+            except PASSING:
                 raise
             except HeadwaterError as error:
                 self._logs.stop(name, reason_of(name, error))
@@ -296,7 +296,7 @@ class CaptureSession:
         except SlotBusy as error:
             step = "End that process, or give another --slot; then ask again."
             refused: HeadwaterError = SourceMisconfigured(error.message, next_step=step)
-        except TransientError:
+        except PASSING:
             raise
         except HeadwaterError as error:
             refused = error

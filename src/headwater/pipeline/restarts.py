@@ -23,6 +23,11 @@ class RestartPolicy:
     def __init__(self, random_share: Callable[[], float] = random.random) -> None:
         self._random_share = random_share
         self._failures = 0
+        self._has_started = False
+
+    def started(self) -> None:
+        """It could log in: a login that is refused later passes."""
+        self._has_started = True
 
     def progressed(self) -> None:
         """It works: the next failure is the first one."""
@@ -30,7 +35,7 @@ class RestartPolicy:
 
     def pause(self, failure: Failure) -> float | None:
         """Seconds to wait before the next start; ``None``: do not start it again."""
-        if failure.remedy is Remedy.PERSON:
+        if failure.remedy is Remedy.PERSON or (failure.remedy is Remedy.LOGIN and not self._has_started):
             return None
         self._failures += 1
         if failure.remedy is Remedy.UNSURE and self._failures > UNSURE_ATTEMPTS:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import Any
 
 from headwater.backfill.query import QueryOptions
@@ -136,7 +137,8 @@ class SinkQuery(SupervisedQuery):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        self._stop_file.touch()
+        with suppress(OSError):  # a full disk: the query is ended in the middle of a batch, which is repeated
+            self._stop_file.touch()
 
     def stop(self) -> None:
         if self._query is not None:

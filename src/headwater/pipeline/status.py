@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 import pyarrow as pa
@@ -26,6 +24,7 @@ from headwater.log_store.errors import LogNotFound
 from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
 from headwater.log_store.log_view import EpochEnd
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
+from headwater.pipeline.facts_file import read_facts
 from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
 from headwater.process import host_name, status_fields
 from headwater.sinks.dead_letters import DeadLetters
@@ -185,7 +184,7 @@ def read_status(config: PipelineConfig) -> PipelineStatus:
     """How the pipeline of *config* is now."""
     folder = config.work / RUN_FOLDER
     owner = current_owner(folder / LOCK_FILE)
-    facts = _facts(folder / FACTS_FILE)
+    facts = read_facts(folder / FACTS_FILE)
     running = owner is not None
     if owner is not None and owner.pid not in (0, facts.get("pid", owner.pid)):
         facts = {}  # of the run before this one
@@ -244,14 +243,6 @@ def _resting(facts: Mapping[str, Any]) -> str:
     if not facts:
         return "never run"
     return str(facts["state"]) if facts["state"] in ("stopped", "failed") else "interrupted"
-
-
-def _facts(path: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def _sinks(

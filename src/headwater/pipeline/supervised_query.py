@@ -83,6 +83,7 @@ class SupervisedQuery(ABC):
                 self._failed(failure_of(error))
             else:
                 self.state = SinkState.RUNNING
+                self._policy.started()
 
     @abstractmethod
     def _start(self) -> None:

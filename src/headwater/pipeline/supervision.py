@@ -6,7 +6,6 @@ that part and says what to do. Only one process supervises a store.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -23,12 +22,13 @@ from headwater.pipeline.capture_process import CaptureProcess
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection, load, matching
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
+from headwater.pipeline.facts_file import write_facts
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
 from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
-from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
+from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery, failure_of
 from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
 from headwater.spark.failure import Failure
 
@@ -82,16 +82,22 @@ class CaptureKeeper:
             return
         if self._process is None:
             if time.monotonic() >= self._retry_at:
-                self._process = CaptureProcess(
-                    self._config, self._running_tables(), self._config.work / LOG_FOLDER / "capture.log"
-                )
+                self._start()
             return
         failure = self._process.failure()
         if failure is not None:
             self._fail(failure)
         elif self._process.facts.get("epochs") or self._process.facts["state"] == "running":
             self.failure = None
+            self._policy.started()
             self._policy.progressed()
+
+    def _start(self) -> None:
+        log = self._config.work / LOG_FOLDER / "capture.log"
+        try:
+            self._process = CaptureProcess(self._config, self._running_tables(), log)
+        except (HeadwaterError, OSError) as error:
+            self._fail(failure_of(error))
 
     def _fail(self, failure: Failure) -> None:
         self._process, self.failure = None, failure
@@ -168,8 +174,8 @@ class Supervisor:
             self._journal = RunJournal(self._config.work, self._config.name)
             try:
                 self._supervise()
-            except HeadwaterError as error:
-                self.failure = Failure.of(error)
+            except (HeadwaterError, OSError) as error:
+                self.failure = failure_of(error)
             finally:
                 self._end()
         return self.failure
@@ -194,23 +200,40 @@ class Supervisor:
         self._sinks += [self._derived_of(section, chosen.names) for section in self._config.derive]
         self._tell()
         waiting = set(chosen.names)
+        policy = RestartPolicy()
         while not self._stop.is_set():
-            self._capture.step()
-            if waiting:
-                waiting -= set(captured_tables(self._config.store))
-            if not self._host.is_alive:
-                self._host.forget()
-                for sink in self._sinks:
-                    sink.lost()
-            if self._host.begin() and not waiting:
-                for sink in self._sinks:
-                    sink.step()
-                self.state = "running"
-            self._serve()
-            self._tell()
+            try:
+                self._step(self._capture, waiting)
+            except (HeadwaterError, OSError) as error:  # of this process itself: a full disk, for example
+                self.failure = failure_of(error)
+                pause = policy.pause(self.failure)
+                if pause is None:
+                    return
+                self._write_facts()
+                self._stop.wait(pause)
+                continue
             if self._is_over():
                 return
+            self.failure = None
+            policy.progressed()
             self._stop.wait(_STEP_SECONDS)
+        self.failure = None  # it was told to stop: that is no failure
+
+    def _step(self, capture: CaptureKeeper, waiting: set[str]) -> None:
+        """Look after each part. :param waiting: the tables without a log so far."""
+        capture.step()
+        if waiting:
+            waiting -= set(captured_tables(self._config.store))
+        if not self._host.is_alive:
+            self._host.forget()
+            for sink in self._sinks:
+                sink.lost()
+        if self._host.begin() and not waiting:
+            for sink in self._sinks:
+                sink.step()
+            self.state = "running"
+        self._serve()
+        self._tell()
 
     def _serve(self) -> None:
         """Do what was asked of the sinks."""
@@ -275,8 +298,8 @@ class Supervisor:
         while not self._stop.is_set():
             try:
                 chosen = choose_tables(self._config)
-            except HeadwaterError as error:
-                self.failure = Failure.of(error)
+            except (HeadwaterError, OSError) as error:
+                self.failure = failure_of(error)
                 pause = policy.pause(self.failure)
                 if pause is None:
                     return None
@@ -301,13 +324,14 @@ class Supervisor:
     def _end(self) -> None:
         self.state = "stopping"
         self._tell(force=True)
-        for sink in self._sinks:
-            sink.ask_to_stop()
-        for sink in self._sinks:
-            sink.stop()
-        if self._capture is not None:
-            self._capture.stop()
-        self._host.stop()
+        with ExitStack() as stack:  # whatever goes wrong: no process is left behind
+            stack.callback(self._host.stop)
+            if self._capture is not None:
+                stack.callback(self._capture.stop)
+            for sink in self._sinks:
+                sink.ask_to_stop()
+            for sink in self._sinks:
+                stack.callback(sink.stop)
         failed = [sink.failure for sink in self._sinks if sink.state is SinkState.FAILED and sink.failure is not None]
         if self.failure is None and failed:
             self.failure = failed[0]
@@ -357,12 +381,11 @@ class Supervisor:
     def _beat(self) -> None:
         """Write the facts again and again, also while the supervising thread waits for a batch or for the database."""
         while not self._ended.wait(_BEAT_SECONDS):
-            with suppress(OSError):
-                self._write_facts()
+            self._write_facts()
 
     def _write_facts(self) -> None:
-        with self._writing:
-            _replace(self.run_folder / FACTS_FILE, json.dumps(self.facts()))
+        with self._writing, suppress(OSError):  # a disk that cannot be written does not end the pipeline
+            write_facts(self.run_folder / FACTS_FILE, self.facts())
 
     def _note_phases(self) -> None:
         for section in self._config.sink:
@@ -373,10 +396,3 @@ class Supervisor:
                     self._phases[section.label, name] = table["phase"]
                     fields = {"sink": section.label, "table": name, "from": before, "to": table["phase"]}
                     self._journal.note("phase_changed", fields)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write *path* so that a reader sees the old text or the new one."""
-    fresh = path.with_suffix(".new")
-    fresh.write_text(text)
-    fresh.replace(path)

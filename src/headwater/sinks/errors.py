@@ -10,6 +10,7 @@ from headwater.errors import (
     FencedError,
     HeadwaterError,
     InputError,
+    LoginError,
     NotFoundError,
     TransientError,
 )
@@ -60,6 +61,10 @@ class SinkSchemaError(SinkError, InputError):
 
 class SinkUnwritable(SinkError, InputError):
     """The place that a sink writes to is not there, not writable, or not what it was."""
+
+
+class SinkLoginRefused(SinkUnwritable, LoginError):
+    """The server of a sink refused the login."""
 
 
 class SinkDriverMissing(SinkError, InputError):

@@ -16,12 +16,14 @@ from headwater.sinks.errors import (
     SinkBusy,
     SinkError,
     SinkInputError,
+    SinkLoginRefused,
     SinkRowError,
     SinkUnreachable,
     SinkUnwritable,
     StagedLost,
 )
 from headwater.sinks.mysql_connection import FileRequested, MySqlConnection
+from headwater.sources.dsn import current_dsn
 from headwater.sources.mysql.watched import watch
 from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
@@ -54,7 +56,8 @@ _ROW_REASONS: Final = {
     3819: "a check constraint is violated",
     4025: "a check constraint is violated",
 }
-_DENIED: Final = frozenset((1044, 1045, 1142, 1143, 1227, 1410, 1698, 1049))
+_NO_LOGIN: Final = frozenset((1045, 1130, 1698, 1820, 1862, 3118))
+_DENIED: Final = frozenset((1044, 1049, 1142, 1143, 1227, 1410))
 _BUSY: Final = frozenset((1205, 1213, 1040, 1203, 1007, 1050, 1054, 1146, 1412))
 _COLUMN: Final = re.compile(r"[Cc]olumn ['`](.+?)['`](?: at row| cannot| has|$)")
 _CONSTRAINT: Final = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](.+?)[`']")
@@ -82,6 +85,7 @@ class Address:
 
 def address(dsn: str) -> Address:
     """:raises SinkInputError: it cannot be read; the text is not repeated."""
+    dsn = current_dsn(dsn)
     try:
         parts = urlsplit(dsn)
         options = tuple(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -156,10 +160,14 @@ def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) ->
         return SinkRowError(table, reason, column=name)
     if code == 1146 and f"'{own}.s" in said:
         return StagedLost(f"What was staged for {table} is gone from {place}.", next_step="It is staged anew.")
+    if code in _NO_LOGIN:
+        return SinkLoginRefused(
+            f"{place} refused the user {place.user!r}: {said}.", next_step="Check the user name and its password."
+        )
     if code in _DENIED:
         return SinkUnwritable(
             f"{place} refused the user {place.user!r}: {said}.",
-            next_step="Check the password, and grant CREATE, ALTER, DROP, INDEX, INSERT, UPDATE, DELETE, SELECT and "
+            next_step="Grant CREATE, ALTER, DROP, INDEX, INSERT, UPDATE, DELETE, SELECT and "
             f"CREATE TEMPORARY TABLES on the databases of the tables and on {own}.",
         )
     if code in _BUSY:

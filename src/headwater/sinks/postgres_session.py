@@ -13,12 +13,13 @@ from headwater.sinks.errors import (
     SinkBusy,
     SinkError,
     SinkInputError,
+    SinkLoginRefused,
     SinkRowError,
     SinkUnreachable,
     SinkUnwritable,
     StagedLost,
 )
-from headwater.sources.errors import InvalidDsn, SourceBusy, SourceUnreachable
+from headwater.sources.errors import InvalidDsn, LoginRefused, SourceBusy, SourceUnreachable
 from headwater.sources.postgres.connection import SESSION, Connection, Dsn, open_watched, translated
 
 IDLE_SECONDS: Final = 60
@@ -81,6 +82,8 @@ def told(error: psycopg.Error, dsn: Dsn, table: str, own_schema: str) -> Headwat
         kind = SinkUnreachable
     elif isinstance(found, SourceBusy):
         kind = SinkBusy
+    elif isinstance(found, LoginRefused):
+        kind = SinkLoginRefused
     elif isinstance(found, ValueError | LookupError):
         kind = SinkUnwritable
     return kind(found.message, next_step=found.next_step or "The server's log has the statement.")

@@ -13,6 +13,7 @@ from headwater.errors import (
     CorruptionError,
     HeadwaterError,
     InputError,
+    LoginError,
     NotFoundError,
     TransientError,
 )
@@ -52,6 +53,10 @@ class SnapshotExpired(SourceError, TransientError):
 
 class AccessDenied(SourceError, InputError):
     """The server refused the user: a wrong password, no right to connect, to replicate or to read a table."""
+
+
+class LoginRefused(AccessDenied, LoginError):
+    """The server refused the login: a wrong or expired password, a locked user, an address that is not allowed."""
 
 
 class NoDatabase(SourceError, InputError):

@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 
 from headwater.sources.diagnosis import Diagnosis
+from headwater.sources.dsn import current_dsn
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
@@ -224,7 +225,7 @@ def diagnose(
 
 def family_of(dsn: str) -> Family | None:
     """Which family the database at *dsn* is of; ``None`` where the text names none."""
-    kind = dsn.partition("://")[0]
+    kind = current_dsn(dsn).partition("://")[0]
     if kind in ("mysql", "mariadb"):
         return Family.MYSQL
     if kind == "citus":
@@ -238,7 +239,7 @@ def family_of(dsn: str) -> Family | None:
 
 def coordinator_of(dsn: str) -> str:
     """The address of a single server of Postgres that has all tables: of a Citus cluster, the coordinator's."""
-    return f"postgresql{dsn.removeprefix('citus')}" if family_of(dsn) is Family.CITUS else dsn
+    return f"postgresql{current_dsn(dsn).removeprefix('citus')}" if family_of(dsn) is Family.CITUS else dsn
 
 
 def no_family(what: str) -> InvalidDsn:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
-from headwater.errors import CapacityError, FencedError, HeadwaterError, TransientError
+from headwater.errors import CapacityError, FencedError, HeadwaterError, LoginError, TransientError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,11 +49,13 @@ class Remedy(Enum):
     """What is done about a failure.
 
     ``RETRY``: it passes: again, with growing pauses, for as long as it takes. ``UNSURE``: again, but not for ever.
-    ``PERSON``: somebody must act first.
+    ``LOGIN``: the login was refused: as ``RETRY`` where it worked before, otherwise as ``PERSON``. ``PERSON``: somebody
+    must act first.
     """
 
     RETRY = "retry"
     UNSURE = "unsure"
+    LOGIN = "login"
     PERSON = "person"
 
 
@@ -78,6 +80,8 @@ class Failure:
             return cls(type(error).__name__, Remedy.RETRY, error.message, _MAKE_ROOM)
         if isinstance(error, TransientError | CapacityError):
             remedy = Remedy.RETRY
+        elif isinstance(error, LoginError):
+            remedy = Remedy.LOGIN
         elif isinstance(error, FencedError):
             remedy = Remedy.UNSURE
         else:

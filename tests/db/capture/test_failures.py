@@ -12,25 +12,25 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.db.capture.captured import SLOT, captured, drop_slot, end_walsenders, fill, make_tables, write_much_wal
+from tests.db.capture.captured import SLOT, captured, drop_slot, fill, make_tables, write_much_wal
 from tests.db.capture.running import RunningCapture, running
 from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer
 from tests.servers.proxy import TcpProxy
 
 from headwater.capture import CaptureState, TableState, statistics
-from headwater.errors import CapacityError, FencedError
+from headwater.errors import FencedError
+from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
-    AccessDenied,
+    LoginRefused,
     ServerReplaced,
     SlotInvalidated,
     SlotLost,
     SlotMoved,
     SourceNotFound,
-    SpillFull,
 )
 from headwater.state import open_writer
-from headwater.state.errors import StoreFull, StoreOwned
+from headwater.state.errors import StoreOwned
 
 
 @contextlib.contextmanager
@@ -196,6 +196,16 @@ def test_a_source_that_does_not_answer_has_an_unknown_lag(
         capture.wait_for(lambda: capture.capture.lag_seconds() == 0)
 
 
+def test_a_fault_that_lasts_for_days_is_still_waited_for(newest_postgres: Database, tmp_path: Path) -> None:
+    make_tables(newest_postgres)
+    with proxied(newest_postgres) as (proxy, dsn), running(newest_postgres, tmp_path, "t", dsn=dsn) as capture:
+        capture.capture._failures = 5000
+        proxy.cut()
+        fill(newest_postgres, 1, 10)
+        capture.assert_equal("t")
+        assert capture.capture.statistics.restarts >= 1
+
+
 def test_a_power_cut_of_the_server_loses_and_doubles_nothing(start_postgres: StartPostgres, tmp_path: Path) -> None:
     server = start_postgres(settings={"fsync": "on", "full_page_writes": "on"})
     with server.database() as database:
@@ -215,28 +225,35 @@ def test_a_power_cut_of_the_server_loses_and_doubles_nothing(start_postgres: Sta
             assert all(row["v"] != "never" for row in capture.rows("public.t"))
 
 
-def test_a_changed_password_ends_the_capture_at_the_next_connection(newest_postgres: Database, tmp_path: Path) -> None:
+def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
     make_tables(newest_postgres)
     role = newest_postgres.role("capturer", "REPLICATION")
     newest_postgres.execute(
         f'ALTER TABLE t OWNER TO "{role}"', f'GRANT CREATE ON DATABASE {newest_postgres.name} TO "{role}"'
     )
-    dsn = newest_postgres.dsn_of(role)
-    capture = captured(newest_postgres, tmp_path, dsn=dsn)
+    dsn, file = newest_postgres.dsn_of(role), tmp_path / "shop.dsn"
+    file.write_text(dsn)
+    capture = captured(newest_postgres, tmp_path, dsn=dsn_in_file(file))
     newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD 'another'")
     fill(newest_postgres, 11, 20)
     capture.catch_up()  # open connections live on
-    end_walsenders(newest_postgres)
-    error = capture.wait_for_end()
-    assert isinstance(error, AccessDenied)
-    assert "Check the user name and its password" in str(error)
-    assert newest_postgres.server.password not in str(error)
-    newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD '{newest_postgres.server.password}'")
+    newest_postgres.execute(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'")
+    capture.wait_for(lambda: "refused the user" in capture.capture.statistics.last_error)
+    error = capture.capture.statistics.last_error
+    assert "Check the user name and its password" in error
+    assert newest_postgres.server.password not in error
+    file.unlink()
+    capture.wait_for(lambda: "No such file" in capture.capture.statistics.last_error)
+    file.write_text(newest_postgres.server.dsn(newest_postgres.name, user=role, password="another"))
     fill(newest_postgres, 21, 30)
-    capture.start()
     capture.assert_equal("t")
     capture.assert_once("public.t")
+    assert capture.capture.statistics.last_error == ""
     capture.stop()
+    file.write_text(dsn)
+    assert isinstance(capture.fails_to_start(), LoginRefused), "at the start it is an error at once"
 
 
 # -- the publication ---------------------------------------------------------------------------------------------------
@@ -416,7 +433,11 @@ def file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_of_the_store_ends_the_capture_and_with_room_it_goes_on(
+def waits_for_room(capture: RunningCapture) -> bool:
+    return capture.capture.state is CaptureState.WAITING and "no room" in capture.capture.statistics.last_error
+
+
+def test_a_store_that_cannot_grow_is_waited_for_and_with_room_the_capture_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
     make_tables(newest_postgres)
@@ -425,29 +446,24 @@ def test_a_full_disk_of_the_store_ends_the_capture_and_with_room_it_goes_on(
     random = "(SELECT string_agg(md5((n * 7919 + i)::text), '') FROM generate_series(1, 200) n)"
     with file_size_limit(2 << 20):
         newest_postgres.execute(f"INSERT INTO t SELECT i, {random} FROM generate_series(11, 1500) i")
-        error = capture.wait_for_end()
-    assert isinstance(error, StoreFull)
-    assert isinstance(error, CapacityError)
+        capture.wait_for(lambda: waits_for_room(capture))
+    assert "files are limited to 2 MB (ulimit -f)" in capture.capture.statistics.last_error
     assert confirmed(newest_postgres) >= before
-    capture.start()
     capture.assert_equal("t")
     capture.assert_once("public.t")
     capture.stop()
 
 
-def test_a_full_disk_of_the_spill_ends_the_capture_and_with_room_it_goes_on(
+def test_a_spill_that_cannot_grow_is_waited_for_and_with_room_the_capture_goes_on(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
     database = newest_postgres
     make_tables(database)
     database.execute(f"ALTER DATABASE {database.name} SET logical_decoding_work_mem = '64kB'")
     capture = captured(database, tmp_path)
-    with database.connect() as session, session.transaction():
-        with file_size_limit(2 << 20):
-            session.execute("INSERT INTO t SELECT i, repeat('x', 4000) FROM generate_series(11, 4000) i")
-            error = capture.wait_for_end()
-        assert isinstance(error, SpillFull)
-        capture.start()
+    with database.connect() as session, session.transaction(), file_size_limit(2 << 20):
+        session.execute("INSERT INTO t SELECT i, repeat('x', 4000) FROM generate_series(11, 4000) i")
+        capture.wait_for(lambda: waits_for_room(capture))
     capture.assert_equal("t")
     capture.assert_once("public.t")
     capture.stop()

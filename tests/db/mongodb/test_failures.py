@@ -15,6 +15,7 @@ from tests.servers.mongodb import MongoServer
 
 from headwater.capture import renewal
 from headwater.errors import InputError
+from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
     ForeignOffset,
     InvalidOffset,
@@ -56,6 +57,29 @@ def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(
         assert found == [*range(100, 111), *range(200, 211)]
         capture.assert_once(TABLE)
         assert capture.capture.statistics.restarts > 0
+
+
+@pytest.mark.soak
+def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(
+    start_mongodb: StartServer, tmp_path: Path
+) -> None:
+    server, file = start_mongodb(), tmp_path / "shop.dsn"
+    create(server, 1)
+    admin = server.client.admin
+    admin.command({"createUser": "rotated", "pwd": "one", "roles": [{"role": "root", "db": "admin"}]})
+    file.write_text(server.address("rotated", "one"))
+    with running(server, tmp_path, TABLE, columns=COLUMNS, dsn=dsn_in_file(file)) as capture:
+        insert(server, 100, 110)
+        capture.catch_up()
+        admin.command({"updateUser": "rotated", "pwd": "two"})
+        server.kill9()
+        server.start()
+        capture.wait_for(lambda: "refused the user 'rotated'" in capture.capture.statistics.last_error)
+        file.write_text(server.address("rotated", "two"))
+        insert(server, 200, 210)
+        capture.catch_up()
+        assert [row["_id"] for row in capture.rows(TABLE)] == [*range(100, 111), *range(200, 211)]
+        capture.assert_once(TABLE)
 
 
 @pytest.mark.soak

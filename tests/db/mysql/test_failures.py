@@ -18,6 +18,7 @@ from tests.servers.mariadb import MariaDbServer
 from tests.servers.mysql_family import FAMILY, FILES
 
 from headwater.capture import renewal
+from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
     LogPurged,
     ServerReplaced,
@@ -255,6 +256,26 @@ def test_m21_a_server_that_is_killed_comes_back_and_the_capture_goes_on(server: 
         capture.assert_equal(LOG)
         capture.assert_once(LOG)
         assert capture.capture.statistics.restarts > 0
+
+
+def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    server, file = mariadb, tmp_path / "shop.dsn"
+    server.execute(
+        ORDERS, f"CREATE USER rotated@'%' IDENTIFIED BY '{server.password}'", "GRANT ALL ON *.* TO rotated@'%'"
+    )
+    file.write_text(server.dsn.replace("//headwater:", "//rotated:"))
+    try:
+        with running(server, tmp_path, LOG, dsn=dsn_in_file(file)) as capture:
+            fill(server, 1, 10)
+            capture.catch_up()
+            server.execute("ALTER USER rotated@'%' IDENTIFIED BY 'another'", "KILL USER rotated")
+            capture.wait_for(lambda: "refused the user 'rotated'" in capture.capture.statistics.last_error)
+            fill(server, 11, 20)
+            file.write_text(file.read_text().replace(server.password, "another"))
+            capture.assert_equal(LOG)
+            capture.assert_once(LOG)
+    finally:
+        server.execute("DROP USER rotated@'%'")
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, many_changes, ord
 from headwater.sinks import open_sink, sql_sink
 from headwater.sinks.errors import (
     SinkInputError,
+    SinkLoginRefused,
     SinkRowError,
     SinkSchemaError,
     SinkUnreachable,
@@ -25,6 +27,7 @@ from headwater.sinks.errors import (
 )
 from headwater.sinks.postgres import SESSIONS, PostgresSink
 from headwater.sinks.sink import Mode
+from headwater.sources.dsn import dsn_in_file
 from headwater.sources.table import SpecialValues
 
 from .sql_checks import VALUES, check_errors, check_lost_commits, check_types, typed_table
@@ -238,6 +241,26 @@ def test_errors_name_the_next_step_and_never_the_password(database: Database) ->
         PostgresSink(database.dsn, table="one")
     with pytest.raises(SinkInputError, match="on_drop"):
         open_sink("postgres", dsn=database.dsn, on_drop="no")
+
+
+def test_a_rotated_password_is_read_from_its_file_for_the_next_session(database: Database, tmp_path: Path) -> None:
+    role, file = database.role("writer", "SUPERUSER"), tmp_path / "out.dsn"
+    file.write_text(database.dsn_of(role))
+    sink = PostgresSink(dsn_in_file(file))
+    feed = Feed(sink)
+    feed.changes(1, (INSERT, order(1)))
+    database.execute(
+        f"ALTER ROLE \"{role}\" PASSWORD 'another'",
+        f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '{role}'",
+    )
+    with pytest.raises(SinkUnreachable):  # the session that was open
+        feed.changes(2, (INSERT, order(2)))
+    with pytest.raises(SinkLoginRefused, match="password authentication failed"):
+        feed.changes(2, (INSERT, order(2)))
+    file.write_text(database.server.dsn(database.name, user=role, password="another"))
+    assert feed.changes(2, (INSERT, order(2)))
+    assert rows_of(sink) == [order(1), order(2)]
+    SESSIONS.close()
 
 
 def test_a_user_without_rights_is_told_what_to_grant(database: Database) -> None:

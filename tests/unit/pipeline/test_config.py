@@ -12,7 +12,9 @@ from headwater.pipeline.config import PipelineConfig, SinkSection, configure, is
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
 from headwater.pipeline.toml_lines import line_of
 from headwater.sinks.sink import Mode
+from headwater.sources.dsn import DsnUnreadable, current_dsn, reread
 from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.postgres.connection import Dsn
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
 
@@ -128,6 +130,36 @@ def test_the_connection_string_may_come_from_the_environment(tmp_path: Path, mon
     assert load(written(tmp_path, text)).dsn == "postgresql://x"
 
 
+def test_the_connection_string_may_be_in_a_file_that_is_read_for_each_connection(tmp_path: Path) -> None:
+    text = SMALLEST.replace('dsn = "postgresql://app@db/shop"', 'dsn_file = "shop.dsn"')
+    error = refused(tmp_path, text)
+    assert "line 2" in error.message
+    assert f"{tmp_path}/shop.dsn: No such file" in error.message
+    (tmp_path / "shop.dsn").write_text("postgresql://app:first@db/shop\n")
+    config = load(written(tmp_path, text))
+    assert config.dsn == f"file:{tmp_path}/shop.dsn"
+    assert current_dsn(config.dsn) == "postgresql://app:first@db/shop"
+    assert config.home == "public"
+    assert "first" not in repr(config)
+    address = Dsn(config.dsn)
+    (tmp_path / "shop.dsn").write_text("postgresql://app:second@db/shop")
+    assert "password=second" in reread(address).conninfo()
+    (tmp_path / "shop.dsn").write_text("")
+    with pytest.raises(DsnUnreadable, match="it is empty"):
+        reread(address)
+
+
+def test_a_sink_in_a_database_may_have_its_connection_string_in_a_file(tmp_path: Path) -> None:
+    text = SMALLEST.replace('kind = "delta"\npath = "lake"', 'kind = "postgres"\ndsn_file = "out.dsn"')
+    assert refused(tmp_path, text).key == "sink.0.dsn_file"
+    (tmp_path / "out.dsn").write_text("postgresql://writer:hidden@db/warehouse")
+    config = load(written(tmp_path, text))
+    assert config.sink[0].options["dsn"] == f"file:{tmp_path}/out.dsn"
+    assert config.sink[0].place == "postgresql://writer@db:5432/warehouse"
+    both = refused(tmp_path, text.replace("dsn_file", 'dsn = "postgresql://x"\ndsn_file'))
+    assert "both dsn and dsn_file" in both.message
+
+
 def test_an_unset_variable_is_named_and_a_doubled_dollar_is_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +210,7 @@ def test_what_nobody_knows_is_refused_with_the_nearest_that_is_known(
         ("[[sink]]", '[pipeline]\nname = "a b"\n[[sink]]', "pipeline.name", "is no name"),
         ("[[sink]]", "[sink]", "sink", "several sinks"),
         ('path = "lake"', "path = 3", "sink.0.path", "valid string"),
-        ('dsn = "postgresql://app@db/shop"\n', "", "source", "either dsn or dsn_env"),
+        ('dsn = "postgresql://app@db/shop"\n', "", "source", "needs one of dsn, dsn_env and dsn_file"),
         ("[source]", "[src]", "src", "no key that is known"),
     ],
 )

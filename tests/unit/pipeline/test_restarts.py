@@ -9,8 +9,9 @@ import pytest
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, InputError, TransientError
 from headwater.pipeline.restarts import LONGEST_PAUSE, UNSURE_ATTEMPTS, RestartPolicy
-from headwater.sinks.errors import SinkUnwritable
-from headwater.sources.errors import SnapshotExpired, SourceUnreachable
+from headwater.sinks.errors import SinkLoginRefused, SinkUnwritable
+from headwater.sources.dsn import DsnUnreadable
+from headwater.sources.errors import LoginRefused, SnapshotExpired, SourceUnreachable
 from headwater.spark.failure import Failure, Remedy, ToldError, told
 
 
@@ -42,6 +43,13 @@ def test_what_nobody_knows_is_tried_a_few_times() -> None:
     assert pauses[-1] is None
 
 
+def test_a_refused_login_ends_the_first_start_and_is_tried_again_where_it_worked() -> None:
+    policy = RestartPolicy(lambda: 1.0)
+    assert policy.pause(failure(Remedy.LOGIN)) is None
+    policy.started()
+    assert [policy.pause(failure(Remedy.LOGIN)) for _ in range(10)][-1] == LONGEST_PAUSE
+
+
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
@@ -51,6 +59,9 @@ def test_what_nobody_knows_is_tried_a_few_times() -> None:
         (CapacityError("x"), Remedy.RETRY),
         (FencedError("x"), Remedy.UNSURE),
         (InputError("x"), Remedy.PERSON),
+        (LoginRefused("x"), Remedy.LOGIN),
+        (SinkLoginRefused("x"), Remedy.LOGIN),
+        (DsnUnreadable("x"), Remedy.LOGIN),
         (HeadwaterError("x"), Remedy.PERSON),
         (ValueError("x"), Remedy.UNSURE),
         (RuntimeError("java.io.EOFException"), Remedy.RETRY),

@@ -14,19 +14,26 @@ from headwater.pipeline.config.pipeline_config import PipelineConfig
 from headwater.pipeline.config.telling import KeyPath, Teller, keys_at
 from headwater.sinks.errors import SinkInputError
 from headwater.sinks.open import KINDS, SinkOptionError, option_names
+from headwater.sources.dsn import DsnUnreadable, current_dsn, dsn_in_file
 from headwater.sources.open import home_of
 
 _PLACES: Final = frozenset({"path", "warehouse"})
 """Options of sinks that are paths, relative to the file."""
 _STAGING: Final = "staging"
+_DSN: Final = "dsn"
+_DSN_FILE: Final = "dsn_file"
 
 
 def completed(config: PipelineConfig, folder: Path, told: Teller) -> PipelineConfig:
     """*config* with nothing left open; relative paths begin at *folder*. :raises ConfigError: it cannot be used."""
     source, pipeline = config.source, config.pipeline
-    if (source.dsn is None) == (source.dsn_env is None):
-        raise told.error(("source",), "needs either dsn or dsn_env", 'Write dsn_env = "SHOP_DSN" in [source].')
+    if [source.dsn, source.dsn_env, source.dsn_file].count(None) != 2:
+        raise told.error(
+            ("source",), "needs one of dsn, dsn_env and dsn_file", 'Write dsn_env = "SHOP_DSN" in [source].'
+        )
     dsn = source.dsn
+    if source.dsn_file is not None:
+        dsn = _dsn_in_file(("source", "dsn_file"), source.dsn_file, folder, told)
     if source.dsn_env is not None:
         dsn = os.environ.get(source.dsn_env)
         if not dsn:
@@ -47,7 +54,7 @@ def completed(config: PipelineConfig, folder: Path, told: Teller) -> PipelineCon
             raise told.error(key, "is 'tables', and none are kept", f'Add [[sink]] with kind = "{KEPT_KIND}".')
     return config.model_copy(
         update={
-            "source": source.model_copy(update={"dsn": dsn}),
+            "source": source.model_copy(update={"dsn": dsn, "dsn_file": None}),
             "pipeline": pipeline.model_copy(update={"store": store, "work": work}),
             "sink": sinks,
             "derive": derived,
@@ -97,6 +104,10 @@ def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, tol
         raise told.unknown((*path, "kind"), sink.kind, sorted(KINDS))
     options = sink.options
     try:
+        if _DSN in option_names(sink.kind) and isinstance(options.get(_DSN_FILE), str):
+            if _DSN in options:
+                raise told.error(path, "has both dsn and dsn_file", "Leave one of them out.")
+            options[_DSN] = _dsn_in_file((*path, _DSN_FILE), options.pop(_DSN_FILE), folder, told)
         for name in option_names(sink.kind):
             if name in _PLACES and isinstance(options.get(name), str):
                 options[name] = _placed(options[name], folder)
@@ -134,6 +145,16 @@ def _check_beginning(sink: SinkSection, path: KeyPath, told: Teller) -> None:
             parse_since(sink.since_text)
         except InvalidQuery as error:
             raise told.error((*path, "since"), f"is wrong. {error.message.rstrip('.')}", error.next_step) from None
+
+
+def _dsn_in_file(path: KeyPath, file: str, folder: Path, told: Teller) -> str:
+    """What stands for the connection string in *file*. :raises ConfigError: it cannot be read."""
+    dsn = dsn_in_file(folder / Path(file).expanduser())
+    try:
+        current_dsn(dsn)
+    except DsnUnreadable as error:
+        raise told.error(path, f"cannot be used. {error.message.rstrip('.')}", error.next_step) from None
+    return dsn
 
 
 def _placed(path: str, folder: Path) -> str:

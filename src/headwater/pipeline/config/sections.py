@@ -40,6 +40,7 @@ class SourceSection(Section):
 
     dsn: str | None = Field(default=None, repr=False)
     dsn_env: str | None = None
+    dsn_file: str | None = None
     tables: list[str] = Field(min_length=1)
     slot: str = "headwater"
     publication: str = "headwater"

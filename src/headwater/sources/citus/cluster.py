@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import psycopg
 
+from headwater.sources.dsn import current_dsn, is_in_file
 from headwater.sources.errors import AccessDenied, InvalidDsn, SourceBusy, SourceMisconfigured
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.names import TableName, literal
@@ -131,7 +132,7 @@ class Alignment:
 
 def coordinator_dsn(text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> Dsn:
     """The coordinator's address, of ``citus://user@host:port/database``. :raises InvalidDsn: it cannot be read."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, rest = current_dsn(text).partition("://")
     if scheme != "citus" or not separator:
         raise InvalidDsn(
             "The connection string is not one of a Citus cluster.",
@@ -148,9 +149,15 @@ class Cluster:
 
     def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self._text = text
-        self.coordinator = coordinator_dsn(text, timeout_seconds)
+        self._timeout_seconds = timeout_seconds
+        self._parsed = coordinator_dsn(text, timeout_seconds)
         self._sessions: dict[str, Connection] = {}
         self._lock = threading.Lock()
+
+    @property
+    def coordinator(self) -> Dsn:
+        """With the password of now. :raises InvalidDsn: it cannot be read. :raises DsnUnreadable: of its file."""
+        return coordinator_dsn(self._text, self._timeout_seconds) if is_in_file(self._text) else self._parsed
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cluster) and self._text == other._text
@@ -159,7 +166,7 @@ class Cluster:
         return hash(self._text)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Cluster, (self._text, self.coordinator.timeout_seconds)
+        return Cluster, (self._text, self._timeout_seconds)
 
     def __str__(self) -> str:
         return "citus" + str(self.coordinator).removeprefix("postgresql")

@@ -100,9 +100,10 @@ class Members:
         self._gates: dict[int, Gate] = {}
 
     def source(self, group: int, address: str) -> PostgresSource:
-        """The source of one node; another one where its address has changed."""
+        """The source of one node; another one where its address or its password has changed."""
+        conninfo = self.cluster.conninfo_of(address, group)
         known = self._sources.get(group)
-        if known is not None and known[0] == address:
+        if known is not None and known[0] == conninfo:
             return known[1]
         if known is not None:
             known[1].close()
@@ -111,8 +112,8 @@ class Members:
             self._gates[group] = Gate(stream)
             return self._gates[group]
 
-        made = self._make(self.cluster.conninfo_of(address, group), group, through)
-        self._sources[group] = address, made
+        made = self._make(conninfo, group, through)
+        self._sources[group] = conninfo, made
         return made
 
     def described(self, names: Sequence[str]) -> dict[str, SourceTable]:

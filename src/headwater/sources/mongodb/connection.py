@@ -27,9 +27,11 @@ from bson.raw_bson import RawBSONDocument
 from pymongo import errors as driver
 from pymongo.uri_parser import parse_uri
 
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
+    LoginRefused,
     LogPurged,
     SnapshotExpired,
     SourceBusy,
@@ -53,7 +55,8 @@ _SELECTION_MS: Final = 10_000
 _LEAST_BEAT_MS: Final = 500
 _MOST_BEAT_MS: Final = 10_000
 
-_DENIED: Final = frozenset((13, 18, 8000, 31, 33))
+_NO_LOGIN: Final = frozenset((18, 8000))
+_DENIED: Final = frozenset((13, 31, 33)) | _NO_LOGIN
 _BUSY: Final = frozenset((24, 112, 117, 202, 46, 11601, 462, 325))
 _EXPIRED: Final = frozenset((239, 246, 13388))
 _PURGED: Final = frozenset((286,))
@@ -87,6 +90,8 @@ class Dsn:
 
     def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.timeout_seconds = timeout_seconds
+        self.origin = text
+        text = current_dsn(text)
         plain, _, query = text.partition("?")
         options = [part for part in query.split("&") if part]
         own = {
@@ -164,12 +169,14 @@ _lock = threading.Lock()
 
 def connect(dsn: Dsn, **options: Any) -> Client:
     """A client of its own; nothing is connected before it is asked. :raises InvalidDsn: an option is wrong."""
+    dsn = reread(dsn)
     with server_errors(dsn):
         return pymongo.MongoClient(dsn.address, **(dsn.defaults() | options))
 
 
 def shared(dsn: Dsn) -> Client:
     """The client of this process for *dsn*: connections are used again, by any thread."""
+    dsn = reread(dsn)
     key = os.getpid(), dsn.address
     with _lock:
         if key not in _clients:
@@ -252,8 +259,10 @@ def translated(error: driver.PyMongoError, dsn: Dsn) -> SourceError:
             " db.adminCommand({setParameter: 1, minSnapshotHistoryWindowInSeconds: 3600})",
         )
     if code in _DENIED:
-        step = "Check the user name and its password." if code in (18, 8000) else f"Run: headwater doctor {dsn}"
-        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+        text = f"{dsn} refused the user {dsn.user!r}: {said}."
+        if code in _NO_LOGIN:
+            return LoginRefused(text, next_step="Check the user name and its password.")
+        return AccessDenied(text, next_step=f"Run: headwater doctor {dsn}")
     if code == _OTHER_COLLECTION:
         return CollectionReplaced(f"{dsn} has another collection of that name by now.", next_step=RESNAPSHOT)
     if code in _NOT_FOUND:

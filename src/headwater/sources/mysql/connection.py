@@ -16,10 +16,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import pymysql
 from pymysql.converters import conversions
 
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     DriverMissing,
     InvalidDsn,
+    LoginRefused,
     SourceBusy,
     SourceError,
     SourceMisconfigured,
@@ -50,7 +52,8 @@ _OLDEST: Final = {"MySQL": (8, 0, 1), "MariaDB": (10, 5, 0)}
 
 _OPTIONS: Final = frozenset(("unix_socket", "ssl_ca", "connect_timeout", "tinyint1"))
 _SCHEMES: Final = ("mysql", "mariadb")
-_DENIED: Final = frozenset((1044, 1045, 1130, 1142, 1143, 1227, 1370, 1698, 1862, 1820, 3118))
+_NO_LOGIN: Final = frozenset((1045, 1130, 1698, 1820, 1862, 3118))
+_DENIED: Final = frozenset((1044, 1142, 1143, 1227, 1370)) | _NO_LOGIN
 _BUSY: Final = frozenset((1040, 1203, 1205, 1213, 1226, 1412, 3024, 1969))
 _NOT_FOUND: Final = frozenset((1146, 1109, 1051, 1054))
 _GONE: Final = frozenset(
@@ -69,6 +72,8 @@ class Dsn:
 
     def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.timeout_seconds = timeout_seconds
+        self.origin = text
+        text = current_dsn(text)
         try:
             parts = urlsplit(text)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -149,6 +154,7 @@ def connect(dsn: Dsn) -> Connection:
 
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceMisconfigured: too old.
     """
+    dsn = reread(dsn)
     with server_errors(dsn):
         session = _login(dsn)
         try:
@@ -239,10 +245,10 @@ def translated(error: pymysql.err.Error, dsn: Dsn) -> SourceError:
     if code == 1049:
         return SourceNotFound(f"{dsn} has no such database: {said}.", next_step="Name a database that exists.")
     if code in _DENIED:
-        step = "Check the user name and its password."
-        if code not in (1045, 1698, 1130):
-            step = f"Run: headwater doctor {dsn}"
-        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+        text = f"{dsn} refused the user {dsn.user!r}: {said}."
+        if code in _NO_LOGIN:
+            return LoginRefused(text, next_step="Check the user name and its password.")
+        return AccessDenied(text, next_step=f"Run: headwater doctor {dsn}")
     if code in _NOT_FOUND:
         return SourceNotFound(f"{dsn} does not have it: {said}.")
     if code in _BUSY:

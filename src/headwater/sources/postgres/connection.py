@@ -17,9 +17,11 @@ from psycopg import errors as pg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import namedtuple_row
 
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
+    LoginRefused,
     SourceBusy,
     SourceError,
     SourceMisconfigured,
@@ -80,13 +82,16 @@ _SWITCHES: Final = ("starting up", "shutting down", "recovery mode", "not yet ac
 class Dsn:
     """Where a database is. Its text and its errors never show the password.
 
-    :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``.
+    :param text: a libpq connection string: ``postgresql://user:password@host/database`` or ``host=… dbname=…``, or
+        the file that has it (:mod:`headwater.sources.dsn`).
     :param timeout_seconds: a server that is silent for this long counts as unreachable.
-    :raises InvalidDsn: it cannot be read; the text is not repeated.
+    :raises InvalidDsn: it cannot be read; the text is not repeated. :raises DsnUnreadable: of its file.
     """
 
     def __init__(self, text: str, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
         self.timeout_seconds = timeout_seconds
+        self.origin = text
+        text = current_dsn(text)
         scheme, separator, _ = text.partition("://")
         if separator and scheme not in ("postgres", "postgresql"):
             raise InvalidDsn(
@@ -146,6 +151,7 @@ def connect(dsn: Dsn, **settings: str) -> Connection:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
+    dsn = reread(dsn)
     return _open(dsn, dsn.conninfo(), settings)
 
 
@@ -155,6 +161,7 @@ def connect_replication(dsn: Dsn) -> Connection:
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused. :raises SourceNotFound: no such database.
     :raises SourceMisconfigured: the server is too old, or a pooler stands before it.
     """
+    dsn = reread(dsn)
     return _open(dsn, dsn.conninfo(replication="database"), {})
 
 
@@ -251,7 +258,7 @@ def _refused_login(said: str, dsn: Dsn) -> SourceError:
     return _unreachable(said, dsn)
 
 
-def _denied(said: str, dsn: Dsn) -> AccessDenied:
+def _denied(said: str, dsn: Dsn) -> LoginRefused:
     step = "Check the user name and its password."
     if "no password supplied" in said:
         step = "Set PGPASSWORD, or write the password into ~/.pgpass or the connection string."
@@ -259,7 +266,7 @@ def _denied(said: str, dsn: Dsn) -> AccessDenied:
         step = "Allow the address, user and database in pg_hba.conf and reload the server's settings."
     elif "superuser or replication role" in said or "start WAL sender" in said:
         step = f'As a superuser: ALTER ROLE "{dsn.user}" REPLICATION;'
-    return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+    return LoginRefused(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
 
 
 def _no_database(dsn: Dsn) -> SourceNotFound:

@@ -195,7 +195,7 @@ class SpillStore:
         try:
             _append(transaction.path, transaction.file_bytes, block)
         except OSError as error:
-            raise self._disk_error(error) from error
+            raise _disk_error(self._directory, error) from error
         transaction.file_bytes += len(block)
         self._file_bytes += len(block)
         self._held_bytes -= transaction.held_bytes
@@ -209,28 +209,32 @@ class SpillStore:
                     while file.tell() < transaction.file_bytes:
                         yield _decoded(file, transaction.file_bytes)
             except OSError as error:
-                raise self._disk_error(error) from error
+                raise _disk_error(self._directory, error) from error
         yield transaction.held
-
-    def _disk_error(self, error: OSError) -> SourceError:
-        if error.errno in _NO_ROOM:
-            return SpillFull(
-                f"No room in {self._directory} for a transaction that the server streams before its commit.",
-                next_step="Free some space there, or name a directory on a larger disk.",
-            )
-        return SourceError(
-            f"A file of {self._directory} cannot be used: {error.strerror}.",
-            next_step="Check the disk, and the owner and mode of the directory.",
-        )
 
     def _check_open(self) -> None:
         if self._lock < 0:
             raise SourceClosed("The store of streamed transactions is closed.")
 
 
+def _disk_error(directory: Path, error: OSError) -> SourceError:
+    if error.errno in _NO_ROOM:
+        return SpillFull(
+            f"There is no room in {directory} for a transaction that the server streams before its commit.",
+            next_step="Free some space there, or name a directory on a larger disk.",
+        )
+    return SourceError(
+        f"A file of {directory} cannot be used: {error.strerror}.",
+        next_step="Check the disk, and the owner and mode of the directory.",
+    )
+
+
 def _locked(directory: Path) -> int:
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _disk_error(directory, error) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

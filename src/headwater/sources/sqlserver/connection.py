@@ -16,9 +16,11 @@ import pyarrow as pa
 import pytds
 from pytds import tds_base
 
+from headwater.sources.dsn import current_dsn, reread
 from headwater.sources.errors import (
     AccessDenied,
     InvalidDsn,
+    LoginRefused,
     SnapshotExpired,
     SourceBusy,
     SourceError,
@@ -86,6 +88,8 @@ class Dsn:
 
     def __init__(self, text: str, timeout_seconds: float = SILENCE) -> None:
         self.timeout_seconds = timeout_seconds
+        self.origin = text
+        text = current_dsn(text)
         try:
             parts = urlsplit(text)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
@@ -109,11 +113,6 @@ class Dsn:
                 "time_zone (of the server).",
             ) from None
         self._options = options
-
-    @property
-    def key(self) -> tuple[str, int, str, str, str]:
-        """What tells two addresses apart; with the password, never for a message."""
-        return self.host, self.port, self.database, self.user, self._password
 
     def open(self) -> Any:
         """A connection of the library, in autocommit.
@@ -156,7 +155,7 @@ class Session:
     """
 
     def __init__(self, dsn: Dsn) -> None:
-        self.dsn = dsn
+        self.dsn = dsn = reread(dsn)
         self._connection: Any = None
         with server_errors(dsn):
             self._connection = dsn.open()
@@ -245,10 +244,10 @@ def translated(error: tds_base.Error, dsn: Dsn) -> SourceError:
     if code == 4060:
         return SourceNotFound(f"{dsn} has no such database.", next_step="Name a database that exists.")
     if code in _DENIED:
-        step = "Check the user name and its password."
-        if code not in _NO_LOGIN:
-            step = f"Run: headwater doctor {dsn}"
-        return AccessDenied(f"{dsn} refused the user {dsn.user!r}: {said}.", next_step=step)
+        text = f"{dsn} refused the user {dsn.user!r}: {said}."
+        if code in _NO_LOGIN:
+            return LoginRefused(text, next_step="Check the user name and its password.")
+        return AccessDenied(text, next_step=f"Run: headwater doctor {dsn}")
     if code in _NOT_FOUND:
         return SourceNotFound(f"{dsn} does not have it: {said}.", next_step=f"Run: headwater doctor {dsn}")
     if code in _NOT_ENABLED:

@@ -97,7 +97,7 @@ _lock = threading.Lock()
 
 def with_session(dsn: Dsn, ask_it: Callable[[Session], _T]) -> _T:
     """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
-    kept = (os.getpid(), *dsn.key)
+    kept = (os.getpid(), dsn.origin)
     with _lock:
         for pause in (*PAUSES, None):
             try:

@@ -20,7 +20,7 @@ _END: Final = (
     "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCK_TIMEOUT -1;"
 )
 
-_idle: dict[tuple[object, ...], list[tuple[float, Session]]] = {}
+_idle: dict[tuple[int, str], list[tuple[float, Session]]] = {}
 _lock = threading.Lock()
 
 
@@ -48,7 +48,7 @@ def give_back(session: Session) -> None:
         session.close()
         return
     with _lock:
-        kept = _idle.setdefault((os.getpid(), *session.dsn.key), [])
+        kept = _idle.setdefault((os.getpid(), session.dsn.origin), [])
         if len(kept) < _MOST_IDLE:
             kept.append((time.monotonic(), session))
             return
@@ -58,7 +58,7 @@ def give_back(session: Session) -> None:
 def _taken(dsn: Dsn) -> Session | None:
     """One that was idle for a short time only; older ones are closed."""
     with _lock:
-        kept = _idle.get((os.getpid(), *dsn.key), [])
+        kept = _idle.get((os.getpid(), dsn.origin), [])
         while kept:
             since, session = kept.pop()
             if session.is_open and time.monotonic() - since < IDLE_SECONDS:

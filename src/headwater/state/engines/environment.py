@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import lmdb
 
-from headwater.state.engines.filesystem import check_local
+from headwater.state.engines.filesystem import NO_ROOM, check_local, free_bytes, full_disk
 from headwater.state.errors import (
     InvalidKey,
     InvalidLocation,
@@ -70,7 +70,11 @@ def map_errors(path: Path) -> Iterator[None]:
             next_step="Restore the directory from a copy.",
         ) from error
     except lmdb.DiskError as error:
-        raise _full(path) from error
+        raise full_disk(path) from error
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise full_disk(path) from error
     except lmdb.ReadersFullError as error:
         raise StoreUnavailable(f"More than {_MAX_READERS} snapshots are open on {path}; close some.") from error
     except lmdb.Error as error:
@@ -81,8 +85,8 @@ def map_errors(path: Path) -> Iterator[None]:
                 f"{path} cannot be mapped into memory: the address space of this process is limited.",
                 next_step="Raise ulimit -v.",
             ) from error
-        if _says(error, errno.ENOSPC, errno.EFBIG, errno.EDQUOT) or (_says(error, errno.EIO) and _no_room(path)):
-            raise _full(path) from error
+        if _says(error, *NO_ROOM) or (_says(error, errno.EIO) and _no_room(path)):
+            raise full_disk(path) from error
         raise StoreUnavailable(f"The state store at {path} did not answer: {error}.") from error
 
 
@@ -92,17 +96,9 @@ def _says(error: lmdb.Error, *numbers: int) -> bool:
 
 def _no_room(path: Path) -> bool:
     """LMDB reports a write that came out short as an I/O error: was there no room?"""
-    disk = os.statvfs(path)
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     near_limit = limit != resource.RLIM_INFINITY and (path / "data.mdb").stat().st_size > limit - _NEARLY_FULL
-    return near_limit or disk.f_bavail * disk.f_frsize < _NEARLY_FULL
-
-
-def _full(path: Path) -> StoreFull:
-    return StoreFull(
-        f"No room for the state store at {path}: the disk or the file-size limit is full.",
-        next_step="Free some space and seal again.",
-    )
+    return near_limit or free_bytes(path) < _NEARLY_FULL
 
 
 class Environment:

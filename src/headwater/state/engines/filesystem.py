@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 from pathlib import Path
+from typing import Final
 
-from headwater.state.errors import InvalidLocation
+from headwater.state.errors import InvalidLocation, StoreFull
+
+NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 NETWORK_FILE_SYSTEMS = frozenset(
     [
@@ -65,8 +70,31 @@ def prepare_directory(path: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise InvalidLocation(f"{path} is not a directory.") from error
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise full_disk(path) from error
         raise InvalidLocation(f"{path} cannot be made: {error}.") from error
     check_local(path)
+
+
+def free_bytes(path: Path) -> int:
+    """What can still be written to the disk of *path*, which need not exist."""
+    while not path.exists():
+        path = path.parent
+    disk = os.statvfs(path)
+    return disk.f_bavail * disk.f_frsize
+
+
+def _limit() -> str:
+    limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    return "" if limit == resource.RLIM_INFINITY else f", and files are limited to {limit >> 20} MB (ulimit -f)"
+
+
+def full_disk(path: Path) -> StoreFull:
+    """The error of a store at *path* that could not be written for want of room."""
+    return StoreFull(
+        f"There is no room for {path}: {free_bytes(path) >> 20} MB are free on its disk{_limit()}.",
+        next_step="Free some space.",
+    )
 
 
 def check_local(path: Path) -> None:
