@@ -5,11 +5,15 @@ The object store is moto's S3 server, a mock, behind a proxy.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,6 +106,8 @@ def test_capture_waits_for_a_store_that_is_away_at_its_start_on_an_s3_mock_serve
 
 _CHILD = """
 import sys
+import threading
+import time
 from headwater.capture import stopping
 from headwater.pipeline.capture_process import main
 stopping.END_SECONDS = 1.0
@@ -153,6 +159,59 @@ def test_a_capture_whose_store_is_away_on_an_s3_mock_server_ends_soon_after_a_si
     running = RunningCapture(newest_postgres, tmp_path, ["t"])
     running.store = at(bucket[0], tmp_path)  # type: ignore[assignment]
     running.start()
+    running.assert_equal("t")
+    running.assert_once("public.t")
+    running.stop()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", [1, 2])
+def test_any_faults_of_an_s3_mock_server_lose_and_double_nothing(
+    newest_postgres: Database,
+    bucket: tuple[str, LosingProxy],
+    away: LosingProxy,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+) -> None:
+    """Lost answers and outages of a few seconds, of all objects or of one kind, under load."""
+    monkeypatch.setattr("headwater.state.engines.slate.RETRY_SECONDS", 1.0)
+    monkeypatch.setattr("headwater.state.engines.slate.CALL_SECONDS", 3.0)
+    chance, ended = random.Random(seed), threading.Event()
+    make_tables(newest_postgres)
+    running = RunningCapture(newest_postgres, tmp_path, ["t"])
+    running.store = at(away.url, tmp_path)  # type: ignore[assignment]
+    running.start()
+    running.store = at(bucket[0], tmp_path)  # type: ignore[assignment]
+
+    def write() -> None:
+        for number in itertools.count(1):
+            length = 200 if number % 3 == 0 else 1  # small values are in the keys of the store, large ones beside it
+            newest_postgres.execute(
+                f"INSERT INTO t SELECT {number} * 100 + i, repeat(md5(i::text), {length}) FROM generate_series(1, 20) i"
+            )
+            newest_postgres.execute(
+                f"UPDATE t SET v = v || 'x' WHERE id % 7 = {number % 7} AND id > {number} * 100 - 500"
+            )
+            if ended.wait(0.05):
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    end = time.monotonic() + 45
+    while time.monotonic() < end and running.failure is None:
+        pattern = chance.choice((".*", r"/wal/.*", r"/values/.*", r"/owner/.*", r"/manifest/.*", r"/compacted/.*"))
+        status = chance.choice((0, 500, 503, 504))
+        if chance.random() < 0.5:
+            away.lose(pattern, status)
+            ended.wait(chance.random())
+        else:
+            away.go_away(status, pattern)
+            ended.wait(chance.random() * 6)
+            away.come_back()
+            ended.wait(chance.random() * 4)
+    ended.set()
+    writer.join()
     running.assert_equal("t")
     running.assert_once("public.t")
     running.stop()
