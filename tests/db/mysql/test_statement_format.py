@@ -10,6 +10,8 @@ from typing import Any
 
 import pymysql
 import pytest
+from tests.db.backfill.delivering import Delivering
+from tests.db.backfill.test_schema_changes import difference
 from tests.db.capture.running import OPTIONS
 from tests.db.mysql.running import MySqlCapture, end_of_log, running
 from tests.sampled import share
@@ -104,33 +106,39 @@ def test_a_table_is_read_again_by_itself_after_a_statement(server: MariaDbServer
     """Also after a statement in a prepared XA transaction, once it is committed, and not if it is rolled back."""
     tables = ["shop.a", "shop.prepared", "shop.bystander"]
     create(server, *tables)
+    server.execute(*(f"INSERT INTO {table} VALUES (1, 'old'), (2, 'old')" for table in tables))
     capture = MySqlCapture(server, tmp_path, tables)
     capture.options = replace(OPTIONS, on_rewrite=OnRewrite.REREAD)
     capture.start()
+    query = Delivering(capture, *tables, keyed=True)
     try:
+        query.finish()
         since = {name: table.since for name, table in capture.tables().items()}
         with session(server) as cursor:
             for table, end in (("shop.bystander", "ROLLBACK"), ("shop.prepared", "COMMIT")):
                 cursor.execute("XA START 'x'")
-                cursor.execute(f"INSERT INTO {table} VALUES (1, 'x')")
+                cursor.execute(f"INSERT INTO {table} VALUES (3, 'new')")
                 cursor.execute("XA END 'x'")
                 cursor.execute("XA PREPARE 'x'")
                 decided = end_of_log(server.dsn)
                 cursor.execute(f"XA {end} 'x'")
-            cursor.execute("INSERT INTO shop.a VALUES (1, 'x')")
-        changed = ("shop.a", "shop.prepared")
-        capture.wait_for(
-            lambda: all(
-                table.state is TableState.ACTIVE and table.since != since[name]
-                for name, table in capture.tables().items()
-                if name in changed
-            )
-        )
-        server.execute("INSERT INTO shop.bystander VALUES (1, 'x')")
-        capture.assert_equal("shop.bystander")
+            cursor.execute("DELETE FROM shop.a WHERE id = 1")
+            cursor.execute("UPDATE shop.a SET v = 'new'")
+        server.execute("INSERT INTO shop.bystander VALUES (4, 'new')")
+
+        def are_captured_again() -> bool:
+            found = capture.tables()
+            changed = [name for name in tables if found[name].since != since[name]]
+            return len(changed) == 2 and all(found[name].state is TableState.ACTIVE for name in changed)
+
+        query.run_until(are_captured_again)
+        capture.catch_up()
+        query.finish()
+        assert {name: difference(capture, query, name) for name in tables} == dict.fromkeys(tables)
         assert capture.tables()["shop.bystander"].since == since["shop.bystander"]
         assert capture.tables()["shop.prepared"].since > decided
     finally:
+        query.close()
         capture.stop()
 
 
