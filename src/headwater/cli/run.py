@@ -25,6 +25,7 @@ from headwater.pipeline.metrics import serve_metrics
 from headwater.pipeline.pipeline import Pipeline
 from headwater.pipeline.status import LIVE, REREADING, PipelineStatus
 from headwater.pipeline.supervision import LOG_FOLDER
+from headwater.private_files import make_private, make_root, open_private
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
@@ -41,7 +42,8 @@ def run(
     """Run a pipeline: capture the changes, read the history, deliver both. Ctrl-C stops it; run it again to go on."""
     made = Pipeline.from_toml(pipeline)
     logs = made.config.work / LOG_FOLDER
-    logs.mkdir(parents=True, exist_ok=True)
+    make_root(made.config.work)
+    make_private(logs)
     metrics = None if metrics_port is None else serve_metrics(made.config, metrics_port)
     if metrics is not None:
         err.print(f"metrics: http://127.0.0.1:{metrics.port}/metrics")
@@ -63,7 +65,7 @@ def _spark_is_quiet(log: Path) -> Iterator[Console]:
     """Spark's processes write their messages to *log*; what is for a person goes to the console as before."""
     sys.stderr.flush()
     shown = os.dup(2)
-    with log.open("ab") as file:
+    with open_private(log, "ab") as file:
         os.dup2(file.fileno(), 2)
     try:
         with os.fdopen(os.dup(shown), "w", buffering=1) as stream:

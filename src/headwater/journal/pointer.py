@@ -19,6 +19,7 @@ from headwater import failpoints
 from headwater.journal import files, locks
 from headwater.journal.errors import CorruptError, InvalidNameError, SerialisationError, io_error
 from headwater.journal.ids import check_id, is_id
+from headwater.private_files import FILE_MODE
 
 WRITTEN = failpoints.register("journal.pointer.after_write")
 RENAMED = failpoints.register("journal.pointer.after_rename")
@@ -81,7 +82,7 @@ class Pointers:
         files.make_directory(self._root)
         path = self._root / ".lock"
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, files.FILE_MODE)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
         except OSError as error:
             raise io_error("open the lock", path, error) from error
         try:

@@ -23,6 +23,7 @@ from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
+from headwater.private_files import open_private
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
@@ -42,7 +43,7 @@ class CaptureProcess:
         self.facts: dict[str, Any] = {"state": "starting"}
         self._failure: Failure | None = None
         self._stopping = False
-        with log.open("ab") as output:
+        with open_private(log, "ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "headwater.pipeline.capture_process"],
                 stdin=subprocess.PIPE,

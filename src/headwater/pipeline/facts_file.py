@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from headwater.private_files import open_private
+
 _ROOM: Final = 1 << 14
 """The file is padded to a multiple of this: it can then be overwritten without new room."""
 
@@ -21,13 +23,14 @@ def write_facts(path: Path, facts: dict[str, Any]) -> None:
     text = text.ljust(-(-len(text) // _ROOM) * _ROOM)
     fresh = path.with_suffix(".new")
     try:
-        fresh.write_bytes(text)
+        with open_private(fresh, "wb") as file:
+            file.write(text)
         fresh.replace(path)
     except OSError:
         fresh.unlink(missing_ok=True)
-        with path.open("r+b", buffering=0) as file:
-            file.write(text)
-            file.truncate(len(text))
+        with path.open("r+b", buffering=0) as old:
+            old.write(text)
+            old.truncate(len(text))
 
 
 def read_facts(path: Path) -> dict[str, Any]:

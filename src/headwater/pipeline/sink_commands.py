@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
+from headwater.private_files import FILE_MODE, make_private, make_root
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.storage import directory_of
 
@@ -35,7 +37,8 @@ def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: i
     request = SinkRequest(label, kind, epoch)
     lock = config.work / RUN_FOLDER / LOCK_FILE
     if current_owner(lock) is None:
-        lock.parent.mkdir(parents=True, exist_ok=True)
+        make_root(config.work)
+        make_private(lock.parent)
         try:
             with OwnerLock(lock, str(config.work)):
                 return _do(config, section, request)
@@ -143,7 +146,9 @@ def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     text = before.rstrip() + f"\n\n[[{table}]]\n" + "\n".join(lines) + "\n"
     config = configure(_read(text), folder=path.absolute().parent, origin=str(path), text=text)
     fresh = path.with_name(f".{path.name}.new")
+    fresh.touch(FILE_MODE)
     fresh.write_text(text, encoding="utf-8")
+    shutil.copymode(path, fresh)  # it can hold a password: it stays as private as it was
     fresh.replace(path)
     section = config.sink[-1] if table == "sink" else config.derive[-1]
     if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:

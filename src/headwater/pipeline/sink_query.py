@@ -15,6 +15,7 @@ from headwater.pipeline.sink_requests import SinkWish
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, SupervisedQuery, failure_of
+from headwater.private_files import FILE_MODE, make_private
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
@@ -54,7 +55,7 @@ class SinkQuery(SupervisedQuery):
         from headwater.spark.claim_check import FORMAT, OPTION, ClaimDelivery
 
         checkpoint = self._config.checkpoint(self._section)
-        checkpoint.mkdir(parents=True, exist_ok=True)
+        make_private(checkpoint)
         letters = str(self._config.dead_letters(self._section))
         refused = letters if self._section.bad_rows == "park" else None
         delivery = ClaimDelivery(self._options, sink, str(self._stop_file), refused, letters).to_option()
@@ -138,7 +139,7 @@ class SinkQuery(SupervisedQuery):
 
     def ask_to_stop(self) -> None:
         with suppress(OSError):  # a full disk: the query is ended in the middle of a batch, which is repeated
-            self._stop_file.touch()
+            self._stop_file.touch(FILE_MODE)
 
     def stop(self) -> None:
         if self._query is not None:

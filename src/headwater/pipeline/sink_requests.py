@@ -17,7 +17,6 @@ that a sink is paused or dropped, over restarts.
 from __future__ import annotations
 
 import json
-import os
 import time
 import uuid
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from typing import Any, Final
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline.errors import NoAnswer, SinkRequestFailed
+from headwater.private_files import make_private, replace_private
 
 _REQUESTS: Final = "requests"
 _SINKS: Final = "sinks"
@@ -78,9 +78,9 @@ class SinkRequests:
 
         :raises SinkRequestFailed: what it answered. :raises NoAnswer: it did not.
         """
-        self._requests.mkdir(parents=True, exist_ok=True)
+        make_private(self._requests)
         value = asdict(request) | {"kind": request.kind.value, "until": time.time() + seconds}
-        _replace(self._path(request.id), json.dumps(value))
+        replace_private(self._path(request.id), json.dumps(value), durable=True)
         answer = self._answer(request.id)
         end = time.monotonic() + seconds
         try:
@@ -119,9 +119,10 @@ class SinkRequests:
     def answer(self, request: SinkRequest, error: HeadwaterError | None, result: dict[str, Any] | None = None) -> None:
         """Say what became of *request*."""
         problem = (None, None) if error is None else (error.message, error.next_step)
-        _replace(
+        replace_private(
             self._answer(request.id),
             json.dumps({"error": problem[0], "next_step": problem[1], "result": result or {}}),
+            durable=True,
         )
         self._path(request.id).unlink(missing_ok=True)
         for old in self._requests.glob("*.answer"):  # of those who did not wait
@@ -137,20 +138,11 @@ class SinkRequests:
 
     def put_wish(self, label: str, wish: SinkWish) -> None:
         """Keep it; durable on return."""
-        self._sinks.mkdir(parents=True, exist_ok=True)
-        _replace(self._sinks / f"{label}.json", json.dumps(asdict(wish)))
+        make_private(self._sinks)
+        replace_private(self._sinks / f"{label}.json", json.dumps(asdict(wish)), durable=True)
 
     def _path(self, request: str) -> Path:
         return self._requests / f"{request}.json"
 
     def _answer(self, request: str) -> Path:
         return self._requests / f"{request}.answer"
-
-
-def _replace(path: Path, text: str) -> None:
-    fresh = path.with_suffix(".new")
-    with fresh.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)

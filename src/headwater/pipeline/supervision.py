@@ -30,6 +30,7 @@ from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkR
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery, failure_of
 from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
+from headwater.private_files import make_private, make_root
 from headwater.spark.failure import Failure
 
 if TYPE_CHECKING:
@@ -163,8 +164,9 @@ class Supervisor:
         :param begun: set once nobody else can run it.
         :raises AlreadyRunning: another process runs it.
         """
-        self.run_folder.mkdir(parents=True, exist_ok=True)
-        (self._config.work / LOG_FOLDER).mkdir(exist_ok=True)
+        make_root(self._config.work)
+        make_private(self.run_folder)
+        make_private(self._config.work / LOG_FOLDER)
         with ExitStack() as stack:
             stack.enter_context(self._lock())
             self._tell(force=True)

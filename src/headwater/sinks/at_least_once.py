@@ -17,6 +17,7 @@ from typing import ClassVar, Final
 from urllib.parse import quote
 
 from headwater import failpoints
+from headwater.private_files import make_private, replace_private
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.row_sink import RowSink
 from headwater.sinks.sink import Committed, Token
@@ -61,13 +62,8 @@ class AtLeastOnceSink(RowSink):
     def _keep(self, table: SourceTable, query: str, record: TokenRecord) -> None:
         """Durably, and as a whole: a torn file would send everything again."""
         path = self._file(table, query)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        made = path.with_name(f"{path.name}.new")
-        with made.open("w") as file:
-            file.write(record.text)
-            file.flush()
-            os.fsync(file.fileno())
-        made.replace(path)
+        make_private(path.parent)
+        replace_private(path, record.text, durable=True)
         directory = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(directory)

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.log_store.columns import EPOCH, OP, SEQ
+from headwater.private_files import make_private
 from headwater.sinks.change_rows import COMMIT_VERSION
 from headwater.sinks.parquet import ParquetSink, read
 from headwater.sinks.sink import HistoryPart, Staged, Token
@@ -269,12 +270,16 @@ class DeadLetters:
     def put_away(self, directory: str) -> None:
         """They are delivered again: keep them apart."""
         place = Path(self.path) / _REPLAYED
-        place.mkdir(exist_ok=True)
+        make_private(place)
         shutil.move(Path(self.path) / directory, place / f"{directory}-{time.time_ns()}")
 
     @property
     def _sink(self) -> ParquetSink:
-        return ParquetSink(self.path)
+        return _PrivateFiles(self.path)
+
+
+class _PrivateFiles(ParquetSink):
+    is_private = True
 
 
 _LOG_FIELDS: Final = (

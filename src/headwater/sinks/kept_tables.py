@@ -73,7 +73,7 @@ class KeptTables:
 
     def check(self) -> None:
         """:raises SinkUnwritable: nothing can be written there."""
-        Storage(self.path).check()
+        Storage(self.path, is_private=True).check()
 
     def folder(self, table: SourceTable | str) -> TableFolder:
         """Where the files of *table* are."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from headwater import failpoints
+from headwater.private_files import make_private
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sinks.manifest import Manifest, ManifestDamaged, ManifestFile
 from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
@@ -43,11 +44,11 @@ AFTER_FORGET = failpoints.register("sink.parquet.after_forget")
 
 
 class Manifests:
-    """The manifests of the directory *root* of one table."""
+    """The manifests of the directory *root* of one table. :param is_private: only this user can read them."""
 
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        self._numbered = NumberedFiles(root / DIRECTORY)
+    def __init__(self, root: Path, *, is_private: bool = False) -> None:
+        self._root, self._is_private = root, is_private
+        self._numbered = NumberedFiles(root / DIRECTORY, is_private=is_private)
 
     def newest(self) -> Manifest:
         """The newest one; number 0 if there is none. What its process did not move is moved."""
@@ -136,7 +137,7 @@ class Manifests:
         for name in manifest.removed:
             failpoints.hit(BEFORE_HIDE)
             hidden = self._root / REPLACED / name
-            if _move(self._root / name, hidden):
+            if self._move(self._root / name, hidden):
                 touched.add((self._root / name).parent)
                 with suppress(FileNotFoundError):  # removed already
                     os.utime(hidden)  # it is kept from now on
@@ -146,7 +147,7 @@ class Manifests:
         touched = set()
         for file in manifest.files:
             failpoints.hit(BEFORE_MOVE)
-            if _move(self._root / file.staged, self._root / file.name):
+            if self._move(self._root / file.staged, self._root / file.name):
                 touched |= {(self._root / file.name).parent, self._root}
             else:
                 self.place(file)
@@ -175,15 +176,16 @@ class Manifests:
         path = self._numbered.path(number)
         return Manifest.from_json(path.read_text(encoding="utf-8"), path)
 
-
-def _move(old: Path, new: Path) -> bool:
-    """``False``: it is not there."""
-    for _ in range(2):
-        try:
-            old.rename(new)
-            return True
-        except FileNotFoundError:
-            if not old.exists():
-                break
-            new.parent.mkdir(parents=True, exist_ok=True)
-    return False
+    def _move(self, old: Path, new: Path) -> bool:
+        """``False``: it is not there."""
+        for _ in range(2):
+            try:
+                old.rename(new)
+                return True
+            except FileNotFoundError:
+                if not old.exists():
+                    break
+                if self._is_private:
+                    make_private(new.parent)
+                new.parent.mkdir(parents=True, exist_ok=True)
+        return False

@@ -58,6 +58,7 @@ class ParquetSink:
     """
 
     capabilities: ClassVar = Capabilities((Mode.CHANGES,))
+    is_private: ClassVar[bool] = False
 
     path: str
     mode: Mode = Mode.CHANGES
@@ -242,10 +243,10 @@ class ParquetSink:
 
     @property
     def _root(self) -> Storage:
-        return Storage(self.path)
+        return Storage(self.path, is_private=self.is_private)
 
     def _manifests(self, table: SourceTable) -> Manifests:
-        return Manifests(Path(self._root.within(directory_of(table)).address))
+        return Manifests(Path(self._root.within(directory_of(table)).address), is_private=self.is_private)
 
 
 def committed_files(path: str | Path) -> list[Path]:

@@ -102,7 +102,7 @@ class RowSink(ABC):
 
     def check(self) -> None:
         """:raises SinkError: it cannot be written to; what to do."""
-        Storage(self.staging).check()
+        Storage(self.staging, is_private=True).check()
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """:raises SinkInputError: its rows cannot be read again."""
@@ -220,7 +220,7 @@ class RowSink(ABC):
         )
 
     def _staged_by(self, table: SourceTable, query: str) -> Staging:
-        return Staging(Storage(self.staging), directory_of(table), query)
+        return Staging(Storage(self.staging, is_private=True), directory_of(table), query)
 
 
 def _put_all(staging: Staging, token: Token, tables: Iterator[pa.Table]) -> Iterator[Part]:

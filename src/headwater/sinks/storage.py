@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from headwater.private_files import make_private, open_private
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sources.table import SourceTable
 
@@ -47,13 +48,15 @@ class Storage:
 
     :param root: a path, ``file://…``, or the address of a directory in an object store (``s3://…``).
     :param options: of the object store; they may hold passwords and are never shown.
+    :param is_private: on a file system, only this user can read what is created; otherwise the umask decides.
     """
 
     root: str
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    is_private: bool = False
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Storage, (self.root, self.options)
+        return Storage, (self.root, self.options, self.is_private)
 
     @property
     def is_local(self) -> bool:
@@ -73,7 +76,7 @@ class Storage:
 
     def within(self, *names: str) -> Storage:
         """The directory *names* in it."""
-        return Storage("/".join((self.address.rstrip("/"), *names)), self.options)
+        return Storage("/".join((self.address.rstrip("/"), *names)), self.options, self.is_private)
 
     @cached_property
     def files(self) -> Any:
@@ -104,14 +107,19 @@ class Storage:
             return
         path = self._local / name
         try:
-            file = path.open("wb")
+            file = self._open(path)
         except FileNotFoundError:
+            if self.is_private:
+                make_private(path.parent)
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = path.open("wb")
+            file = self._open(path)
         with file:
             yield pa.PythonFile(file, "w")
             file.flush()
             os.fsync(file.fileno())
+
+    def _open(self, path: Path) -> IO[bytes]:
+        return open_private(path, "wb") if self.is_private else path.open("wb")
 
     def sync(self, *names: str) -> None:
         """Make files or directories that others wrote durable."""

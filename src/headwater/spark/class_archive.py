@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from headwater.private_files import make_private
 from headwater.spark.directories import cache_directory
 from headwater.spark.java import Java
 
@@ -66,7 +67,7 @@ def make_archive(java: Java, home: Path) -> bool:
         path = archive_path(java, home)
         if path.exists():
             return True
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         made = path.with_name(f".{path.name}.{os.getpid()}")
         _warm_up(made, home)
         made.replace(path)

@@ -9,6 +9,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
+from headwater.private_files import FILE_MODE
+
 BEAT_SUFFIX: Final = ".beat"
 _BEAT_SECONDS: Final = 1.0
 _CALL_SECONDS: Final = 2.0
@@ -39,7 +41,7 @@ class Heartbeat:
             called = self._called
             if called is None or time.monotonic() - called <= _CALL_SECONDS:
                 with suppress(OSError):  # a full disk, for example: it is seen as not responding
-                    self._path.touch()
+                    self._path.touch(FILE_MODE)
             if self._ended.wait(_BEAT_SECONDS):
                 return
 

@@ -23,6 +23,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.errors import HeadwaterError
+from headwater.private_files import FILE_MODE
 from headwater.process import start_ticks
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.snapshots import ExportedSnapshot, open_snapshots
@@ -118,7 +119,7 @@ def marked(folder: str, number: int, batches: Iterator[pa.RecordBatch]) -> Itera
 
 def _touch(path: Path) -> None:
     try:
-        path.touch()
+        path.touch(FILE_MODE)
     except OSError:
         pass  # the snapshot has ended, and the folder with it
 

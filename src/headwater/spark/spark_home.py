@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from headwater.private_files import UnsafeDirectory, make_root
 from headwater.spark.directories import cache_directory
 
 _LINKED: Final = ("bin", "data", "jars", "licenses", "sbin")
@@ -30,11 +31,11 @@ def linked_home() -> Path | None:
     name = hashlib.sha256(str(package).encode()).hexdigest()[:12]
     home = cache_directory() / f"spark-{pyspark.__version__}-{name}"
     try:
-        home.mkdir(parents=True, exist_ok=True)
+        make_root(home)  # Spark runs what is in it
         for part in _LINKED:
             if (package / part).is_dir():
                 _link(home / part, package / part)
-    except OSError:
+    except (OSError, UnsafeDirectory):
         return None
     return home
 

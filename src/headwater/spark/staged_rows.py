@@ -107,7 +107,7 @@ class StagedRows:
 def _storage(location: str) -> Storage:
     engine, rest = split_location(location)
     if engine == "embedded":
-        return Storage(f"{rest}/{FOLDER}")
+        return Storage(f"{rest}/{FOLDER}", is_private=True)
     parts = urlsplit(rest)
     told = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     options = {f"aws_{name}": value for name, value in told.items()}

@@ -19,6 +19,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater import failpoints
+from headwater.private_files import make_private, open_private
 from headwater.sources.table import SourceTable
 from headwater.versioned.folder import KEPT_SECONDS, TableFolder
 from headwater.versioned.manifest import Manifest
@@ -143,8 +144,8 @@ def _merge(folder: TableFolder, newest: Manifest, chosen: Sequence[RunInfo]) -> 
 @contextmanager
 def _alone(folder: TableFolder) -> Iterator[bool]:
     """Whether this process alone merges the table meanwhile."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    with (folder.path / LOCK).open("a") as file:
+    make_private(folder.path)
+    with open_private(folder.path / LOCK, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater import failpoints
+from headwater.private_files import make_private, open_private
 from headwater.versioned.errors import FolderUnwritable, TableBusy
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
@@ -42,7 +43,7 @@ class TableFolder:
         self.root = Path(root)
         self.name = name
         self.path = self.root / _UNPLAIN.sub(lambda found: f"~{ord(found[0]):x}~", name)
-        self._files = NumberedFiles(self.path / "manifests")
+        self._files = NumberedFiles(self.path / "manifests", is_private=True)
         self.runs = self.path / "runs"
 
     def newest(self) -> Manifest:
@@ -106,9 +107,10 @@ class TableFolder:
             return {}
 
     def put_progress(self, told: Mapping[str, Any]) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_private(self.path)
         draft = self.path / f".{PROGRESS}.{os.getpid()}"
-        draft.write_text(json.dumps(told))
+        with open_private(draft) as file:
+            file.write(json.dumps(told))
         draft.replace(self.path / PROGRESS)
 
     def open(self, run: RunInfo) -> RunReader:

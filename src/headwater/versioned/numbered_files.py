@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from headwater.private_files import make_private, open_private
+
 DRAFT_SECONDS: Final = 60.0
 
 
@@ -22,10 +24,13 @@ class NoLinks(OSError):
 
 
 class NumberedFiles:
-    """The files of *directory*. It can be pickled; it holds nothing open."""
+    """The files of *directory*. It can be pickled; it holds nothing open.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    :param is_private: only this user can read them; otherwise the umask decides.
+    """
+
+    def __init__(self, directory: Path, *, is_private: bool = False) -> None:
+        self._directory, self._is_private = directory, is_private
 
     def numbers(self) -> list[int]:
         """Those that are there, in no order."""
@@ -45,9 +50,11 @@ class NumberedFiles:
         :param leads_on: whether the file of a number, which is the next one, was made after this one.
         :raises NoLinks: the file system makes none.
         """
+        if self._is_private:
+            make_private(self._directory)
         self._directory.mkdir(parents=True, exist_ok=True)
         draft = self._directory / f".{uuid.uuid4()}.draft"
-        with draft.open("w", encoding="utf-8") as file:
+        with open_private(draft) if self._is_private else draft.open("w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

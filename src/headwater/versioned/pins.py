@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from headwater import failpoints
+from headwater.private_files import make_private, open_private
 from headwater.process import ProcessName, boot_id, host_name
 from headwater.versioned.errors import BaseGone, NotComplete
 
@@ -105,8 +106,8 @@ class Pin:
 @contextmanager
 def locked(root: Path) -> Iterator[None]:
     """Nobody else makes a pin or chooses an epoch meanwhile."""
-    root.mkdir(parents=True, exist_ok=True)
-    with (root / LOCK).open("a") as file:
+    make_private(root)
+    with open_private(root / LOCK, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -185,7 +186,7 @@ def put_pin(root: Path, folder: Path, table: str, owner: str, epoch: int, name: 
                 next_step=f"Pin epoch {gone} or a later one.",
             )
         path = folder / FOLDER / f"{name or uuid.uuid4().hex}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         told = asdict(ProcessName.own()) | {
             "table": table,
             "owner": owner,
@@ -229,7 +230,7 @@ def release_pins(root: Path, wanted: Callable[[PinInfo], bool]) -> list[PinInfo]
 
 def _put(path: Path, told: dict[str, Any]) -> None:
     draft = path.with_name(f".{uuid.uuid4().hex}.draft")
-    with draft.open("w", encoding="utf-8") as file:
+    with open_private(draft, encoding="utf-8") as file:
         file.write(json.dumps(told, sort_keys=True))
         file.flush()
         os.fsync(file.fileno())

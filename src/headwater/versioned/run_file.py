@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from headwater import failpoints
 from headwater.log_store.columns import VNODE
+from headwater.private_files import make_private, open_private
 from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.versioned.errors import RunCorrupt
 from headwater.versioned.fitting import cast, fitted_names, places
@@ -75,7 +76,7 @@ class RunWriter:
         self._schema = pa.schema(
             [field for field in whole if not plain or field.name not in (KIND, UNAVAILABLE_COLUMN)]
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_private(path.parent)
         self._file = _SummedFile(path)
         options = pa.ipc.IpcWriteOptions(compression=COMPRESSION, use_threads=False)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._file, "w"), self._schema, options=options)
@@ -163,7 +164,7 @@ class _SummedFile:
     """A file that is written, and the checksum of what was written since somebody set it."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=1 << 20)
+        self._file = open_private(path, "wb", buffering=1 << 20)
         self._at = 0
         self.crc = 0
 

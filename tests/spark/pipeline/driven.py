@@ -48,7 +48,7 @@ class RunningPipeline:
         command, environment = self._command("run", "--json")
         with (self.folder / "out").open("ab") as out, (self.folder / "err").open("ab") as err:
             self._process = subprocess.Popen(
-                command, cwd=self.folder, env=environment, stdout=out, stderr=err, start_new_session=True
+                command, cwd=self.folder, env=environment, stdout=out, stderr=err, start_new_session=True, umask=0
             )
 
     def headwater(self, *arguments: str) -> subprocess.CompletedProcess[str]:

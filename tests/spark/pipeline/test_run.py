@@ -15,6 +15,7 @@ import pytest
 from deltalake import DeltaTable
 from tests.servers.postgres import Database
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
+from tests.spark.pipeline.leftovers import content, open_to_others, secrets_in
 
 ROWS = 20_000
 END_SESSIONS = (
@@ -41,9 +42,10 @@ def shop(newest_postgres: Database) -> Database:
 def slow(tmp_path: Path, shop: Database) -> Iterator[RunningPipeline]:
     """A pipeline that reads its history slowly enough to be asked meanwhile; one of its sinks cannot be written to."""
     broken = '[[sink]]\nname = "broken"\nkind = "delta"\npath = "pipeline.toml/lake"\n'
-    made = RunningPipeline(
-        tmp_path, shop, '["public.*"]', f"{broken}[backfill]\nrows_per_second = 500\ninterval_seconds = 0.5"
-    )
+    rate = "[backfill]\nrows_per_second = 500\ninterval_seconds = 0.5\n"
+    events = f'[spark.conf]\n"spark.eventLog.enabled" = "true"\n"spark.eventLog.dir" = "{tmp_path}"\n'
+    plain = '"spark.eventLog.compress" = "false"\n'
+    made = RunningPipeline(tmp_path, shop, '["public.*"]', broken + rate + events + plain)
     yield made
     made.close()
 
@@ -118,6 +120,9 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert "not running (failed)" in slow.headwater("status").stdout
     assert slow.headwater("pause").returncode == 1
     assert "shop" in slow.ask("journal", "list", "--root", "headwater/shop/journal")
+    password = {"password": shop.server.password}
+    assert [name for name, data in content(slow.folder) if list(secrets_in(data, password))] == []
+    assert sorted(open_to_others(slow.folder / "headwater/shop")) == []
 
 
 @pytest.mark.soak

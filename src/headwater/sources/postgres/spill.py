@@ -26,6 +26,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
+from headwater.private_files import make_root
 from headwater.sources.errors import SourceBusy, SourceClosed, SourceError, SourceProtocolError, SpillFull
 
 _BLOCK: Final = struct.Struct("<IQI")
@@ -231,7 +232,7 @@ def _disk_error(directory: Path, error: OSError) -> SourceError:
 
 def _locked(directory: Path) -> int:
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_root(directory)
         lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _disk_error(directory, error) from error

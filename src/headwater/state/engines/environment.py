@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 import lmdb
 
+from headwater.private_files import check_private
 from headwater.state.engines.filesystem import NO_ROOM, check_local, free_bytes, full_disk
 from headwater.state.errors import (
     InvalidKey,
@@ -276,6 +277,7 @@ def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
     if not create:
         _check_directory(path)
     check_local(path)
+    check_private(path)
     with _lock:
         known = _opened.get(_name(path))
         if known is not None:

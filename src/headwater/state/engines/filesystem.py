@@ -8,6 +8,7 @@ import resource
 from pathlib import Path
 from typing import Final
 
+from headwater.private_files import UnsafeDirectory, make_root
 from headwater.state.errors import InvalidLocation, StoreFull
 
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -66,7 +67,9 @@ def prepare_directory(path: Path) -> None:
     :raises InvalidLocation: not a directory, or on a network file system, where a mapped file is not safe.
     """
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_root(path)
+    except UnsafeDirectory:
+        raise
     except (FileExistsError, NotADirectoryError) as error:
         raise InvalidLocation(f"{path} is not a directory.") from error
     except (OSError, ValueError) as error:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from headwater.private_files import UnsafeDirectory, check_private, make_root
 from headwater.state.errors import (
     InvalidLocation,
     StateError,
@@ -226,8 +227,11 @@ class Place:
     def _local(cls, location: str, root: Path, url: str, create: bool) -> Place:
         try:
             if create:
-                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_root(root)
+            check_private(root)
             objects = LocalStore(root, mkdir=create) if root.is_dir() else None
+        except UnsafeDirectory:
+            raise
         except (OSError, ValueError, obstore.exceptions.BaseError) as error:
             reason = getattr(error, "strerror", None) or "not a path"
             raise InvalidLocation(f"There cannot be a state store at {location!a}: {reason}.") from error
