@@ -8,6 +8,7 @@ from pathlib import Path
 import pyspark
 import pytest
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from headwater.spark import class_archive, session, spark_home
@@ -29,6 +30,25 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def options_of(builder: SparkSession.Builder, **told: object) -> dict[str, str]:
     return dict(session.tuned(builder, **told)._options)  # type: ignore[arg-type]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark leaves a pipe open
+def test_a_secret_setting_is_not_on_the_command_line_of_java(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fresh / "home"
+    (home / "bin").mkdir(parents=True)
+    submit = home / "bin/spark-submit"
+    submit.write_text(f'#!/bin/sh\necho "$@" > "{home}/command"\nexit 1\n')
+    submit.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    for name in ("_active_spark_context", "_jvm"):
+        monkeypatch.setattr(SparkContext, name, None)
+    settings = {"spark.hadoop.fs.s3a.secret.key": "hidden", "spark.app.note": "shown"}
+    with pytest.raises(PySparkRuntimeError, match="JAVA_GATEWAY_EXITED"):
+        session.session("local", config=settings)
+    command = (home / "command").read_text()
+    assert "spark.app.note=shown" in command
+    assert "hidden" not in command
+    gc.collect()
 
 
 def test_what_was_set_before_stays(fresh: Path) -> None:

@@ -40,3 +40,6 @@ def test_a_table_is_read_as_it_is_now(spark: Any, newest_postgres: Database) -> 
     empty = newest_postgres.execute("CREATE TABLE e (id int PRIMARY KEY)")
     assert empty == []
     assert spark.read.format("headwater").options(**options | {"table": "e"}).load().count() == 0
+    plans = spark.readStream.format("headwater").options(**options).load()._jdf.queryExecution().toString()
+    assert "source=postgresql://*********(redacted)@" in plans
+    assert newest_postgres.server.password not in plans

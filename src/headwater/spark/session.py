@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,8 +25,13 @@ FAST: Final[Mapping[str, str]] = {
     "spark.python.unix.domain.socket.enabled": "true",  # by TCP each Python task waits 40 ms for an acknowledgement
     "spark.sql.session.timeZone": "UTC",  # batches for Python writers come in the session's time zone
     "spark.ui.enabled": "false",
+    # explain() of a stream shows its options, and the option source can hold a password
+    "spark.sql.redaction.string.regex": r"(?i)(?<=://)[^\s/@]+(?=@)|(?<=password=)[^\s&,)]+",
 }
 """Settings for every session."""
+
+_SECRET: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
+"""Names of settings whose values Spark hides."""
 
 LOCAL_CHECKPOINTS: Final[Mapping[str, str]] = {
     "spark.sql.streaming.checkpointFileManagerClass": (
@@ -102,7 +108,19 @@ def session(
     builder = SparkSession.builder.master(master).appName(app_name)
     for name, value in (config or {}).items():
         builder = builder.config(name, value)
-    return tuned(builder, checkpoints=checkpoints).getOrCreate()
+    builder = tuned(builder, checkpoints=checkpoints)
+    _start_java(builder._options)
+    return builder.getOrCreate()
+
+
+def _start_java(settings: Mapping[str, Any]) -> None:
+    """Start Java without the settings that are secret: those that it starts with are on its command line."""
+    from pyspark import SparkConf, SparkContext
+
+    shown = {name: str(value) for name, value in settings.items() if not _SECRET.search(name)}
+    if len(shown) < len(settings) and _starts_java(settings):
+        starting: Any = SparkContext
+        starting._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(shown.items())))
 
 
 def prepare() -> bool:

@@ -22,6 +22,7 @@ SECRETS = {
     "SINK_PASSWORD": "sink~+/pass word",
     "OBJECT_STORE_KEY": "object~+/store key",
     "CATALOG_TOKEN": "catalog~+/token word",
+    "SPARK_KEY": "spark~+/key word",
 }
 SINKS = """
 storage_options = { aws_secret_access_key = "${OBJECT_STORE_KEY}" }
@@ -42,6 +43,7 @@ path = "console.txt"
 "spark.eventLog.enabled" = "true"
 "spark.eventLog.dir" = "events"
 "spark.eventLog.compress" = "false"
+"spark.hadoop.fs.s3a.secret.key" = "${SPARK_KEY}"
 """
 
 
