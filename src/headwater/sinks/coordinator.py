@@ -37,6 +37,7 @@ from headwater.sinks.delivery_record import (
 )
 from headwater.sinks.errors import OtherAttempt, RowsRefused, SinkBehind, SinkFenced, SinkRefuses, SinkRowError
 from headwater.sinks.sink import Committed, Sink, Staged, Token
+from headwater.sinks.staged_codec import decode
 from headwater.sinks.staged_tables import (
     TableFailure,
     by_table_of,
@@ -44,7 +45,6 @@ from headwater.sinks.staged_tables import (
     has_changes,
     is_there,
     packed,
-    unpacked,
 )
 from headwater.sources.table import SourceTable
 from headwater.state import Catalog, StateStore, WriteBatch
@@ -196,7 +196,7 @@ class Coordinator:
         with self._store.snapshot() as view:
             found = self._rows.get(view, 0, (record.number,))
         assert found is not None
-        staged = unpacked(found[1])
+        staged = decode(found[1])
         if staged is None:
             self._abort(record, "What was staged is not kept: the batch is staged anew.")
             return

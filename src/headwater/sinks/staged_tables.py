@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,16 +9,14 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from headwater import __version__
 from headwater.sinks.errors import SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Sink, Staged
+from headwater.sinks.staged_codec import NotStorable, encode
 from headwater.sources.errors import RefusedValue, UnsupportedTable
 from headwater.sources.table import SourceTable
 
 _COMMITS: Final = 4
 _LARGEST_STAGED: Final = 16 << 20
-_STAGED_VERSION: Final = f"1 {__version__}"
-"""What is staged is pickled: only the release that wrote it reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,19 +84,11 @@ def has_changes(staged: Staged) -> bool:
 
 
 def packed(staged: Sequence[Staged]) -> bytes:
-    """What a later process needs to commit it; nothing where that would be too large, or tell secrets."""
+    """What a later process needs to commit it; nothing if it is too large, holds secrets, or cannot be encoded."""
     if any(one.detail.get("order") is not None for one in staged):  # it knows the address of the source
         return b""
-    data = pickle.dumps((_STAGED_VERSION, list(staged)))
-    return data if len(data) <= _LARGEST_STAGED else b""
-
-
-def unpacked(data: bytes) -> list[Staged] | None:
-    """``None``: nothing was kept, or another release wrote it."""
-    if not data:
-        return None
     try:
-        version, staged = pickle.loads(data)
-    except Exception:
-        return None
-    return staged if version == _STAGED_VERSION else None
+        data = encode(staged)
+    except NotStorable:
+        return b""
+    return data if len(data) <= _LARGEST_STAGED else b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks import SinkError
+from headwater.sinks import coordinator as coordinator_module
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import behind_of, read_deliveries
 from headwater.sinks.delivery_record import DeliveryState
@@ -64,6 +66,32 @@ def test_a_batch_is_pending_and_then_committed_and_the_last_one_stays(store: str
         coordinator.deliver(sink, batch(sink, 2, key=2))
     assert states(store) == [(2, DeliveryState.COMMITTED)]
     assert rows(sink) == {1: "epoch 1", 2: "epoch 2"}
+
+
+class Hostile:
+    """Its pickle creates the file *path* when it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self._path,)
+
+
+def test_a_hostile_pickle_in_the_store_runs_nothing(
+    store: str, sink: DeltaSink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = pickle.dumps(("1 0.1.0", [Hostile(tmp_path / "it ran")]))
+    monkeypatch.setattr(coordinator_module, "packed", lambda _: planted)
+    arm("delivery.after_pending=raise")
+    with Coordinator(store, QUERY, 1) as coordinator, pytest.raises(FailpointError):
+        coordinator.deliver(sink, batch(sink, 1))
+    arm("")
+    with Coordinator(store, QUERY, 2) as coordinator:
+        coordinator.recover(sink, "b1", [ORDERS])
+    assert not (tmp_path / "it ran").exists()
+    assert states(store) == []
+    assert rows(sink) == {}
 
 
 def test_an_empty_batch_is_recorded(store: str, sink: DeltaSink) -> None:
