@@ -10,12 +10,14 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
+from urllib.parse import parse_qsl, urlsplit
 
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig, matching
 from headwater.pipeline.tables import captured_position, choose_tables, sink_tables, source_of
 from headwater.sinks.lake import LakeSink
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
+from headwater.sources.encryption import finding, plain_finding
 from headwater.sources.open import diagnose
 from headwater.sources.table import SourceTable
 from headwater.spark.java import find_java
@@ -53,7 +55,17 @@ def examine_pipeline(config: PipelineConfig) -> Diagnosis:
     )
     texts = {finding.text for finding in source.findings}
     findings = [finding for finding in findings if finding.text not in texts]
-    return replace(source, findings=[*source.findings, *findings, *_machine(), *_store(config), *_sinks(config, names)])
+    return replace(
+        source,
+        findings=[
+            *source.findings,
+            *findings,
+            *_machine(),
+            *_store(config),
+            *_sinks(config, names),
+            *plain_connections(config),
+        ],
+    )
 
 
 def _problem(check: str, error: HeadwaterError) -> Finding:
@@ -106,6 +118,31 @@ def _sinks(config: PipelineConfig, names: Sequence[str]) -> Iterator[Finding]:
                     sink.check_table(table, config.query(section))
                 except HeadwaterError as error:
                     yield replace(_problem("sink", error), table=table.full_name)
+
+
+def plain_connections(config: PipelineConfig) -> Iterator[Finding]:
+    """Warnings about sinks and stores beyond this machine that are not asked for TLS. Pure."""
+    for section in config.sink:
+        options = section.options
+        addresses = [options.get(name) for name in ("dsn", "catalog_uri", "url")]
+        for group in ("storage_options", "catalog_options"):
+            addresses += [value for name, value in options.get(group, {}).items() if "endpoint" in name.lower()]
+        for address in addresses:
+            found = plain_finding(section.label, address) if isinstance(address, str) else None
+            if found is not None:
+                yield found
+        if (
+            section.kind == "kafka"
+            and "SSL" not in str(options.get("settings", {}).get("security.protocol", "")).upper()
+        ):
+            hosts = [broker.rpartition(":")[0] or broker for broker in str(options.get("brokers", "")).split(",")]
+            found = finding(section.label, "kafka", [host.strip().strip("[]") for host in hosts])
+            if found is not None:
+                yield found
+    endpoint = dict(parse_qsl(urlsplit(config.store).query)).get("endpoint")
+    found = plain_finding("store", endpoint) if endpoint else None
+    if found is not None:
+        yield found
 
 
 def _source_tables(config: PipelineConfig, names: Sequence[str]) -> Iterator[SourceTable]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
@@ -24,6 +24,7 @@ from headwater.sinks.errors import (
 )
 from headwater.sinks.mysql_connection import FileRequested, MySqlConnection
 from headwater.sources.dsn import current_dsn
+from headwater.sources.mysql import tls
 from headwater.sources.mysql.watched import watch
 from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
@@ -61,7 +62,7 @@ _DENIED: Final = frozenset((1044, 1049, 1142, 1143, 1227, 1410))
 _BUSY: Final = frozenset((1205, 1213, 1040, 1203, 1007, 1050, 1054, 1146, 1412))
 _COLUMN: Final = re.compile(r"[Cc]olumn ['`](.+?)['`](?: at row| cannot| has|$)")
 _CONSTRAINT: Final = re.compile(r"(?:CONSTRAINT|[Cc]heck constraint) [`'](.+?)[`']")
-_OPTIONS: Final = frozenset(("unix_socket", "ssl_ca", "connect_timeout"))
+_OPTIONS: Final = tls.OPTIONS | {"unix_socket", "connect_timeout"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ def address(dsn: str) -> Address:
         options = tuple(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         if parts.scheme not in ("mysql", "mariadb") or not _OPTIONS.issuperset(name for name, _ in options):
             raise ValueError
+        tls.check_mode(dict(options))
         return Address(
             unquote(parts.hostname or "localhost"),
             parts.port or 3306,
@@ -122,9 +124,8 @@ def connect(place: Address) -> MySqlConnection:
 
 
 def _login(place: Address) -> MySqlConnection:
-    options: dict[str, Any] = dict(place.options)
-    if "ssl_ca" in options:
-        options["ssl"] = {"ca": options.pop("ssl_ca")}
+    given = dict(place.options)
+    options = {name: value for name, value in given.items() if name not in tls.OPTIONS} | tls.parameters(given)
     return MySqlConnection(
         host=place.host,
         port=place.port,
@@ -172,6 +173,12 @@ def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) ->
         )
     if code in _BUSY:
         return SinkBusy(f"{place} did not take {table or 'it'} now (error {code}).", next_step="Try again.")
+    if 2000 <= code < 3000 and tls.is_refusal(said):
+        return SinkUnwritable(
+            f"{place} was refused before the login: {said}.",
+            next_step="Check that ssl_ca has the authority of the server's certificate, which names this host; or "
+            "choose another ssl_mode.",
+        )
     if (
         code in (0, 1053, 1077, 1079, 1927, 4031)
         or 2000 <= code < 3000

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
 from headwater.sources.diagnosis import Diagnosis
 from headwater.sources.dsn import current_dsn
+from headwater.sources.encryption import plain_finding
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset
@@ -194,6 +196,16 @@ def diagnose(
     dsn: str, tables: Sequence[str], *, slot: str, publication: str, told: CdcOffset | None = None
 ) -> Diagnosis:
     """What the doctor of the database at *dsn* finds. :param told: up to where it was captured, if that is known."""
+    found = _diagnose(dsn, tables, slot=slot, publication=publication, told=told)
+    if family_of(dsn) in (Family.POSTGRES, Family.CITUS):  # they look at the connection itself
+        return found
+    plain = plain_finding("source", dsn)
+    return found if plain is None else replace(found, findings=[*found.findings, plain])
+
+
+def _diagnose(
+    dsn: str, tables: Sequence[str], *, slot: str, publication: str, told: CdcOffset | None = None
+) -> Diagnosis:
     if family_of(dsn) is Family.MONGODB:
         with mongodb_driver():
             from headwater.sources.mongodb import connection as to_mongodb

@@ -28,6 +28,7 @@ from headwater.sources.errors import (
     SourceNotFound,
     SourceUnreachable,
 )
+from headwater.sources.mysql import tls
 from headwater.sources.mysql.watched import watch
 from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
 
@@ -50,7 +51,7 @@ _KEEPALIVES: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 _OLDEST: Final = {"MySQL": (8, 0, 1), "MariaDB": (10, 5, 0)}
 """Older servers do not log the names of columns."""
 
-_OPTIONS: Final = frozenset(("unix_socket", "ssl_ca", "connect_timeout", "tinyint1"))
+_OPTIONS: Final = tls.OPTIONS | {"unix_socket", "connect_timeout", "tinyint1"}
 _SCHEMES: Final = ("mysql", "mariadb")
 _NO_LOGIN: Final = frozenset((1045, 1130, 1698, 1820, 1862, 3118))
 _DENIED: Final = frozenset((1044, 1142, 1143, 1227, 1370)) | _NO_LOGIN
@@ -87,11 +88,12 @@ class Dsn:
             self.database = unquote(parts.path.lstrip("/"))
             self._password = unquote(parts.password or "")
             self._timeout = int(options.get("connect_timeout", connect_seconds(timeout_seconds)))
+            tls.check_mode(options)
         except ValueError:
             raise InvalidDsn(
                 "The connection string is not one of MySQL or MariaDB.",
                 next_step="Write mysql://user@host:3306/database, with %-escapes; options are connect_timeout, "
-                "ssl_ca, tinyint1 (integer or boolean) and unix_socket.",
+                f"ssl_ca, ssl_mode ({', '.join(tls.MODES)}), tinyint1 (integer or boolean) and unix_socket.",
             ) from None
         self._options = options
 
@@ -105,9 +107,7 @@ class Dsn:
         made: dict[str, Any] = {"host": self.host, "port": self.port, "user": self.user, "password": self._password}
         if "unix_socket" in self._options:
             made["unix_socket"] = self._options["unix_socket"]
-        if "ssl_ca" in self._options:
-            made["ssl"] = {"ca": self._options["ssl_ca"]}
-        return made | {"connect_timeout": self._timeout}
+        return made | tls.parameters(self._options) | {"connect_timeout": self._timeout}
 
     def hide(self, text: str) -> str:
         """*text* without the password, should a server or a library have repeated it."""
@@ -222,7 +222,7 @@ def server_errors(dsn: Dsn) -> Iterator[None]:
     except pymysql.err.Error as error:
         raise translated(error, dsn) from None
     except OSError as error:
-        raise _unreachable(type(error).__name__, dsn) from None
+        raise _unreachable(f"{type(error).__name__} {error.strerror or ''}".strip(), dsn) from None
     except RuntimeError as error:  # the library's: it lacks what the login of MySQL needs, or refused to send a file
         if "LOAD_LOCAL" in str(error):
             raise SourceMisconfigured(
@@ -253,6 +253,12 @@ def translated(error: pymysql.err.Error, dsn: Dsn) -> SourceError:
         return SourceNotFound(f"{dsn} does not have it: {said}.")
     if code in _BUSY:
         return SourceBusy(f"{dsn} has no room now: {said}.", next_step="Try again, or end the sessions in the way.")
+    if code in _CLIENT and tls.is_refusal(said):
+        return SourceMisconfigured(
+            f"{dsn} was refused before the login: {said}.",
+            next_step="Check that ssl_ca has the authority of the server's certificate, which names this host; or "
+            "choose another ssl_mode.",
+        )
     if code in _GONE or code in _CLIENT or isinstance(error, pymysql.err.InterfaceError) or not code:
         return _unreachable(said, dsn)
     return SourceError(

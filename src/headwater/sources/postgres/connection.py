@@ -69,6 +69,12 @@ _LOGIN_REFUSED: Final = (
     "permission denied",
     "must be superuser or replication role",
 )
+_SERVER_REFUSED: Final = (
+    "certificate verify failed",
+    "does not match host name",
+    "server does not support SSL",
+    "root certificate file",
+)
 _MISCONFIGURED: Final = (
     pg.ConfigurationLimitExceeded,
     pg.ObjectNotInPrerequisiteState,
@@ -250,6 +256,12 @@ def _refused_login(said: str, dsn: Dsn) -> SourceError:
         return SourceMisconfigured(
             f"A connection pooler stands before {dsn} and refuses this connection: {said}.",
             next_step="Give the address of the server itself, or capture by SQL: headwater capture --poll …",
+        )
+    if any(refusal in said for refusal in _SERVER_REFUSED):
+        return SourceMisconfigured(
+            f"{dsn} was refused before the login: {said}.",
+            next_step="Check that sslrootcert has the authority of the server's certificate, which names this host; or "
+            "choose another sslmode.",
         )
     if any(switch in said for switch in _SWITCHES):
         return _unreachable(said, dsn)
