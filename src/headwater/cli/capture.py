@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import threading
 import time
@@ -18,6 +19,7 @@ from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
+from headwater.sources.dsn import current_dsn, dsn_in_file, has_password
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
@@ -30,11 +32,16 @@ StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are k
 
 def capture(
     dsn: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            help="The database: postgresql://user@host/name, or the same with citus, mysql, mongodb or sqlserver."
+            help="The database: postgresql://user@host/name, or the same with citus, mysql, mongodb or sqlserver. "
+            "Other users can see it: with a password, use --dsn-env or --dsn-file."
         ),
-    ],
+    ] = None,
+    dsn_env: Annotated[str | None, typer.Option(help="Environment variable with the connection string.")] = None,
+    dsn_file: Annotated[
+        Path | None, typer.Option(help="File with the connection string; it is read again for each connection.")
+    ] = None,
     table: Annotated[list[str] | None, typer.Option(help="A table to capture; again for more.")] = None,
     store: StoreOption = Path("headwater-store"),
     schema_policy: Annotated[SchemaPolicy, typer.Option(help="When the columns of a table change.")] = (
@@ -69,10 +76,11 @@ def capture(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per line instead of a live line.")] = False,
 ) -> None:
     """Follow a database's log: every change of the tables, once, durable before the database may forget it."""
+    address = _address(dsn, dsn_env, dsn_file)
     keep_freed_memory()
     options = CaptureOptions(epoch_seconds=epoch_ms / 1000, on_rewrite=on_rewrite)
     source = open_source(
-        dsn,
+        address,
         spill=store / "spill",
         schema_policy=schema_policy,
         special_values=dict(map(_special, special_values or [])),
@@ -108,6 +116,28 @@ def add_table(
     """Capture more tables, while the others go on."""
     ask(store, ADD_TABLES, {"tables": table})
     err.print(f"captured from now on: {', '.join(table)}")
+
+
+def _address(dsn: str | None, variable: str | None, file: Path | None) -> str:
+    """The connection string, from the one place that has it. :raises InputError: there is none, or more than one."""
+    if [dsn, variable, file].count(None) != 2:
+        raise InputError(
+            "The capture needs one connection string.",
+            next_step="Give one of DSN, --dsn-env NAME and --dsn-file PATH.",
+        )
+    if dsn is not None:
+        if has_password(dsn):
+            err.print("The password is visible in the list of processes. Use --dsn-env NAME or --dsn-file PATH.")
+        return dsn
+    if file is not None:
+        current_dsn(dsn_in_file(file))  # an unreadable file is refused now, not when a connection is opened
+        return dsn_in_file(file)
+    address = os.environ.get(variable or "")
+    if not address:
+        raise InputError(
+            f"The environment variable {variable} is not set.", next_step=f"Run: export {variable}=postgresql://…"
+        )
+    return address
 
 
 def _special(text: str) -> tuple[str, SpecialValues]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, configure, load
+from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, configure, load, plain
 from headwater.pipeline.errors import AlreadyRunning, NotStarted, PipelineFailed
 from headwater.pipeline.status import PipelineStatus, read_status
 from headwater.pipeline.supervision import Supervisor
@@ -64,7 +64,7 @@ class Pipeline:
     def of(cls, config: PipelineConfig) -> Self:
         """The pipeline of settings that were checked already."""
         made = cls.__new__(cls)
-        made._settings = config.model_dump(exclude_none=True)
+        made._settings = plain(config.model_dump(exclude_none=True))
         made._begin(config)
         return made
 

@@ -65,6 +65,12 @@ def current_dsn(text: str) -> str:
     return dsn
 
 
+def has_password(text: str) -> bool:
+    """Whether the connection string *text* holds a password itself."""
+    login, found, _ = text.partition("://")[2].partition("@")
+    return (bool(found) and ":" in login) or "password=" in text.lower()
+
+
 def reread(address: A) -> A:
     """*address* as its file has it now; the same where it is from no file. :raises DsnUnreadable: see above."""
     if not is_in_file(address.origin):

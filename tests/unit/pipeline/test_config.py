@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater import Pipeline
 from headwater.capture import CaptureOptions
 from headwater.pipeline.config import PipelineConfig, SinkSection, configure, is_pattern, load, matching
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
@@ -320,3 +321,20 @@ def test_a_sink_that_begins_at_an_epoch_or_a_time_has_no_history() -> None:
 def test_a_beginning_that_cannot_be_is_refused(sink: dict[str, object], problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         _with(sink)
+
+
+@pytest.mark.parametrize("source", ['dsn_env = "SHOP_DSN"', 'dsn_file = "dsn"', 'dsn = "${SHOP_DSN}"'])
+def test_a_sink_is_added_in_python_to_a_pipeline_from_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    address = "postgresql://u:a${b}$${c}@db/shop"  # what a variable holds is no variable itself
+    monkeypatch.setenv("SHOP_DSN", address)
+    (tmp_path / "dsn").write_text(f"{address}\n")
+    path = tmp_path / "pipeline.toml"
+    path.write_text(f'[source]\n{source}\ntables = ["t"]\n[[sink]]\nkind = "console"\nsince = 2026-01-01T00:00:00Z\n')
+    pipeline = Pipeline.from_toml(path)
+    before = pipeline.config
+    pipeline.sink("delta", path=tmp_path / "lake")
+    assert current_dsn(pipeline.config.dsn) == address
+    assert pipeline.config.sink[0] == before.sink[0]
+    assert (pipeline.config.work, [sink.label for sink in pipeline.config.sink]) == (before.work, ["console", "delta"])

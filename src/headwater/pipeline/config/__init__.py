@@ -19,7 +19,7 @@ table                     what it says
 
 from __future__ import annotations
 
-from headwater.pipeline.config.loading import DEFAULT_FILE, configure, load
+from headwater.pipeline.config.loading import DEFAULT_FILE, configure, load, plain
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.patterns import is_pattern, matching
 from headwater.pipeline.config.pipeline_config import PipelineConfig
@@ -48,4 +48,5 @@ __all__ = [
     "is_pattern",
     "load",
     "matching",
+    "plain",
 ]

@@ -54,7 +54,7 @@ def completed(config: PipelineConfig, folder: Path, told: Teller) -> PipelineCon
             raise told.error(key, "is 'tables', and none are kept", f'Add [[sink]] with kind = "{KEPT_KIND}".')
     return config.model_copy(
         update={
-            "source": source.model_copy(update={"dsn": dsn, "dsn_file": None}),
+            "source": source.model_copy(update={"dsn": dsn, "dsn_env": None, "dsn_file": None}),
             "pipeline": pipeline.model_copy(update={"store": store, "work": work}),
             "sink": sinks,
             "derive": derived,

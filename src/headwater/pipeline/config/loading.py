@@ -60,6 +60,15 @@ def configure(
     return completed(config, folder or Path.cwd(), told)
 
 
+def plain(value: Any) -> Any:
+    """*value* with each text so that :func:`configure` takes it as it is: settings that were completed before."""
+    if isinstance(value, str):
+        return value.replace("${", "$${")
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
 def _expanded(value: Any, told: Teller, path: KeyPath) -> Any:
     if isinstance(value, str):
 
