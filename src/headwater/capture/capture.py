@@ -34,6 +34,7 @@ from headwater.errors import PASSING, CapacityError, HeadwaterError, LoginError,
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 from headwater.state.errors import StateError
+from headwater.stream.steady_clock import SteadyClock
 
 _WAITS = "The capture waits and goes on when there is room."
 _FIRST_PAUSE = 1.0
@@ -51,6 +52,11 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def _elapsed_ms() -> float:
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while the machine sleeps
+    return time.clock_gettime(clock) * 1000
+
+
 def _now_us() -> int:
     return time.time_ns() // 1000
 
@@ -61,6 +67,7 @@ class Capture:
     :param tables: captured beside those that the store knows already.
     :param renew: prepare the source anew, after a gap, and capture all tables from there on; see
         :mod:`headwater.capture.renewal`.
+    :param now_ms: the clock of epochs and of retention, milliseconds since 1970; the wall clock without its jumps.
     :param random_share: of a pause that is waited, between 0 and 1; injected for tests.
     """
 
@@ -71,7 +78,7 @@ class Capture:
         tables: Sequence[str],
         options: CaptureOptions | None = None,
         *,
-        now_ms: Callable[[], int] = _now_ms,
+        now_ms: Callable[[], int] | None = None,
         random_share: Callable[[], float] = random.random,
         takeover: bool = False,
         renew: bool = False,
@@ -80,13 +87,13 @@ class Capture:
         self._location = location
         self._tables = list(tables)
         self._options = options or CaptureOptions()
-        self._now_ms = now_ms
+        self._now_ms = now_ms or SteadyClock(_now_ms, _elapsed_ms)
         self._random_share = random_share
         self._takeover = takeover
         self._renew = renew
         self._stop = threading.Event()
         self._failures = 0
-        self._has_run = False
+        self._has_run = self._is_full = False
         self.state = CaptureState.STARTING
         self.statistics = CaptureStatistics()
         self._requests = Requests(location)
@@ -162,16 +169,17 @@ class Capture:
                 if session.wants_restart:
                     break
                 session.step()
-                self.statistics.stepped(_now_us())
                 if self.statistics.epoch > sealed:
-                    self._failures = 0
+                    self._failures, self._is_full = 0, False
+                self.statistics.stepped(_now_us(), is_over=not self._is_full)
             session.finish()
         finally:
             session.close()
 
     def _wait(self, error: HeadwaterError) -> None:
         self.state = CaptureState.WAITING
-        self.statistics.last_error = f"{error} {_WAITS}" if isinstance(error, CapacityError) else str(error)
+        self._is_full = isinstance(error, CapacityError)
+        self.statistics.last_error = f"{error} {_WAITS}" if self._is_full else str(error)
         self.statistics.restarts += 1
         longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1

@@ -66,9 +66,11 @@ class CaptureStatistics:
         self.caught_up, self.behind_bytes = False, None
         self.stepped_us, self.commit_time_us = now_us, commit_time_us
 
-    def stepped(self, now_us: int) -> None:
-        """The source was read without an error: the last one is over."""
-        self.stepped_us, self.last_error = now_us, ""
+    def stepped(self, now_us: int, *, is_over: bool = True) -> None:
+        """The source was read without an error. :param is_over: so the last error is over; not a full disk."""
+        self.stepped_us = now_us
+        if is_over:
+            self.last_error = ""
         if self.caught_up or self.behind_bytes == 0:
             self.caught_up_us = now_us
 

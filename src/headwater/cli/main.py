@@ -6,6 +6,7 @@ traceback; ``--json`` commands print machine-readable output on stdout and nothi
 
 from __future__ import annotations
 
+import errno
 import sys
 from importlib import import_module
 from typing import Annotated, Any, Final
@@ -15,7 +16,7 @@ from typer.core import TyperGroup
 
 from headwater import __version__
 from headwater.cli.terminal import fail
-from headwater.errors import HeadwaterError, InputError
+from headwater.errors import CapacityError, HeadwaterError, InputError
 
 _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "demo": ("demo", "demo", "Start here"),
@@ -102,6 +103,14 @@ def run() -> None:
         sys.exit(2 if isinstance(error, InputError) else 1)
     except BrokenPipeError:
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        written = error.filename or "A file"
+        fail(
+            CapacityError(f"{written} cannot be written: {error.strerror}.", next_step="Free some space and try again.")
+        )
+        sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
 

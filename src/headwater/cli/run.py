@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -71,7 +71,8 @@ def _spark_is_quiet(log: Path) -> Iterator[Console]:
         with os.fdopen(os.dup(shown), "w", buffering=1) as stream:
             yield Console(file=stream)
     finally:
-        sys.stderr.flush()
+        with suppress(OSError):  # the disk of the log is full
+            sys.stderr.flush()
         os.dup2(shown, 2)
         os.close(shown)
 

@@ -84,3 +84,33 @@ def test_a_full_disk_is_waited_out(full: str, message: str, database: Database, 
             assert "Traceback" not in (tmp_path / "err").read_text()
         finally:
             pipeline.close()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_pipeline_can_be_stopped_and_started_on_a_full_disk(database: Database, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "headwater", "64m") as disk:
+        pipeline = PipelineOnDisk(disk, tmp_path, database)
+        pipeline.start()
+        try:
+            pipeline.wait_for(lambda: pipeline.table("public.orders")["phase"] == "live")
+            disk.fill()
+            fill(database, 501, 1000, size=100)
+            pipeline.wait_for(lambda: "There is no room for" in pipeline.errors())
+            status = pipeline.headwater("status")
+            assert "There is no room for" in " ".join(status.stdout.split()), status
+            children = pipeline.children()
+            assert pipeline.stop() == 0
+            assert are_gone(children)
+            disk.fill()
+            pipeline.start()
+            code = pipeline.wait()
+            said = (tmp_path / "err").read_text()
+            assert code == 1, said
+            assert "Free some space" in said
+            assert "Traceback" not in said
+            disk.make_room()
+            pipeline.start()
+            pipeline.wait_until_equal("public.orders")
+        finally:
+            pipeline.close()

@@ -19,6 +19,7 @@ from tests.servers.postgres import Database, PostgresServer
 from tests.servers.proxy import TcpProxy
 
 from headwater.capture import CaptureState, TableState, statistics
+from headwater.capture import capture as capture_module
 from headwater.errors import FencedError
 from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
@@ -31,6 +32,7 @@ from headwater.sources.errors import (
 )
 from headwater.state import open_writer
 from headwater.state.errors import StoreOwned
+from headwater.stream import Epoch
 
 
 @contextlib.contextmanager
@@ -467,6 +469,26 @@ def test_a_spill_that_cannot_grow_is_waited_for_and_with_room_the_capture_goes_o
     capture.assert_equal("t")
     capture.assert_once("public.t")
     capture.stop()
+
+
+# -- the clock ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_neither_stops_epochs_nor_moves_them_far(
+    newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    year, off, wall = 365 * 86_400_000, 0, capture_module._now_ms
+    monkeypatch.setattr(capture_module, "_now_ms", lambda: wall() + off)
+    make_tables(newest_postgres)
+    capture = captured(newest_postgres, tmp_path)
+    for number, jump in enumerate((10 * year, -5 * year, 0), 1):
+        off = jump
+        fill(newest_postgres, 10 * number + 1, 10 * number + 10)
+        capture.assert_equal("t")
+    capture.stop()
+    epochs = [Epoch(row["_epoch"]).unix_ms for row in capture.rows("public.t")]
+    assert len(epochs) == 40
+    assert all(abs(epoch - wall()) < 600_000 for epoch in epochs)
 
 
 # -- another capture ---------------------------------------------------------------------------------------------------

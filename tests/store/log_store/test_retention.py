@@ -22,6 +22,7 @@ from headwater.log_store.retention import (
 )
 from headwater.log_store.testing import Instance, epoch, random_chunk
 from headwater.state import open_writer
+from headwater.stream.steady_clock import SteadyClock
 
 
 @pytest.fixture
@@ -40,6 +41,37 @@ def test_by_age(table: Table) -> None:
     table.seal()
     table.seal()
     assert min(table.formats()) == 3
+
+
+def test_a_clock_that_jumps_years_ahead_drops_nothing_at_once() -> None:
+    passed, off = 0, 0
+    clock = SteadyClock(lambda: 1_000_000_000 + passed + off, lambda: passed)
+    table = Table(f"memory://{uuid.uuid4()}", clock=clock)
+    try:
+        table.factory.retention.put(table.factory.sealer.batch, "orders", Retention(max_age_seconds=3600, force=True))
+        table.write()
+        off = 10 * 365 * 86_400_000
+        for _ in range(3):
+            passed += CHECK_MS
+            table.write()
+        assert min(table.formats()) == 1
+        off = -5 * 365 * 86_400_000
+        for _ in range(3):
+            passed += CHECK_MS
+            table.write()
+        off = 0
+        for _ in range(3):
+            passed += CHECK_MS
+            table.write()
+        assert min(table.formats()) == 1, "epochs of the time in which the clock was wrong are not old either"
+        passed += 3_700_000
+        table.write()
+        table.write()
+        passed += CHECK_MS
+        table.write()
+        assert min(table.formats()) > 1, "they age as time passes"
+    finally:
+        table.close()
 
 
 def test_by_size(table: Table) -> None:

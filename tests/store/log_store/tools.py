@@ -28,7 +28,7 @@ class Table:
 
     def open(self, takeover: bool = False) -> None:
         self.store: StateStore = open_writer(self.location, takeover=takeover)
-        self.factory = KvLogStoreFactory(self.store, clock=lambda: self.now, **self.options)
+        self.factory = KvLogStoreFactory(self.store, **{"clock": lambda: self.now, **self.options})
         self.log = self.factory.log("orders", SCHEMA, KEY, self.log_format)
         self.next = self.store.committed_epoch().ms + 1
         owned = VnodeBitmap.full(256).split(self.parts)

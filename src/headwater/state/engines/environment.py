@@ -38,6 +38,7 @@ Txn: TypeAlias = Any
 FORMAT = b"1"
 _FORMAT_KEY = b"format"
 _MAX_READERS = 2048
+_READERS_BYTES = _MAX_READERS * 64
 _NEARLY_FULL = 64 << 20
 _SNAPSHOT_SECONDS = 1.0
 
@@ -122,6 +123,8 @@ class Environment:
 
     def _open(self, *, create: bool, readonly: bool) -> None:
         data = self.path / "data.mdb"
+        if not readonly:
+            _allocate_locks(self.path / "lock.mdb")
         while True:
             found = data.stat().st_ino if data.exists() else None
             with map_errors(self.path):
@@ -270,6 +273,22 @@ class Environment:
                 for name in [name for name, known in _opened.items() if known is self]:
                     del _opened[name]
                 self._env.close()
+
+
+def _allocate_locks(path: Path) -> None:
+    """Take the room of LMDB's table of readers, before this process opens it: it is mapped into memory.
+
+    A process that uses a page of it for the first time while the disk is full would end by SIGBUS.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if os.fstat(fd).st_blocks * 512 < _READERS_BYTES:
+                os.posix_fallocate(fd, 0, _READERS_BYTES)  # never overwrites
+        finally:
+            os.close(fd)
+    except OSError:
+        pass  # the next open tries again
 
 
 def borrow(path: Path, *, create: bool, max_bytes: int) -> Environment:
