@@ -565,3 +565,28 @@ def test_the_log_is_released_while_nothing_of_ours_is_written(
         fill(newest_postgres, 11, 20)
         capture.assert_equal("t")
         assert capture.tables()["public.t"].state is TableState.ACTIVE
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_locked_table_holds_up_no_other(newest_postgres: Database, tmp_path: Path, restart: bool) -> None:
+    make_tables(newest_postgres, "t", "locked")
+    newest_postgres.execute("ALTER TABLE locked ALTER v SET DEFAULT 'a default is read with its table open'")
+    with running(newest_postgres, tmp_path, "t", "locked") as capture, newest_postgres.connect() as holder:
+        fill(newest_postgres, 1, 10, "locked")
+        fill(newest_postgres, 1, 10)
+        capture.catch_up()
+        holder.execute("BEGIN; LOCK TABLE locked IN ACCESS EXCLUSIVE MODE")
+        if restart:
+            end_walsenders(newest_postgres)
+            capture.wait_for(lambda: capture.capture.statistics.restarts == 1)
+        before = capture.capture.statistics.checked_time
+        fill(newest_postgres, 11, 20)
+        capture.assert_equal("t")
+        capture.wait_for(lambda: capture.capture.statistics.checked_time > before)
+        assert capture.capture.statistics.restarts == int(restart), capture.capture.statistics.last_error
+        holder.execute("COMMIT")
+        fill(newest_postgres, 11, 20, "locked")
+        capture.assert_equal("t", "locked")

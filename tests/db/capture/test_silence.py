@@ -41,7 +41,7 @@ def test_a_capture_reconnects_to_a_server_that_fell_silent(
 def test_a_session_notices_silence_and_waits_for_a_slow_statement(newest_postgres: Database) -> None:
     """A statement that takes longer than the timeout is not silence: the server works on it."""
     with proxied(newest_postgres) as (proxy, dsn), connect(Dsn(dsn, 1.0)) as session:
-        assert session.execute("SELECT pg_sleep(1.2), 1").fetchone() == ("", 1)
+        assert session.execute("SELECT pg_sleep(1.5), 1").fetchone() == ("", 1)
         proxy.swallow()
         with pytest.raises(psycopg.OperationalError, match="said nothing"):
             session.execute("SELECT 1")

@@ -445,3 +445,23 @@ def test_tagged_transactions_of_mysql_are_resumed_too(
     offset = capture.offset()
     assert offset is not None
     assert ":blue:1-3" in str(offset.gtids)
+
+
+@pytest.mark.soak
+def test_a_locked_table_holds_up_no_other(mariadb: MariaDbServer, tmp_path: Path) -> None:
+    server = mariadb
+    server.execute(ORDERS, "CREATE TABLE shop.locked LIKE shop.orders")
+    with running(server, tmp_path, LOG, "shop.locked") as capture, server.connect() as holder:
+        fill(server, 1, 10, "shop.locked")
+        fill(server, 1, 10)
+        capture.catch_up()
+        with holder.cursor() as cursor:
+            cursor.execute("LOCK TABLES shop.locked WRITE")
+        capture.stop()
+        capture.start()
+        fill(server, 11, 20)
+        capture.wait_for(lambda: len(capture.rows(LOG)) == 20)
+        with holder.cursor() as cursor:
+            cursor.execute("UNLOCK TABLES")
+        fill(server, 11, 20, "shop.locked")
+        capture.assert_equal(LOG, "shop.locked")

@@ -40,9 +40,9 @@ def test_a_capture_reconnects_to_a_server_that_fell_silent(server: MariaDbServer
 def test_a_session_notices_silence_and_waits_for_a_slow_statement(server: MariaDbServer) -> None:
     """A statement that takes longer than the timeout is not silence: the server works on it."""
     with TcpProxy("127.0.0.1", server.port) as proxy:
-        dsn = Dsn(through(proxy, server), 1.0)
+        dsn = Dsn(through(proxy, server), 2.0)
         session = connect(dsn)
-        assert ask(session, "SELECT SLEEP(1.2) AS slept") == [{"slept": "0"}]
+        assert ask(session, "SELECT SLEEP(2.5) AS slept") == [{"slept": "0"}]
         proxy.swallow()
         proxy.resume()  # a second connection shows that the server waits for us
         with pytest.raises(SourceUnreachable), server_errors(dsn):

@@ -28,7 +28,7 @@ from headwater.sources.events import ChangeStream, Checked, Finding, Registered,
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_tables, table_ids
 from headwater.sources.mysql.changes import MySqlChangeStream
-from headwater.sources.mysql.connection import Connection, Dsn, connect, server_errors
+from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.mysql.definitions import Definitions
 from headwater.sources.mysql.gtid import MySqlGtids
 from headwater.sources.mysql.names import TableName
@@ -51,6 +51,8 @@ from headwater.sources.timeouts import TIMEOUT_SECONDS
 _BEHIND_SECONDS: Final = 5.0
 _DECIDED_SECONDS: Final = 5.0
 _LOOK_SECONDS: Final = 0.1
+_LOCK_SECONDS: Final = 2
+"""A table that is locked, as by a long ``ALTER TABLE``, must not hold up the session for longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,8 @@ class MySqlSource:
         """The session for SQL; one that broke is opened again with the next call."""
         if self._session is None or not self._session.open:
             self._session = connect(self._dsn)
+            with server_errors(self._dsn):
+                ask(self._session, f"SET SESSION lock_wait_timeout = {_LOCK_SECONDS}")
         try:
             with server_errors(self._dsn):
                 yield self._session

@@ -7,6 +7,7 @@ asks what the server's thread of the session does. If it works, the session goes
 from __future__ import annotations
 
 import io
+import select
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -38,8 +39,14 @@ class _WatchedSocket(io.RawIOBase):
                 count: int = self._session._sock.recv_into(buffer)
                 return count
             except TimeoutError:
-                if not self._is_working():
+                if not self._is_working() and not self._has_input():
                     raise
+
+    def _has_input(self) -> bool:
+        """Whether the answer came while we asked."""
+        waiting = select.poll()
+        waiting.register(self._session._sock, select.POLLIN)
+        return bool(waiting.poll(0))
 
     def _is_working(self) -> bool:
         try:

@@ -30,7 +30,6 @@ SELECT c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text
        pg_catalog.row_security_active(c.oid) AS row_security,
        c.relkind = 'r' AND EXISTS (SELECT FROM pg_catalog.pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
        c.relispartition AS is_partition, c.relreplident::text AS identity, c.relnatts AS numbers,
-       CASE WHEN c.relkind IN ('r', 'm') THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size,
        c.reltuples::bigint AS rows, (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
@@ -56,7 +55,6 @@ _COLUMNS = """
 SELECT a.attrelid::bigint AS relation, a.attnum AS number, a.attname AS name, a.atttypid::bigint AS type,
        a.atttypmod AS typmod, pg_catalog.format_type(a.atttypid, a.atttypmod) AS type_text, a.attnotnull AS not_null,
        a.attgenerated::text AS generated, a.attidentity <> '' AS identity,
-       CASE WHEN a.attgenerated = '' THEN pg_catalog.pg_get_expr(d.adbin, d.adrelid) END AS default_text,
        CASE WHEN a.atthasmissing THEN pg_catalog.array_to_string(a.attmissingval, '') ELSE (
          WITH RECURSIVE tree (relid) AS (
            SELECT c.oid FROM pg_catalog.pg_class c WHERE c.oid = a.attrelid AND c.relkind = 'p'
@@ -72,7 +70,6 @@ SELECT a.attrelid::bigint AS relation, a.attnum AS number, a.attname AS name, a.
        a.attlen = -1 AND a.attstorage <> 'p' AS toasted,
        pg_catalog.has_column_privilege(a.attrelid, a.attnum, 'SELECT') AS selectable
 FROM pg_catalog.pg_attribute a
-LEFT JOIN pg_catalog.pg_attrdef d ON d.adrelid = a.attrelid AND d.adnum = a.attnum
 WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """
@@ -118,7 +115,7 @@ _LEAVES = f"""
 {PARTITION_TREE}
 SELECT w.root::bigint AS relation, c.oid::bigint, n.nspname AS namespace, c.relname AS name, c.relkind::text AS kind,
        c.relpersistence::text AS persistence, c.relreplident::text AS identity,
-       CASE WHEN c.relkind = 'r' THEN pg_catalog.pg_table_size(c.oid) ELSE 0 END AS size, c.reltuples::bigint AS rows,
+       c.reltuples::bigint AS rows,
        (SELECT m.amname::text FROM pg_catalog.pg_am m WHERE m.oid = c.relam) AS access
 FROM tree w
 JOIN pg_catalog.pg_class c ON c.oid = w.relid
@@ -213,7 +210,6 @@ def _read(session: Connection, condition: str, parameters: list[Any]) -> list[Ca
                 indexes=indexes.get(row.oid, ()),
                 ancestors=tuple(TableName(above.namespace, above.name) for above in ancestors.get(row.oid, ())),
                 leaves=tuple(_partition(part, indexes.get(part.oid, ())) for part in parts),
-                size=(row.size or 0) + sum(part.size or 0 for part in parts),
                 rows=sum(part.rows for part in parts) if parts else row.rows,
                 access=row.access,
             )
@@ -254,7 +250,6 @@ def _column(row: Any, types: Mapping[int, CatalogType]) -> CatalogColumn:
         not_null=row.not_null,
         generated=Generated(row.generated),
         identity=row.identity,
-        default=row.default_text,
         missing=row.missing,
         toasted=row.toasted,
     )

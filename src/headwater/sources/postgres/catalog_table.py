@@ -49,7 +49,6 @@ class CatalogColumn:
     not_null: bool
     generated: Generated
     identity: bool
-    default: str | None
     missing: str | None
     toasted: bool
 
@@ -96,7 +95,6 @@ class CatalogTable:
     :ivar leaves: of a partitioned table, those that hold rows, of all levels.
     :ivar numbers: how many columns it ever had, dropped ones among them.
     :ivar row_security: policies hide rows from this user.
-    :ivar size: bytes on disk.
     :ivar rows: as the last ANALYZE saw them; negative when never.
     :ivar access: the table access method; ``None`` of what has none.
     """
@@ -116,7 +114,6 @@ class CatalogTable:
     indexes: tuple[CatalogIndex, ...]
     ancestors: tuple[TableName, ...]
     leaves: tuple[Partition, ...]
-    size: int
     rows: int
     access: str | None = "heap"
 

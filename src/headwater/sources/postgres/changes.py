@@ -270,7 +270,9 @@ class PostgresChangeStream:
             self._ignore(relation)
             return
         try:
-            described = self._relations.describe(relation, known, is_old=is_old)
+            transaction = self._decoder.transaction
+            xid = None if transaction is None else transaction[2]
+            described = self._relations.describe(relation, known, xid=xid, is_old=is_old)
             if self._may_be_behind and relation.oid not in self._followed:
                 known = as_narrow(known, described.table)
             projection, change = follow(known, described.table, self._policy, described.defaults)

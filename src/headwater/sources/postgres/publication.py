@@ -107,8 +107,50 @@ SELECT p.pubname AS name, p.puballtables AS all_tables, p.pubviaroot AS via_root
 FROM pg_catalog.pg_publication p WHERE p.pubname = %s
 """
 
-# attnames always names the columns; a list that was given is in pg_publication_rel.
+# The view pg_publication_tables opens every table, and one that is locked would hold up all others. This gives the
+# same: a partitioned table stands for its partitions where changes are sent under the root, else they stand for it. A
+# list of columns or a row filter counts only where neither all tables nor its schema are published.
 _TABLES = """
+WITH RECURSIVE p AS (
+  SELECT p.oid, p.puballtables, p.pubviaroot FROM pg_catalog.pg_publication p WHERE p.pubname = %s
+), named (relid) AS (
+  SELECT r.prrelid FROM p JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid WHERE NOT p.puballtables
+  UNION
+  SELECT c.oid
+  FROM p JOIN pg_catalog.pg_publication_namespace s ON s.pnpubid = p.oid
+  JOIN pg_catalog.pg_class c ON c.relnamespace = s.pnnspid
+  WHERE NOT p.puballtables AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+  UNION
+  SELECT c.oid FROM p JOIN pg_catalog.pg_class c ON p.puballtables
+  WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384
+), below (relid, above) AS (
+  SELECT n.relid, NULL::oid FROM named n
+  UNION
+  SELECT i.inhrelid, COALESCE(b.above, b.relid)
+  FROM below b
+  JOIN pg_catalog.pg_class c ON c.oid = b.relid AND c.relkind = 'p'
+  JOIN pg_catalog.pg_inherits i ON i.inhparent = b.relid AND NOT i.inhdetachpending
+)
+SELECT c.oid::bigint, s.nspname AS namespace, c.relname AS name,
+       (SELECT pg_catalog.array_agg(a.attname::text ORDER BY a.attnum) FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = c.oid AND a.attnum = ANY(r.prattrs::int2[]) AND NOT a.attisdropped) AS columns,
+       r.prattrs IS NOT NULL AS listed, r.prqual IS NOT NULL AS filtered
+FROM p
+JOIN pg_catalog.pg_class c ON c.oid IN (SELECT b.relid FROM below b)
+JOIN pg_catalog.pg_namespace s ON s.oid = c.relnamespace
+LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid AND NOT p.puballtables
+  AND NOT EXISTS (SELECT FROM pg_catalog.pg_publication_namespace o
+                  WHERE o.pnpubid = p.oid AND o.pnnspid = c.relnamespace)
+WHERE CASE WHEN p.pubviaroot
+  THEN c.oid IN (SELECT b.relid FROM below b WHERE b.above IS NULL)
+    AND c.oid NOT IN (SELECT b.relid FROM below b WHERE b.above IS NOT NULL)
+  ELSE c.relkind <> 'p' END
+"""
+
+# A server that can leave tables out of all tables is asked itself.
+_SINCE_EXCEPT = 190000
+# attnames always names the columns; a list that was given is in pg_publication_rel.
+_TABLES_OF_VIEW = """
 SELECT c.oid::bigint, t.schemaname AS namespace, t.tablename AS name, t.attnames::text[] AS columns,
        EXISTS (SELECT FROM pg_catalog.pg_publication_rel r JOIN pg_catalog.pg_publication p ON p.oid = r.prpubid
                WHERE p.pubname = t.pubname AND r.prrelid = c.oid AND r.prattrs IS NOT NULL) AS listed,
@@ -126,6 +168,7 @@ def read_publication(session: Connection, name: str) -> Publication | None:
     if not rows:
         return None
     row = rows[0]
+    version = session.info.server_version
     tables = {
         table.oid: PublishedTable(
             table.oid,
@@ -133,7 +176,7 @@ def read_publication(session: Connection, name: str) -> Publication | None:
             tuple(table.columns or ()) if table.listed else None,
             table.filtered,
         )
-        for table in ask(session, _TABLES, [name])
+        for table in ask(session, _TABLES if version < _SINCE_EXCEPT else _TABLES_OF_VIEW, [name])
     }
     operations = [word for word in ("insert", "update", "delete", "truncate") if getattr(row, word)]
     return Publication(

@@ -26,6 +26,7 @@ from headwater.sources.postgres.identity import TableIdentity, column_numbers, r
 from headwater.sources.postgres.publication import Publication
 from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import has_special_values, source_column
+from headwater.sources.postgres.visibility import await_visible
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
@@ -59,6 +60,7 @@ class Relations:
     :param publication: that the messages come by, as it was last seen: to look at it opens every table.
     :param identities: of the captured tables, by oid, as they were kept; columns of others are matched by name.
     :param shards: where the rows of a table are.
+    :param keep_alive: called while it waits.
     """
 
     def __init__(
@@ -68,8 +70,10 @@ class Relations:
         publication: Callable[[], Publication | None],
         identities: Mapping[int, TableIdentity] | None = None,
         shards: Shards = no_shards,
+        keep_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self.sql = sql
+        self._keep_alive = keep_alive
         self.shards = shards
         self._publication = publication
         self._identities = {} if identities is None else identities
@@ -78,15 +82,21 @@ class Relations:
         self._types: dict[int, CatalogType] = {}
         self._texts: dict[tuple[int, int], str] = {}
 
-    def describe(self, relation: pgoutput.Relation, known: SourceTable, *, is_old: bool = False) -> DescribedTable:
+    def describe(
+        self, relation: pgoutput.Relation, known: SourceTable, *, xid: int | None = None, is_old: bool = False
+    ) -> DescribedTable:
         """The table that *relation* tells of; *known* is the captured one.
 
+        :param xid: of the transaction of *relation*, which may have changed the table: it is waited for.
         :param is_old: the message may be from before *known* was described.
+        :raises SourceBusy: the transaction is in the log and not visible yet.
         :raises RereadNeeded: its rows were rewritten since, a type of it was dropped, or its columns are uncertain.
         :raises UnsupportedTable: it has no key any more.
         """
         kept = None if is_old else self._identities.get(relation.oid)
         with self.sql() as session:
+            if xid is not None:
+                await_visible(session, [xid], self._keep_alive)
             try:
                 self._learn(session, relation)
             except SourceNotFound:

@@ -303,7 +303,9 @@ class PostgresSource:
         stream = self._through(raw)
         try:
             kept = None if self._may_be_behind else self._identities
-            relations = Relations(self._sql, self._special, lambda: self._published, kept, self._shards)
+            relations = Relations(
+                self._sql, self._special, lambda: self._published, kept, self._shards, stream.send_status
+            )
             self._seen = {}
             self._stream = PostgresChangeStream(
                 stream,

@@ -40,6 +40,7 @@ MOST_SAMPLED: Final = 2_000_000
 _SIZES: Final = """
 SELECT (pg_catalog.pg_relation_size(c.oid)
         / pg_catalog.current_setting('block_size')::bigint)::bigint AS blocks,
+       pg_catalog.pg_table_size(c.oid) AS size,
        GREATEST(c.reltuples, 0)::float8 AS rows, c.relpages AS pages, a.amname AS method
 FROM unnest(%s::oid[]) w (oid)
 JOIN pg_catalog.pg_class c ON c.oid = w.oid
@@ -104,9 +105,10 @@ def page_end(
 
 @dataclass(frozen=True, slots=True)
 class _Heap:
-    """How much a table has: about how many rows, blocks in all and in its largest partition."""
+    """How much a table has: about how many rows, bytes on disk, blocks in all and in its largest partition."""
 
     rows: int
+    size: int
     blocks: int
     longest: int
     has_blocks: bool
@@ -119,6 +121,7 @@ class _Heap:
         density = sum(part.rows for part in parts) / max(1, sum(part.pages for part in parts if part.rows))
         return cls(
             round(blocks * (density or _measured(session, catalog, blocks))),
+            sum(part.size for part in parts),
             blocks,
             max((part.blocks for part in parts), default=0),
             all(part.method == "heap" for part in parts),
@@ -175,7 +178,7 @@ def _by_heap(catalog: CatalogTable, heap: _Heap, split_rows: int, reason: str) -
         for number, (start, end) in enumerate(pairwise(cuts))
     )
     why = f"{len(splits)} ranges of blocks of the heap" + (f", as {reason}." if reason else ".")
-    return SplitPlan(SplitKind.HEAP, splits, heap.rows, catalog.size, why)
+    return SplitPlan(SplitKind.HEAP, splits, heap.rows, heap.size, why)
 
 
 # -- by key ----------------------------------------------------------------------------------------------------------
@@ -191,7 +194,7 @@ def _by_key(session: Connection, table: SourceTable, catalog: CatalogTable, heap
         why = "quantiles of the keys in a sample of its blocks."
     first, last = (_end(session, catalog, key, order) for order in ("ASC", "DESC"))
     if first is None or last is None:
-        return SplitPlan(SplitKind.KEY, (Split(0, KeyRange(), 0, empty=True),), 0, catalog.size, "It has no rows.")
+        return SplitPlan(SplitKind.KEY, (Split(0, KeyRange(), 0, empty=True),), 0, heap.size, "It has no rows.")
     inner = [values for values in dict.fromkeys(keys) if values != first]
     cuts = [None, Cut(first), *(Cut(values) for values in inner), Cut(last, after=True), None]
     filled = len(cuts) - 3
@@ -201,7 +204,7 @@ def _by_key(session: Connection, table: SourceTable, catalog: CatalogTable, heap
         for number, (start, end) in enumerate(pairwise(cuts))
         for empty in (number in (0, filled + 1),)
     )
-    return SplitPlan(SplitKind.KEY, splits, rows, catalog.size, f"{filled} ranges of keys: {why}")
+    return SplitPlan(SplitKind.KEY, splits, rows, heap.size, f"{filled} ranges of keys: {why}")
 
 
 def _every(
