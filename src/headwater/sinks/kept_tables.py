@@ -79,6 +79,10 @@ class KeptTables:
         """Where the files of *table* are."""
         return TableFolder(self.path, table if isinstance(table, str) else table.full_name)
 
+    def target(self, table: SourceTable) -> str:
+        """The folder of *table*."""
+        return self.folder(table).path.name
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         return _committed(self.folder(table).newest(), query, backfill)
 

@@ -22,6 +22,8 @@ from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import StagedLost
 from headwater.sinks.sink import Token
 from headwater.sinks.storage import Storage
+from headwater.sources.table import SourceTable
+from headwater.sources.target_names import directory_name
 
 DIRECTORY: Final = "_headwater_staging"
 INLINE_BYTES: Final = 256 << 10
@@ -47,8 +49,9 @@ class Part:
 class Staging:
     """The staging of one table by one query."""
 
-    def __init__(self, root: Storage, table: str, query: str) -> None:
-        self._storage = root.within(DIRECTORY, table, quote(query, safe=""))
+    def __init__(self, root: Storage, table: SourceTable, query: str) -> None:
+        directory = directory_name(table.namespace, table.name)
+        self._storage = root.within(DIRECTORY, directory, quote(query, safe=""))
 
     def put(self, token: Token, rows: pa.Table) -> Part:
         """Stage *rows*."""

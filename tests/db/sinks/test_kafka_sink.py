@@ -355,8 +355,17 @@ def test_an_open_transaction_of_another_topic_does_not_hide_the_token(kafka: Kaf
 def test_names_that_no_topic_can_have_are_told_by_their_codes(make: Make) -> None:
     sink = make(topic="{table}")
     assert sink.topic_of(table_of({"id": pa.int64()}, name="Größe x")) == "Gr-xf6--xdf-e-x20-x"
-    with pytest.raises(SinkInputError, match="longer"):
-        sink.topic_of(table_of({"id": pa.int64()}, name="x" * 250))
+
+
+def test_tables_with_odd_names_have_topics_of_their_own(make: Make, kafka: KafkaServer) -> None:
+    sink = make()
+    names = [("a.b", "c"), ("a", "b.c"), ("..", "orders"), ("x" * 128, "y" * 128), ("x" * 128, "y" * 127 + "z")]
+    tables = [replace(ORDERS, namespace=namespace, name=name) for namespace, name in names]
+    for number, table in enumerate(tables):
+        assert Feed(sink, table).changes(1, (INSERT, order(number)))
+    for number, table in enumerate(tables):
+        assert [json.loads(value or b"")["id"] for _, _, value in kafka.read(sink.topic_of(table))] == [number]
+        assert sink.committed(table, "q", "b1") == Committed(1)
 
 
 @pytest.mark.parametrize(
