@@ -27,7 +27,7 @@ import pyarrow as pa
 from headwater.sinks.batch import Batch
 from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
-from headwater.sinks.errors import SinkBusy
+from headwater.sinks.errors import SinkBusy, StagedLost
 from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
 from headwater.sinks.lake import (
     COMMIT_ATTEMPTS,
@@ -113,7 +113,7 @@ class DeltaSink(LakeSink):
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
         :raises SinkSchemaError: the columns became what the Delta table cannot become, or others created the table.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -206,6 +206,14 @@ class DeltaSink(LakeSink):
     def _commit(
         self, log: DeltaLog, fitted: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
+        try:
+            self._prove(self._table(fitted), fitted, token, batch)
+        except StagedLost:
+            before = apps.committed(log)
+            log.open()
+            if apps.committed(log) == before:
+                raise
+            return False  # another process committed the batch meanwhile, and its files
         rewrite = self._rewrite(log, fitted, token, evolution.schema)
         transactions = apps.of(token, batch)
         overlaps = log.transaction(apps.upsert) == 1

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from headwater.sinks.batch import Batch
 from headwater.sinks.data_files import DataFile
-from headwater.sinks.errors import SinkBusy
+from headwater.sinks.errors import SinkBusy, StagedLost
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
 from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
@@ -107,7 +107,7 @@ class IcebergSink(LakeSink):
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
         :raises SinkSchemaError: the columns became what the Iceberg table cannot become, or others created the table.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -187,6 +187,14 @@ class IcebergSink(LakeSink):
     def _commit(
         self, found: IcebergTable, table: SourceTable, token: Token, tokens: _Tokens, batch: Batch, plan: Plan
     ) -> bool:
+        try:
+            self._prove(found.storage, table, token, batch)
+        except StagedLost:
+            before = tokens.committed(found)
+            found.open()
+            if tokens.committed(found) == before:
+                raise
+            return False  # another process committed the batch meanwhile, and its files
         rewrite = self._rewrite(found, table, token, plan)
         made = tokens.of(token, batch)
         overlaps = found.token(tokens.upsert) == "1"

@@ -36,7 +36,7 @@ from headwater.sinks.lake_staged import (
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, stage_rows
+from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, prove_files, stage_rows
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
@@ -169,6 +169,11 @@ class LakeSink(ABC):
         """Rows of history that the sink may have, as they are staged."""
         rows = self._new_rows(batch, own, part)
         return as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else upserts(rows, unavailable or None)
+
+    def _prove(self, storage: Storage, table: SourceTable, token: Token, batch: Batch) -> None:
+        """:raises StagedLost: a staged file is not as its task left it. :param storage: of the table."""
+        prove_files(storage, table, ((file.path, file.size) for one in batch.all for file in one.detail["files"]))
+        self._staging(table, token).prove(parts_of(batch.all))
 
     def _apply(
         self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool

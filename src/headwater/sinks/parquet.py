@@ -23,13 +23,13 @@ import pyarrow.parquet as pq
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter, write_empty
-from headwater.sinks.errors import SinkBusy, SinkInputError
+from headwater.sinks.errors import SinkBusy, SinkInputError, StagedLost
 from headwater.sinks.lake import of_another, refuse_late
 from headwater.sinks.manifest import Manifest, ManifestFile
 from headwater.sinks.manifests import STAGING, Manifests
 from headwater.sinks.partitions import Partitioning, Values
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import Part, Staging, stage_rows
+from headwater.sinks.staging import Part, Staging, prove_files, stage_rows
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceTable
@@ -123,7 +123,7 @@ class ParquetSink:
         """One manifest, then the files are moved to where they are seen.
 
         :raises OtherAttempt: the history of this plan, or a part of the changes, came from another process.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -140,6 +140,12 @@ class ParquetSink:
             refuse_late(table, token, newest.generations.get(token.query, 0))
             if batch.is_empty:
                 return True
+            try:
+                self._prove(table, token, batch)
+            except StagedLost:
+                if manifests.newest() == newest:
+                    raise
+                continue  # another process committed the batch meanwhile, and moved its files
             if small is None:
                 small = self._write_small(table, token, batch)
                 is_empty = not small and not any(one.detail["files"] for one in batch.all)
@@ -197,6 +203,12 @@ class ParquetSink:
         count, size = sum(one.rows for one in staged), sum(one.size for one in staged)
         detail = {"files": files, "parts": parts, "after": after}
         return Staged(table, token, is_snapshot, count, size, detail=detail)
+
+    def _prove(self, table: SourceTable, token: Token, batch: Batch) -> None:
+        """:raises StagedLost: a staged file is not as its task left it."""
+        files = ((file.path, file.size) for one in batch.all for file in one.detail["files"])
+        prove_files(self._root.of_table(table), table, files)
+        self._small(table, token.query).prove(part for one in batch.all for part in one.detail["parts"])
 
     def _write_small(self, table: SourceTable, token: Token, batch: Batch) -> list[DataFile]:
         """The rows that came inside the answers of the tasks, as one file."""

@@ -175,6 +175,7 @@ class RowSink(ABC):
                 return False
             if left.is_empty:
                 return True
+            staging.prove(part for one in left.all for part in one.detail["parts"])
             self.ensure(table)
             after = _after(has, token, left)
             try:

@@ -7,12 +7,13 @@ cut has its rows. It can be pickled; the connection is made where it is used.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -22,6 +23,8 @@ from headwater.sinks.errors import SinkUnwritable
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import chosen_directory
 
+_REQUESTS: Final = 16
+"""Requests to an object store at a time."""
 _chosen: dict[tuple[str, str, str], str] = {}
 """Directories of tables in object stores, where it costs a request to look for one."""
 
@@ -141,6 +144,22 @@ class Storage:
     def has(self, name: str) -> bool:
         """Whether the file is there; of an object store, where asking takes long, it is believed."""
         return self._local is None or (self._local / name).exists()
+
+    def sizes(self, names: Sequence[str]) -> Sequence[int | None]:
+        """The size of each file in bytes; ``None``: it is missing. One ``stat``, or one request, per file."""
+        if self._local is None and len(names) > 1:
+            with ThreadPoolExecutor(min(_REQUESTS, len(names))) as threads:
+                return tuple(threads.map(self._size, names))
+        return tuple(map(self._size, names))
+
+    def _size(self, name: str) -> int | None:
+        if self._local is None:
+            info = self.files.get_file_info(name)
+            return int(info.size) if info.type == pafs.FileType.File else None
+        try:
+            return (self._local / name).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def list(self, name: str = "") -> list[Any]:
         """The files in it, with their modification times; none if it is not there."""
