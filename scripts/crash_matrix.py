@@ -20,7 +20,8 @@ and become wider, history of keys that are there, a range that is read again, a 
 [generation](exactly_once.md). *ok*: the sink then has exactly what it has without a kill; in mode `changes` no
 (`_commit_version`, key) is there twice; its token is that of the last batch; the coordinator has one COMMITTED row; the
 log waits for nobody; nothing is left in staging. *In a recovery*: a process was killed with a batch PENDING, and the
-one that takes over was killed there, too.
+one that takes over was killed there, too. *Staged files damaged*: a process was killed with a batch PENDING, then its
+staged files were cut to half their size; the one that takes over stages the batch again.
 """
 
 
@@ -46,17 +47,17 @@ def document(results: dict[Cell, str | None], seconds: float) -> str:
         ]
         lines.append("|---" * (2 + len(modes)) + "|")
         order = {name: place for place, (name, _) in enumerate(GROUPS)}
-        rows = {(cell.again, order[group_of(cell.step)], cell.step) for cell in of_kind}
-        for again, _, step in sorted(rows):
+        rows = {(cell.again, cell.damaged, order[group_of(cell.step)], cell.step) for cell in of_kind}
+        for again, damaged, _, step in sorted(rows):
             shown = [
                 [
                     wrong
                     for cell, wrong in of_kind.items()
-                    if (cell.again, cell.step, cell.case.mode) == (again, step, m)
+                    if (cell.again, cell.damaged, cell.step, cell.case.mode) == (again, damaged, step, m)
                 ]
                 for m in modes
             ]
-            name = group_of(step) + (", in a recovery" if again else "")
+            name = group_of(step) + (", in a recovery" if again else ", staged files damaged" if damaged else "")
             lines.append(f"| {name} | `{step}` | " + " | ".join(map(_verdict, shown)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -84,7 +85,7 @@ def main() -> None:
             for cell, wrong in tried(matrix, matrix.cells(case), arguments.jobs):
                 results[cell] = wrong
                 verdict = "ok" if wrong is None else f"FAILED: {wrong}"
-                how = "in a recovery" if cell.again else f"pass {cell.at}"
+                how = "in a recovery" if cell.again else "damaged" if cell.damaged else f"pass {cell.at}"
                 print(
                     f"{case.kind:9} {case.mode.value:8} {group_of(cell.step):19} {cell.step:36} {how:14} {verdict}",
                     flush=True,

@@ -16,6 +16,7 @@ from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig, matching
 from headwater.pipeline.tables import captured_position, choose_tables, sink_tables, source_of
 from headwater.sinks.lake import LakeSink
+from headwater.sinks.targets import check_targets
 from headwater.sources.diagnosis import Diagnosis, Finding, Level, statement_of
 from headwater.sources.encryption import finding, plain_finding
 from headwater.sources.open import diagnose
@@ -112,8 +113,13 @@ def _sinks(config: PipelineConfig, names: Sequence[str]) -> Iterator[Finding]:
         except HeadwaterError as error:
             yield _problem("sink", error)
             continue
+        tables = list(_source_tables(config, matching(section.tables, names, config.home)))
+        try:
+            check_targets(sink, tables)
+        except HeadwaterError as error:
+            yield _problem("sink", error)
         if isinstance(sink, LakeSink):
-            for table in _source_tables(config, matching(section.tables, names, config.home)):
+            for table in tables:
                 try:
                     sink.check_table(table, config.query(section))
                 except HeadwaterError as error:

@@ -21,7 +21,6 @@ from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
 from headwater.private_files import FILE_MODE, make_private, make_root
 from headwater.sinks.dead_letters import DeadLetters
-from headwater.sinks.storage import directory_of
 
 ANSWER_SECONDS = 180.0
 _MANY_KEYS = 100
@@ -93,7 +92,7 @@ def replay(config: PipelineConfig, label: str) -> dict[str, int]:
         raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
     letters = dead_letters(config, label)
     query = config.query(section)
-    tables = {directory_of(table): table for table in described_tables(config.store)}
+    tables = {letters.directory_of(table): table for table in described_tables(config.store)}
     done: dict[str, int] = {}
     for directory in letters.tables():
         table = tables.get(directory)

@@ -29,8 +29,8 @@ from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
 from headwater.process import host_name, status_fields
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delivery_look import read_parked
-from headwater.sinks.storage import escaped
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN
+from headwater.sources.target_names import chosen_directory
 from headwater.spark.heartbeat import BEAT_SUFFIX
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.errors import StoreNotFound
@@ -373,8 +373,8 @@ def _state_of(
     known = told.get("since")
     if told.get("rereading") or (known and captured is not None and captured.since.to_json() != known):
         return replace(table, phase=REREADING)  # captured again after a gap, which the query may not have seen yet
-    parts = () if captured is None else (captured.namespace, captured.name)
-    if table.phase == LIVE and ".".join(escaped(part) for part in parts if part) in letters:
+    directory = None if captured is None else chosen_directory(captured.namespace, captured.name, letters.__contains__)
+    if table.phase == LIVE and directory in letters:
         return replace(
             table,
             phase=INCOMPLETE,

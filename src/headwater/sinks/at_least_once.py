@@ -21,9 +21,10 @@ from headwater.private_files import make_private, replace_private
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.row_sink import RowSink
 from headwater.sinks.sink import Committed, Token
-from headwater.sinks.storage import directory_of
+from headwater.sinks.storage import Storage
 from headwater.sinks.token_record import TokenRecord
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import directory_name
 
 DIRECTORY: Final = "_headwater_tokens"
 
@@ -71,7 +72,7 @@ class AtLeastOnceSink(RowSink):
             os.close(directory)
 
     def _file(self, table: SourceTable, query: str) -> Path:
-        return Path(self.staging, DIRECTORY, directory_of(table), f"{quote(query, safe='')}.json")
+        return Path(Storage(self.staging).within(DIRECTORY).of_table(table).address, f"{quote(query, safe='')}.json")
 
 
 def batch_key(table: SourceTable, token: Token) -> str:
@@ -81,5 +82,5 @@ def batch_key(table: SourceTable, token: Token) -> str:
     anew has other rows, and another name: the attempt comes after it.
     """
     plan = f"{token.backfill}.{token.plan}" if token.plan else "0"
-    key = f"{token.query}/{directory_of(table)}/{token.epoch}/{plan}"
+    key = f"{token.query}/{directory_name(table.namespace, table.name)}/{token.epoch}/{plan}"
     return f"{key}/attempt-{token.attempt}" if token.attempt else key

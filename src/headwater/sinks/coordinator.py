@@ -46,6 +46,7 @@ from headwater.sinks.staged_tables import (
     is_there,
     packed,
 )
+from headwater.sinks.targets import check_targets
 from headwater.sources.table import SourceTable
 from headwater.state import Catalog, StateStore, WriteBatch
 from headwater.state.beside import open_beside_writer
@@ -156,7 +157,9 @@ class Coordinator:
 
         :raises SinkError: the sink does not take it; what is pending stays so.
         :raises SinkBehind: the sink lacks what was committed to it.
+        :raises SinkInputError: two of *tables* have the same target there.
         """
+        check_targets(sink, tables)
         for record in self.records:
             if record.state is DeliveryState.PENDING:
                 self._settle(sink, record)

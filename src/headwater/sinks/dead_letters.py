@@ -28,8 +28,9 @@ from headwater.private_files import make_private
 from headwater.sinks.change_rows import COMMIT_VERSION
 from headwater.sinks.parquet import ParquetSink, read
 from headwater.sinks.sink import HistoryPart, Staged, Token
-from headwater.sinks.storage import directory_of
+from headwater.sinks.storage import Storage
 from headwater.sources.table import POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceColumn, SourceTable, log_fields
+from headwater.sources.target_names import OWN_DIRECTORIES
 from headwater.sources.unavailable import is_parked, parked_reason
 from headwater.stream import hash_keys
 from headwater.stream.op import Op
@@ -39,6 +40,8 @@ RESOLVED: Final = ""
 """The reason of a row that resolves those of its key before it."""
 _KEY: Final = "_letter_key"
 _REPLAYED: Final = "_replayed"
+_LONGEST_REPLAYED: Final = 230
+"""Characters of the directory in the name of what was put away, which has a time, too."""
 _PLACE: Final = "_place"
 _PIECE_ROWS: Final = 8192
 
@@ -107,7 +110,7 @@ class ParkedRows:
     _last: dict[int, pa.RecordBatch] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._unresolved = self.letters.unresolved(directory_of(self.table))
+        self._unresolved = self.letters.unresolved(self.letters.directory_of(self.table))
         self._watched = set(self._unresolved)
         if self.truncated is not None and self._unresolved:
             self._last = self.letters.emptied(self.table, self.truncated[0])
@@ -214,13 +217,17 @@ class DeadLetters:
         for table in {one.table for one in staged}:
             parts = [one for one in staged if one.table == table]
             self._sink.commit(table, max((one.token for one in parts), key=lambda one: one.attempt), parts)
-            if not self._left(directory_of(table)).num_rows:
-                self.put_away(directory_of(table))
+            if not self._left(self.directory_of(table)).num_rows:
+                self.put_away(self.directory_of(table))
+
+    def directory_of(self, table: SourceTable) -> str:
+        """The name of the directory of *table*."""
+        return Storage(self.path).directory_of(table)
 
     def tables(self) -> list[str]:
         """The directories of tables that have some."""
         root = Path(self.path)
-        return sorted(one.name for one in root.glob("*") if one.is_dir() and not one.name.startswith("_"))
+        return sorted(one.name for one in root.glob("*") if one.is_dir() and one.name not in OWN_DIRECTORIES)
 
     def rows(self, directory: str) -> pa.Table:
         """The rows of the table in *directory* that are not resolved, the oldest first."""
@@ -237,7 +244,7 @@ class DeadLetters:
 
     def emptied(self, table: SourceTable, epoch: int) -> dict[int, pa.RecordBatch]:
         """Rows that resolve all of *table* that special values parked, by the hashes of their keys."""
-        found = self._left(directory_of(table))
+        found = self._left(self.directory_of(table))
         found = found.filter(found.column(_KEY).is_valid())
         made: dict[int, pa.RecordBatch] = {}
         for row in found.to_pylist():
@@ -271,7 +278,7 @@ class DeadLetters:
         """They are delivered again: keep them apart."""
         place = Path(self.path) / _REPLAYED
         make_private(place)
-        shutil.move(Path(self.path) / directory, place / f"{directory}-{time.time_ns()}")
+        shutil.move(Path(self.path) / directory, place / f"{directory[:_LONGEST_REPLAYED]}-{time.time_ns()}")
 
     @property
     def _sink(self) -> ParquetSink:

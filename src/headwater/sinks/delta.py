@@ -27,14 +27,23 @@ import pyarrow as pa
 from headwater.sinks.batch import Batch
 from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
-from headwater.sinks.errors import SinkBusy
+from headwater.sinks.errors import SinkBusy, StagedLost
 from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
+from headwater.sinks.lake import (
+    COMMIT_ATTEMPTS,
+    RETENTION_HOURS,
+    LakeSink,
+    file_prefix,
+    is_left,
+    not_ours,
+    of_another,
+    refuse_late,
+)
 from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import Staging
-from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.storage import Storage
 from headwater.sinks.table_schema import Evolution, evolve, holds
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
@@ -90,6 +99,10 @@ class DeltaSink(LakeSink):
             if log.open():
                 self._require_ours(log, table, _Apps(table, query, ""))
 
+    def target(self, table: SourceTable) -> str:
+        """The directory of *table*."""
+        return self._root.target_of(table)
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Delta table of *table* has."""
         with self._log(table) as log:
@@ -100,7 +113,7 @@ class DeltaSink(LakeSink):
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
         :raises SinkSchemaError: the columns became what the Delta table cannot become, or others created the table.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -109,7 +122,7 @@ class DeltaSink(LakeSink):
 
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what is staged, and files of the table that were never committed."""
-        Staging(self._root, directory_of(table), query).abort(generation)
+        Staging(self._root, table, query).abort(generation)
         storage = self._table(table)
         left = [info.path for info in storage.list() if is_left(info.path, query, generation)]
         with self._log(table) as log:
@@ -187,10 +200,20 @@ class DeltaSink(LakeSink):
     def _require_ours(self, log: DeltaLog, table: SourceTable, apps: _Apps) -> None:
         if not self.adopt and not log.is_ours(apps.all):
             raise not_ours(table, f"the Delta table at {self._table(table).root}", "path")
+        if not self.adopt and log.owner not in (None, table.full_name):
+            raise of_another(table, f"the Delta table at {self._table(table).root}", str(log.owner), "path")
 
     def _commit(
         self, log: DeltaLog, fitted: SourceTable, token: Token, apps: _Apps, batch: Batch, evolution: Evolution
     ) -> bool:
+        try:
+            self._prove(self._table(fitted), fitted, token, batch)
+        except StagedLost:
+            before = apps.committed(log)
+            log.open()
+            if apps.committed(log) == before:
+                raise
+            return False  # another process committed the batch meanwhile, and its files
         rewrite = self._rewrite(log, fitted, token, evolution.schema)
         transactions = apps.of(token, batch)
         overlaps = log.transaction(apps.upsert) == 1
@@ -274,7 +297,7 @@ class DeltaSink(LakeSink):
         return Storage(self.path, self.storage_options)
 
     def _table(self, table: SourceTable) -> Storage:
-        return self._root.within(directory_of(table))
+        return self._root.of_table(table)
 
     def _log(self, table: SourceTable) -> DeltaLog:
         return DeltaLog(self._table(table), table.full_name, self._partitioning(table).names)

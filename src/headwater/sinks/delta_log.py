@@ -165,6 +165,12 @@ class DeltaLog:
         self.open()
         self._sync(self.version)
 
+    @property
+    def owner(self) -> str | None:
+        """The table at the source that it was created for; ``None``: it does not say."""
+        found: str | None = self._handle.metadata().configuration.get(CREATED)
+        return found
+
     def is_ours(self, apps: Iterable[str]) -> bool:
         """Whether Headwater created the table or has written to it. :param apps: of the query that asks."""
         properties = self._handle.metadata().configuration

@@ -24,15 +24,16 @@ import pyarrow as pa
 
 from headwater.sinks.batch import Batch
 from headwater.sinks.data_files import DataFile
-from headwater.sinks.errors import SinkBusy
+from headwater.sinks.errors import SinkBusy, StagedLost
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
 from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
-from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import path_component
 
 if TYPE_CHECKING:
     from headwater.sinks.iceberg_files import ById
@@ -92,6 +93,10 @@ class IcebergSink(LakeSink):
             if found.open():
                 self._require_ours(found, table)
 
+    def target(self, table: SourceTable) -> str:
+        """The name of *table* in the catalog."""
+        return "/".join(map(path_component, identifier_of(table, self.namespace)))
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Iceberg table of *table* has."""
         with self._opened(table) as found:
@@ -102,7 +107,7 @@ class IcebergSink(LakeSink):
 
         :raises OtherAttempt: it has the history of this plan from another attempt.
         :raises SinkSchemaError: the columns became what the Iceberg table cannot become, or others created the table.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -111,7 +116,7 @@ class IcebergSink(LakeSink):
 
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what is staged, and files of the table that were never committed."""
-        Staging(self._root, directory_of(table), query).abort(generation)
+        Staging(self._root, table, query).abort(generation)
         with self._opened(table) as found:
             if found.open():
                 left = partial(is_left, query=query, generation=generation)
@@ -182,6 +187,14 @@ class IcebergSink(LakeSink):
     def _commit(
         self, found: IcebergTable, table: SourceTable, token: Token, tokens: _Tokens, batch: Batch, plan: Plan
     ) -> bool:
+        try:
+            self._prove(found.storage, table, token, batch)
+        except StagedLost:
+            before = tokens.committed(found)
+            found.open()
+            if tokens.committed(found) == before:
+                raise
+            return False  # another process committed the batch meanwhile, and its files
         rewrite = self._rewrite(found, table, token, plan)
         made = tokens.of(token, batch)
         overlaps = found.token(tokens.upsert) == "1"

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkInputError, SinkUnreachable, SinkUnwritable
-from headwater.sinks.storage import Storage, escaped
+from headwater.sinks.storage import Storage
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import catalog_name, path_component
 
 CATALOG_FILE: Final = "catalog.db"
 BUSY_SECONDS: Final = 30
@@ -107,15 +108,14 @@ class IcebergCatalog:
         """Where a new table has to be; ``None``: the catalog says."""
         if self.is_remote:
             return None
-        address = self.storage(*map(escaped, identifier)).address
+        address = self.storage(*map(path_component, identifier)).address
         return f"file://{address}" if Storage(self.warehouse).is_local else address
 
 
 def identifier_of(table: SourceTable, namespace: str | None) -> tuple[str, ...]:
     """The name of *table* in the catalog."""
-    if namespace is not None:
-        return (*namespace.split("."), table.name)
-    return (table.namespace or "default", table.name)
+    levels = (table.namespace or "default",) if namespace is None else tuple(namespace.split("."))
+    return tuple(map(catalog_name, (*levels, table.name)))
 
 
 @contextmanager

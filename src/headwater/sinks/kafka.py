@@ -7,7 +7,6 @@ messages of transactions that were aborted, too. How a stale process is kept out
 
 from __future__ import annotations
 
-import re
 import string
 import time
 from collections.abc import Iterator, Mapping
@@ -33,9 +32,9 @@ from headwater.sinks.row_sink import Overtaken, RowSink
 from headwater.sinks.sink import Capabilities, Committed, Mode, Token
 from headwater.sinks.token_record import TokenRecord
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import token_topic, topic_name
 
 TOPIC: Final = "{namespace}.{table}"
-LONGEST_TOPIC: Final = 249
 TOMBSTONE_SLICE: Final = 20_000
 
 _OURS = frozenset(
@@ -49,7 +48,6 @@ _OURS = frozenset(
         "transactional.id",
     }
 )
-_NO_NAME = re.compile(r"[^A-Za-z0-9._-]")
 _channels = KafkaChannels()
 _known_topics: set[tuple[str, str]] = set()
 
@@ -144,9 +142,13 @@ class KafkaSink(RowSink):
         """The keys that the topic has a row of."""
         yield keys_of(table, self.own_schema(table), self._rows(table))
 
+    def target(self, table: SourceTable) -> str:
+        """The topic of *table*."""
+        return self.topic_of(table)
+
     def topic_of(self, table: SourceTable) -> str:
         """The name of the topic of *table*."""
-        return _topic_name(self.topic.format(namespace=table.namespace, table=table.name))
+        return topic_name(self.topic, table.namespace, table.name)
 
     def _messages(self, table: SourceTable, token: Token, batch: RowBatch) -> Iterator[Messages]:
         if self.mode is Mode.CHANGES:
@@ -211,7 +213,7 @@ class KafkaSink(RowSink):
         return KafkaCluster(self.brokers, self.settings)
 
     def _tokens(self, table: SourceTable, query: str) -> str:
-        return _topic_name(f"_headwater.{query}.{self.topic_of(table)}")
+        return token_topic(query, self.topic_of(table))
 
     def _place(self, table: SourceTable, query: str) -> tuple[Any, ...]:
         return (self.brokers, tuple(sorted(self.settings.items())), self._tokens(table, query))
@@ -227,13 +229,3 @@ def _completed(messages: Messages, there: Mapping[bytes, bytes | None], *, only_
 
 def _key(table: SourceTable, query: str) -> str:
     return f"{query}/{table.full_name}"
-
-
-def _topic_name(text: str) -> str:
-    """What no topic can be named is told by its code. :raises SinkInputError: it is too long."""
-    name = _NO_NAME.sub(lambda found: f"-x{ord(found[0]):x}-", text)
-    if len(name) > LONGEST_TOPIC:
-        raise SinkInputError(
-            f"The topic {name[:40]!r}… is longer than {LONGEST_TOPIC} characters.", next_step="Give a shorter `topic`."
-        )
-    return name

@@ -245,6 +245,7 @@ class KafkaChannel:
             self._producer.init_transactions(SECONDS)
         failpoints.hit(AFTER_INIT)
         self.record = cluster.record(tokens)
+        self._sent, self._reports = 0, _Reports()
 
     def write(self, table: str, topic: str, messages: Iterator[Messages], key: str, record: TokenRecord) -> None:
         """All *messages* and *record* in one transaction.
@@ -253,12 +254,14 @@ class KafkaChannel:
         :raises SinkError: whether it is there tells the next channel.
         """
         with told(f"topic {topic}", table):
+            self._sent, self._reports = 0, _Reports()
             self._producer.begin_transaction()
             failpoints.hit(AFTER_BEGIN)
             for some in messages:
                 self._send(topic, some)
             self._send(self.tokens, Messages([key.encode()], [record.text.encode()]))
             self._wait(topic, 0)
+            self._prove(topic)
             failpoints.hit(AFTER_PRODUCE)
             failpoints.hit(BEFORE_COMMIT)
             self._commit()
@@ -275,7 +278,8 @@ class KafkaChannel:
             self._wait(topic, ON_THEIR_WAY)
             pairs = zip(some.keys, some.values, strict=True)
             made: list[dict[str, Any]] = [{"key": key, "value": value} for key, value in pairs]
-            if self._producer.produce_batch(topic, made) < len(made):
+            self._sent += len(made)
+            if self._producer.produce_batch(topic, made, on_delivery=self._reports) < len(made):
                 raise kafka.KafkaException(next(one["_error"] for one in made if "_error" in one))
 
     def _wait(self, topic: str, limit: int) -> None:
@@ -289,6 +293,17 @@ class KafkaChannel:
                     f"Topic {topic} did not take what was sent in {SECONDS:.0f} s.", next_step="Try again."
                 )
 
+    def _prove(self, topic: str) -> None:
+        """:raises SinkError: the brokers did not confirm every message of the transaction, each once."""
+        if self._reports.error is not None:
+            raise kafka_library().KafkaException(self._reports.error)
+        delivered = self._reports.delivered
+        if delivered != self._sent:
+            raise SinkBusy(
+                f"Topic {topic}: the brokers confirmed {delivered:,} of the {self._sent:,} messages of a batch.",
+                next_step="No action needed: the transaction is aborted, and the batch is sent again.",
+            )
+
     def _commit(self) -> None:
         for attempt in range(3):
             try:
@@ -298,6 +313,22 @@ class KafkaChannel:
                     raise
             else:
                 return
+
+
+class _Reports:
+    """The delivery reports of one transaction."""
+
+    __slots__ = ("delivered", "error")
+
+    def __init__(self) -> None:
+        self.delivered = 0
+        self.error: Any = None
+
+    def __call__(self, error: Any, message: Any) -> None:
+        if error is None:
+            self.delivered += 1
+        else:
+            self.error = self.error or error
 
 
 class KafkaChannels:

@@ -28,6 +28,7 @@ from headwater.sinks.lake import refuse_late
 from headwater.sinks.lake_staged import in_ranges
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
+from headwater.sinks.staging import prove_files
 from headwater.sinks.storage import Storage
 from headwater.sinks.table_schema import holds
 from headwater.sinks.types import conform, sink_schema
@@ -79,6 +80,10 @@ class KeptTables:
         """Where the files of *table* are."""
         return TableFolder(self.path, table if isinstance(table, str) else table.full_name)
 
+    def target(self, table: SourceTable) -> str:
+        """The folder of *table*."""
+        return self.folder(table).path.name
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         return _committed(self.folder(table).newest(), query, backfill)
 
@@ -122,7 +127,7 @@ class KeptTables:
         """One manifest.
 
         :raises OtherAttempt: the history of this plan, or a part of the changes, came from another process.
-        :raises TableBusy: others committed all the time.
+        :raises TableBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -136,6 +141,8 @@ class KeptTables:
                 outcome.append(False)
                 return None
             refuse_late(table, token, newest.generations.get(token.query, 0))
+            runs = ((run.name, run.size) for one in batch.all for run in one.detail["runs"])
+            prove_files(Storage(str(folder.runs)), table, runs)
             outcome.append(True)
             return None if batch.is_empty else self._following(folder, newest, table, token, batch)
 

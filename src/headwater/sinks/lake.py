@@ -36,8 +36,8 @@ from headwater.sinks.lake_staged import (
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, stage_rows
-from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, prove_files, stage_rows
+from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
@@ -170,6 +170,11 @@ class LakeSink(ABC):
         rows = self._new_rows(batch, own, part)
         return as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else upserts(rows, unavailable or None)
 
+    def _prove(self, storage: Storage, table: SourceTable, token: Token, batch: Batch) -> None:
+        """:raises StagedLost: a staged file is not as its task left it. :param storage: of the table."""
+        prove_files(storage, table, ((file.path, file.size) for one in batch.all for file in one.detail["files"]))
+        self._staging(table, token).prove(parts_of(batch.all))
+
     def _apply(
         self, rewrite: Rewrite, table: SourceTable, token: Token, batch: Batch, *, overlaps: bool
     ) -> list[DataFile]:
@@ -254,7 +259,7 @@ class LakeSink(ABC):
         return max(self._file_bytes, share)
 
     def _staging(self, table: SourceTable, token: Token) -> Staging:
-        return Staging(self._root, directory_of(table), token.query)
+        return Staging(self._root, table, token.query)
 
 
 def file_prefix(query: str, generation: int) -> str:
@@ -277,6 +282,15 @@ def refuse_late(table: SourceTable, token: Token, generation: int) -> None:
             f"generation {generation} delivers {table.full_name}.",
             next_step="Nothing: this process has nothing more to do.",
         )
+
+
+def of_another(table: SourceTable, what: str, owner: str, option: str) -> SinkSchemaError:
+    """The error of a target that has the rows of another table."""
+    return SinkSchemaError(
+        table.full_name,
+        f"{what} has the rows of {owner}.",
+        next_step=f"Set another {option} in [[sink]], or move what is there away; then restart.",
+    )
 
 
 def not_ours(table: SourceTable, what: str, option: str) -> SinkSchemaError:

@@ -40,6 +40,7 @@ class Manifest:
     :ivar all: every file that is there with it; ``None``: those of the manifest before, without *removed*, and *files*.
     :ivar id: of this manifest; *parent*: of the one before. Of version 1 they are empty.
     :ivar generations: per query the oldest generation whose processes may commit.
+    :ivar table: the full name of the table whose rows they are; empty: it was not written down.
     """
 
     number: int = 0
@@ -51,6 +52,7 @@ class Manifest:
     id: str = ""
     parent: str = ""
     generations: Mapping[str, int] = field(default_factory=dict)
+    table: str = ""
 
     def committed(self, query: str, backfill: str) -> Committed:
         plan, attempt = self.history.get(f"{query}/{backfill}", (0, 0))
@@ -63,6 +65,7 @@ class Manifest:
         changes: Mapping[str, int] | None = None,
         history: Mapping[str, Sequence[int]] | None = None,
         generations: Mapping[str, int] | None = None,
+        table: str = "",
     ) -> Manifest:
         """The next one."""
         return Manifest(
@@ -74,6 +77,7 @@ class Manifest:
             id=uuid.uuid4().hex,
             parent=self.id,
             generations=self.generations if generations is None else generations,
+            table=table or self.table,
         )
 
     def after(self, before: Sequence[ManifestFile]) -> tuple[ManifestFile, ...]:
@@ -87,6 +91,8 @@ class Manifest:
         told = asdict(self)
         if self.all is None:
             del told["all"]
+        if not self.table:
+            del told["table"]
         return json.dumps({"version": VERSION, **told}, sort_keys=True)
 
     @classmethod
@@ -102,7 +108,8 @@ class Manifest:
             )
             told = (tuple(read.get("removed", ())), all_files, read.get("id", ""), read.get("parent", ""))
             generations = read.get("generations", {})
-            return cls(read["number"], files or (), read["changes"], read["history"], *told, generations)
+            table = read.get("table", "")
+            return cls(read["number"], files or (), read["changes"], read["history"], *told, generations, table)
         except (ValueError, KeyError, TypeError) as error:
             raise ManifestDamaged(
                 f"The manifest {path.name} is not one of version 1 or {VERSION}.",

@@ -16,8 +16,9 @@ from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Mode
 from headwater.sinks.sql_driver import SqlDriver, needs_library
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, is_whole, table_name
+from headwater.sinks.sql_table import MYSQL_NAME_CHARACTERS, OnDrop, OnRename, SqlTable, is_whole, table_name
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import fit_identifier
 
 OWN_DATABASE: Final = "headwater"
 
@@ -61,15 +62,28 @@ class MySqlSink(SqlSink):
         return SqlDriver("mysql", MySQLError, session.address, session.connect, MySqlTarget, session.told)
 
     def _table(self, table: SourceTable) -> SqlTable:
-        driver = self._driver
         from headwater.sinks.mysql_text import key_length, sql_type
 
-        database = self.database or driver.address(self.dsn).database or table.namespace
+        has_index = self.mode is not Mode.CHANGES and not is_whole(table)
+        type_of = partial(sql_type, key=table.key_columns, length=key_length(table)) if has_index else sql_type
+        return SqlTable.of(table, self._place(table), self.mode, type_of, self.on_drop)
+
+    def target(self, table: SourceTable) -> str:
+        """The name of *table* there, in lower case where the server ignores case."""
+        from headwater.sinks.mysql_target import MySqlTarget
+
+        name = super().target(table)
+        with self._target(table) as target:
+            assert isinstance(target, MySqlTarget)
+            return name.lower() if target.ignores_case() else name
+
+    def _place(self, table: SourceTable) -> tuple[str, str]:
+        database = self.database or self._driver.address(self.dsn).database or table.namespace
         if not database:
             raise SinkInputError(
                 f"{table.full_name} has no schema whose name its database could have.",
                 next_step="Name one by the option database, or in dsn.",
             )
-        has_index = self.mode is not Mode.CHANGES and not is_whole(table)
-        type_of = partial(sql_type, key=table.key_columns, length=key_length(table)) if has_index else sql_type
-        return SqlTable.of(table, (database, table_name(self.table, table)), self.mode, type_of, self.on_drop)
+        names = (database, table_name(self.table, table))
+        schema, name = (fit_identifier(one, MYSQL_NAME_CHARACTERS, len) for one in names)
+        return schema, name

@@ -25,11 +25,21 @@ from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
 from headwater.sinks.mysql_session import IDLE_SECONDS, Address, told
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
 from headwater.sinks.sink import Committed, Mode, Token
-from headwater.sinks.sql_table import ExistingColumn, OnDrop, OnRename, SqlColumn, SqlPart, SqlTable, passing_id, steps
+from headwater.sinks.sql_table import (
+    MYSQL_NAME_CHARACTERS,
+    ExistingColumn,
+    OnDrop,
+    OnRename,
+    SqlColumn,
+    SqlPart,
+    SqlTable,
+    passing_id,
+    steps,
+)
 from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, Held
 from headwater.sinks.versions import IS_CURRENT
+from headwater.sources.target_names import is_cut
 
-LONGEST_NAME: Final = 64
 BEFORE_SHAPE = failpoints.register("sink.mysql.before_shape")
 BETWEEN_SHAPE = failpoints.register("sink.mysql.between_shape")
 AFTER_SHAPE = failpoints.register("sink.mysql.after_shape")
@@ -63,6 +73,10 @@ class MySqlTarget(MySqlMerge):
         collation = "utf8mb4_nopad_bin" if self._is_maria else "utf8mb4_0900_bin"
         self._options = f"ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE {collation}"
         self._has_files = self._one("SELECT @@local_infile") == "1"
+
+    def ignores_case(self) -> bool:
+        """Whether names of tables that differ in case only are one."""
+        return str(self._one("SELECT @@lower_case_table_names")) != "0"
 
     def is_alive(self) -> bool:
         try:
@@ -290,7 +304,8 @@ class MySqlTarget(MySqlMerge):
         elif table.mode is Mode.HISTORY and not table.is_whole:
             index = f", KEY ({listed((*table.key, IS_CURRENT))})"
         columns = _columns(table.columns, table.key if index.startswith(", PRIMARY") else ())
-        self._run(f"CREATE TABLE {name_of(table.place)} ({columns}{index}) {self._options}")
+        comment = f"COMMENT {self._text(table.source.full_name)}" if any(map(is_cut, table.place)) else ""
+        self._run(f"CREATE TABLE {name_of(table.place)} ({columns}{index}) {self._options} {comment}")
 
     def _change(self, table: SqlTable, existing: Sequence[ExistingColumn], empty: Callable[[], None] | None) -> None:
         place, target = name_of(table.place), self._text(table.name)
@@ -419,9 +434,9 @@ def _columns(columns: Sequence[SqlColumn], required: Sequence[str] = ()) -> str:
 
 def _check_names(table: SqlTable) -> None:
     for name in (*table.place, *table.names):
-        if len(name) > LONGEST_NAME or name != name.rstrip():
+        if len(name) > MYSQL_NAME_CHARACTERS or name != name.rstrip():
             raise SinkSchemaError(
                 table.source.full_name,
-                f"the name {name!r} is longer than the {LONGEST_NAME} characters that it may have there.",
+                f"the name {name!r} is longer than the {MYSQL_NAME_CHARACTERS} characters that it may have there.",
                 next_step="Name the tables by the option table, or leave the column out of the capture.",
             )

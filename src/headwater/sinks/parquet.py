@@ -23,14 +23,14 @@ import pyarrow.parquet as pq
 from headwater.sinks.batch import Batch, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter, write_empty
-from headwater.sinks.errors import SinkBusy, SinkInputError
-from headwater.sinks.lake import refuse_late
+from headwater.sinks.errors import SinkBusy, SinkInputError, StagedLost
+from headwater.sinks.lake import of_another, refuse_late
 from headwater.sinks.manifest import Manifest, ManifestFile
 from headwater.sinks.manifests import STAGING, Manifests
 from headwater.sinks.partitions import Partitioning, Values
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import Part, Staging, stage_rows
-from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.staging import Part, Staging, prove_files, stage_rows
+from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceTable
 
@@ -94,9 +94,14 @@ class ParquetSink:
         """:raises SinkUnwritable: nothing can be written there."""
         self._root.check()
 
+    def target(self, table: SourceTable) -> str:
+        """The directory of *table*."""
+        return self._root.target_of(table)
+
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the newest manifest of *table* says."""
-        return self._manifests(table).newest().committed(query, backfill)
+        newest = self._manifests(table).newest()
+        return newest.committed(query, backfill) if newest.table in ("", table.full_name) else Committed()
 
     def stage_changes(
         self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
@@ -119,7 +124,7 @@ class ParquetSink:
         """One manifest, then the files are moved to where they are seen.
 
         :raises OtherAttempt: the history of this plan, or a part of the changes, came from another process.
-        :raises SinkBusy: others committed all the time.
+        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
         """
         if not staged:
             return False
@@ -127,6 +132,8 @@ class ParquetSink:
         small: list[DataFile] | None = None
         for _ in range(COMMIT_ATTEMPTS):
             newest = manifests.newest()
+            if newest.table not in ("", table.full_name):
+                raise of_another(table, f"the directory {self._root.of_table(table).root}", newest.table, "path")
             batch = Batch.left_of(staged, token, newest.committed(token.query, token.backfill))
             if batch is None:
                 self._clean(table, token)
@@ -134,14 +141,20 @@ class ParquetSink:
             refuse_late(table, token, newest.generations.get(token.query, 0))
             if batch.is_empty:
                 return True
+            try:
+                self._prove(table, token, batch)
+            except StagedLost:
+                if manifests.newest() == newest:
+                    raise
+                continue  # another process committed the batch meanwhile, and moved its files
             if small is None:
                 small = self._write_small(table, token, batch)
                 is_empty = not small and not any(one.detail["files"] for one in batch.all)
                 if is_empty and not manifests.files() and not self._partitioning(table).names:
                     schema = changes_schema(sink_schema(table))
-                    small = [write_empty(self._root.within(directory_of(table)), schema, _prefix(token))]
+                    small = [write_empty(self._root.of_table(table), schema, _prefix(token))]
             files = [*small, *(file for one in batch.all for file in one.detail["files"])]
-            manifest = _following(newest, token, batch, files)
+            manifest = _following(newest, table, token, batch, files)
             if manifests.put(manifest):
                 manifests.settle(manifest)
                 self._clean(table, token)
@@ -152,7 +165,7 @@ class ParquetSink:
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove the files in staging; what a manifest names is moved before."""
         self._small(table, query).abort(generation)
-        manifests, storage = self._manifests(table), self._root.within(directory_of(table))
+        manifests, storage = self._manifests(table), self._root.of_table(table)
         manifests.newest()
         staged = ((info.path, _STAGED.fullmatch(info.path)) for info in storage.list(_staging(query)))
         left = [path for path, found in staged if found and int(found[1]) < generation]
@@ -192,6 +205,12 @@ class ParquetSink:
         detail = {"files": files, "parts": parts, "after": after}
         return Staged(table, token, is_snapshot, count, size, detail=detail)
 
+    def _prove(self, table: SourceTable, token: Token, batch: Batch) -> None:
+        """:raises StagedLost: a staged file is not as its task left it."""
+        files = ((file.path, file.size) for one in batch.all for file in one.detail["files"])
+        prove_files(self._root.of_table(table), table, files)
+        self._small(table, token.query).prove(part for one in batch.all for part in one.detail["parts"])
+
     def _write_small(self, table: SourceTable, token: Token, batch: Batch) -> list[DataFile]:
         """The rows that came inside the answers of the tasks, as one file."""
         parts = [part for one in batch.all for part in one.detail["parts"]]
@@ -205,7 +224,7 @@ class ParquetSink:
         count = SMALL_FILES if self.join_files is None else self.join_files
         small = _to_join(manifests, self.file_bytes, count) if count else []
         if small:
-            storage = self._root.within(directory_of(table))
+            storage = self._root.of_table(table)
             schema = pq.read_schema(manifests.place(small[0]))
             writer = FileWriter(storage, schema, self.file_bytes, _prefix(token))
             made = writer.write_all(_rows(manifests, file) for file in small)
@@ -224,18 +243,18 @@ class ParquetSink:
     def _writer(self, table: SourceTable, token: Token) -> PartitionWriter:
         by = self._partitioning(table)
         schema = by.added(table.full_name, changes_schema(sink_schema(table)))
-        return PartitionWriter(self._root.within(directory_of(table)), schema, by, self.file_bytes, _prefix(token))
+        return PartitionWriter(self._root.of_table(table), schema, by, self.file_bytes, _prefix(token))
 
     def _partitioning(self, table: SourceTable) -> Partitioning:
         by = self.partition_by
         return Partitioning.parse(by.get(table.full_name, ()) if isinstance(by, Mapping) else by)
 
     def _small(self, table: SourceTable, query: str) -> Staging:
-        return Staging(self._root, directory_of(table), query)
+        return Staging(self._root, table, query)
 
     def _clean(self, table: SourceTable, token: Token) -> None:
         """Remove what this and earlier batches of the query staged and did not commit."""
-        storage = self._root.within(directory_of(table))
+        storage = self._root.of_table(table)
         for info in storage.list(_staging(token.query)):
             found = _NAME.fullmatch(info.base_name)
             if found and int(found[1]) <= token.epoch and int(found[2]) <= token.plan:
@@ -246,7 +265,7 @@ class ParquetSink:
         return Storage(self.path, is_private=self.is_private)
 
     def _manifests(self, table: SourceTable) -> Manifests:
-        return Manifests(Path(self._root.within(directory_of(table)).address), is_private=self.is_private)
+        return Manifests(Path(self._root.of_table(table).address), is_private=self.is_private)
 
 
 def committed_files(path: str | Path) -> list[Path]:
@@ -316,11 +335,12 @@ def _manifest_file(file: DataFile, directory: str) -> ManifestFile:
     return ManifestFile(file.path, directory + Path(file.path).name, file.rows, file.size)
 
 
-def _following(newest: Manifest, token: Token, batch: Batch, files: Sequence[DataFile]) -> Manifest:
+def _following(newest: Manifest, table: SourceTable, token: Token, batch: Batch, files: Sequence[DataFile]) -> Manifest:
     moved = [_manifest_file(file, _directory(file.parted)) for file in files]
     changes = {**newest.changes, token.query: token.epoch} if batch.has_changes else newest.changes
     of_backfill = {f"{token.query}/{token.backfill}": (token.plan, token.attempt)} if batch.history else {}
-    return newest.following(moved, changes=changes, history={**newest.history, **of_backfill})
+    history = {**newest.history, **of_backfill}
+    return newest.following(moved, changes=changes, history=history, table=table.full_name)
 
 
 def _directory(parted: Values) -> str:

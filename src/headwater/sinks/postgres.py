@@ -14,8 +14,9 @@ from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Mode
 from headwater.sinks.sql_driver import SqlDriver, needs_library
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, table_name
+from headwater.sinks.sql_table import POSTGRES_NAME_BYTES, OnDrop, OnRename, SqlTable, table_name
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import fit_identifier
 
 OWN_SCHEMA: Final = "headwater"
 
@@ -58,8 +59,12 @@ class PostgresSink(SqlSink):
             from headwater.sinks.postgres_target import PostgresTarget
         return SqlDriver("postgres", Error, session.address, session.connect, PostgresTarget, session.told)
 
+    def _place(self, table: SourceTable) -> tuple[str, str]:
+        names = (self.schema or table.namespace or "public", table_name(self.table, table))
+        schema, name = (fit_identifier(one, POSTGRES_NAME_BYTES, lambda text: len(text.encode())) for one in names)
+        return schema, name
+
     def _table(self, table: SourceTable) -> SqlTable:
         from headwater.sinks.postgres_text import sql_type
 
-        place = (self.schema or table.namespace or "public", table_name(self.table, table))
-        return SqlTable.of(table, place, self.mode, sql_type, self.on_drop)
+        return SqlTable.of(table, self._place(table), self.mode, sql_type, self.on_drop)

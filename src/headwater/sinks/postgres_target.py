@@ -29,7 +29,16 @@ from headwater.sinks.postgres_merge import PostgresMerge, name_of, plain, quoted
 from headwater.sinks.postgres_session import told
 from headwater.sinks.postgres_text import CSV_ROWS, csv_of, holds
 from headwater.sinks.sink import Committed, Mode, Token
-from headwater.sinks.sql_table import ExistingColumn, OnDrop, OnRename, SqlColumn, SqlPart, SqlTable, steps
+from headwater.sinks.sql_table import (
+    POSTGRES_NAME_BYTES,
+    ExistingColumn,
+    OnDrop,
+    OnRename,
+    SqlColumn,
+    SqlPart,
+    SqlTable,
+    steps,
+)
 from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, Held
 from headwater.sinks.types import cast
 from headwater.sinks.versions import IS_CURRENT
@@ -37,8 +46,8 @@ from headwater.sources.postgres.connection import Connection, Dsn
 from headwater.sources.postgres.convert import convert_column
 from headwater.sources.postgres.csv import read_texts
 from headwater.sources.table import SourceColumn
+from headwater.sources.target_names import is_cut
 
-LONGEST_NAME: Final = 63
 _CREATED_MEANWHILE: Final = (pg.UniqueViolation, pg.DuplicateSchema, pg.DuplicateTable)
 """What the server says of a schema or table that another session created at the same time."""
 _READ_BYTES: Final = 8 << 20
@@ -256,6 +265,9 @@ class PostgresTarget(PostgresMerge):
     def _make(self, table: SqlTable, place: str) -> None:
         self._create_schema(table.place[0])
         self._run(f"CREATE TABLE {place} ({_columns(table.columns)})")
+        if any(map(is_cut, table.place)):
+            text = table.source.full_name.replace("'", "''").replace("%", "%%")
+            self._run(f"COMMENT ON TABLE {place} IS '{text}'")
         self._index(table, place)
         target = {"target": table.name}
         self._run(f"UPDATE {self._tokens} SET epoch = 0 WHERE target = %(target)s AND epoch <> 0", **target)
@@ -403,11 +415,11 @@ def _is_narrow(column: SqlColumn) -> bool:
 
 def _check_names(table: SqlTable) -> None:
     for name in (*table.place, *table.names):
-        if len(name.encode()) > LONGEST_NAME or "\0" in name:
+        if len(name.encode()) > POSTGRES_NAME_BYTES or "\0" in name:
             raise SinkSchemaError(
                 table.source.full_name,
-                f"the name {name!r} is longer than the {LONGEST_NAME} bytes that Postgres keeps.",
-                next_step="Name the tables by the option table, or leave the column out of the capture.",
+                f"the name {name!r} is longer than the {POSTGRES_NAME_BYTES} bytes that Postgres keeps.",
+                next_step="Rename the column, or leave it out of the capture.",
             )
 
 

@@ -34,7 +34,7 @@ from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import PART_BYTES, Part, Staging
-from headwater.sinks.storage import Storage, directory_of
+from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_type
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 
@@ -175,6 +175,7 @@ class RowSink(ABC):
                 return False
             if left.is_empty:
                 return True
+            staging.prove(part for one in left.all for part in one.detail["parts"])
             self.ensure(table)
             after = _after(has, token, left)
             try:
@@ -220,7 +221,7 @@ class RowSink(ABC):
         )
 
     def _staged_by(self, table: SourceTable, query: str) -> Staging:
-        return Staging(Storage(self.staging, is_private=True), directory_of(table), query)
+        return Staging(Storage(self.staging, is_private=True), table, query)
 
 
 def _put_all(staging: Staging, token: Token, tables: Iterator[pa.Table]) -> Iterator[Part]:

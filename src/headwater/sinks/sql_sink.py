@@ -39,6 +39,7 @@ from headwater.sinks.sql_table import (
     is_done,
     is_left,
     packed,
+    place_name,
     relation_name,
 )
 from headwater.sinks.sql_target import Target
@@ -85,6 +86,14 @@ class SqlSink(ABC):
     @abstractmethod
     def _own(self) -> str:
         """Where our own tables are."""
+
+    @abstractmethod
+    def _place(self, table: SourceTable) -> tuple[str, str]:
+        """Schema (database) and name of *table* there."""
+
+    def target(self, table: SourceTable) -> str:
+        """The name of *table* there."""
+        return place_name(self._place(table))
 
     @abstractmethod
     def _table(self, table: SourceTable) -> SqlTable:

@@ -44,6 +44,9 @@ _TAKEN: Final = {
     Mode.CHANGES: frozenset((CHANGE_TYPE, COMMIT_VERSION)),
     Mode.HISTORY: ADDED_NAMES | {DELETED, CLOSES},
 }
+POSTGRES_NAME_BYTES: Final = 63
+MYSQL_NAME_CHARACTERS: Final = 64
+
 _PASSING: Final = "_headwater_"
 _RELATION: Final = re.compile(r"s([0-9a-f]{16})_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_[0-9a-f]{10}")
 
@@ -96,7 +99,7 @@ class SqlTable:
     @property
     def name(self) -> str:
         """``schema.table`` for people and for the tokens."""
-        return ".".join(self.place)
+        return place_name(self.place)
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -319,6 +322,14 @@ def check_table_name(pattern: str) -> None:
 def table_name(pattern: str, table: SourceTable) -> str:
     """What *table* is called."""
     return pattern.format(schema=table.namespace, table=table.name)
+
+
+def place_name(place: tuple[str, str]) -> str:
+    """``schema.table``; a schema with a dot is quoted, or its table could be taken for that of another schema."""
+    schema, table = place
+    if "." in schema or '"' in schema:
+        schema = '"' + schema.replace('"', '""') + '"'
+    return f"{schema}.{table}"
 
 
 def relation_name(table: SqlTable, token: Token) -> str:

@@ -22,6 +22,8 @@ from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import StagedLost
 from headwater.sinks.sink import Token
 from headwater.sinks.storage import Storage
+from headwater.sources.table import SourceTable
+from headwater.sources.target_names import directory_name
 
 DIRECTORY: Final = "_headwater_staging"
 INLINE_BYTES: Final = 256 << 10
@@ -29,6 +31,7 @@ PART_BYTES: Final = 64 << 20
 
 BEFORE_PART = failpoints.register("sink.staging.before_part")
 AFTER_PART = failpoints.register("sink.staging.after_part")
+BEFORE_PROOF = failpoints.register("sink.staging.before_proof")
 BEFORE_CLEAN = failpoints.register("sink.staging.before_clean")
 
 _NAME = re.compile(r"(\d+)-(\d+)-(\d+)-\d+-[0-9a-f-]{36}\.arrow")
@@ -47,8 +50,10 @@ class Part:
 class Staging:
     """The staging of one table by one query."""
 
-    def __init__(self, root: Storage, table: str, query: str) -> None:
-        self._storage = root.within(DIRECTORY, table, quote(query, safe=""))
+    def __init__(self, root: Storage, table: SourceTable, query: str) -> None:
+        self._table = table
+        directory = directory_name(table.namespace, table.name)
+        self._storage = root.within(DIRECTORY, directory, quote(query, safe=""))
 
     def put(self, token: Token, rows: pa.Table) -> Part:
         """Stage *rows*."""
@@ -66,18 +71,23 @@ class Staging:
         return Part(rows.num_rows, size, path=name)
 
     def get(self, part: Part) -> pa.Table:
-        """The rows of *part*. :raises StagedLost: its file is gone."""
+        """The rows of *part*. :raises StagedLost: its file is missing, or has another number of rows."""
         if part.inside is not None:
             return pa.ipc.open_stream(part.inside).read_all()
         try:
             file = self._storage.files.open_input_file(part.path)
         except FileNotFoundError:
-            raise StagedLost(
-                "Rows that were staged for a batch are gone: another process committed it, or its generation is over.",
-                next_step="Nothing, if the query was started again elsewhere; otherwise start it again.",
-            ) from None
+            raise _lost(self._table, f"the file {part.path} is missing.") from None
         with file:
-            return pa.ipc.open_stream(file).read_all()
+            rows = pa.ipc.open_stream(file).read_all()
+        if rows.num_rows != part.rows:
+            what = f"the file {part.path} has {rows.num_rows:,} of the {part.rows:,} rows that were staged."
+            raise _lost(self._table, what)
+        return rows
+
+    def prove(self, parts: Iterable[Part]) -> None:
+        """:raises StagedLost: the file of one of *parts* is not as it was staged (:func:`prove_files`)."""
+        prove_files(self._storage, self._table, ((part.path, part.size) for part in parts if part.path is not None))
 
     def gather(self, parts: Sequence[Part]) -> Iterator[pa.Table]:
         """The rows of *parts*, small ones together."""
@@ -107,6 +117,25 @@ class Staging:
             found = _NAME.fullmatch(info.base_name)
             if found and int(found[1]) < generation:
                 self._storage.remove(info.path)
+
+
+def prove_files(storage: Storage, table: SourceTable, files: Iterable[tuple[str, int]]) -> None:
+    """Compare staged files with what the tasks reported, before they are committed; nothing is read.
+
+    :param files: the names of files in *storage*, and their sizes in bytes.
+    :raises StagedLost: one is missing, or has another size. The batch must be staged again.
+    """
+    failpoints.hit(BEFORE_PROOF)
+    expected = dict(files)
+    for (name, size), found in zip(expected.items(), storage.sizes(tuple(expected)), strict=True):
+        if found is None:
+            raise _lost(table, f"the file {name} is missing.")
+        if found != size:
+            raise _lost(table, f"the file {name} has {found:,} of the {size:,} bytes that were staged.")
+
+
+def _lost(table: SourceTable, what: str) -> StagedLost:
+    return StagedLost(f"Table {table.full_name}: {what}", next_step="No action needed: the batch is staged again.")
 
 
 class RowWriter(Protocol):

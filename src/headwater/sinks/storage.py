@@ -7,13 +7,13 @@ cut has its rows. It can be pickled; the connection is made where it is used.
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 from urllib.parse import unquote, urlparse
 
 import pyarrow as pa
@@ -22,24 +22,12 @@ import pyarrow.fs as pafs
 from headwater.private_files import make_private, open_private
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sources.table import SourceTable
+from headwater.sources.target_names import chosen_directory
 
-_PLAIN = re.compile(r"[^\w. -]", re.ASCII)
-
-
-def directory_of(table: SourceTable) -> str:
-    """The name of the directory of *table*: its namespace and name; letters, digits and ``_.- `` as they are, others by
-    their code. Never with a percent sign: Delta's library takes it for an escape of its own.
-    """
-    return ".".join(escaped(part) for part in (table.namespace, table.name) if part)
-
-
-def escaped(part: str) -> str:
-    """*part* of a name as a directory can be called."""
-    return _PLAIN.sub(_escaped, part)
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"~{ord(found[0]):x}~"
+_REQUESTS: Final = 16
+"""Requests to an object store at a time."""
+_chosen: dict[tuple[str, str, str], str] = {}
+"""Directories of tables in object stores, where it costs a request to look for one."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +65,35 @@ class Storage:
     def within(self, *names: str) -> Storage:
         """The directory *names* in it."""
         return Storage("/".join((self.address.rstrip("/"), *names)), self.options, self.is_private)
+
+    def directory_of(self, table: SourceTable) -> str:
+        """The name of the directory of *table* in it."""
+        if self._local is not None:
+            return chosen_directory(table.namespace, table.name, self._has_directory)
+        key = (self.address, table.namespace, table.name)
+        if key not in _chosen:
+            _chosen[key] = chosen_directory(table.namespace, table.name, self._has_directory)
+        return _chosen[key]
+
+    def of_table(self, table: SourceTable) -> Storage:
+        """The directory of *table* in it."""
+        return self.within(self.directory_of(table))
+
+    def target_of(self, table: SourceTable) -> str:
+        """The directory of *table*; the same for two tables that share it, also where the file system ignores case."""
+        directory = self.directory_of(table)
+        if self._local is not None and (self._local / directory).is_dir():
+            there = (self._local / directory).stat()
+            twins = (name for name in os.listdir(self._local) if name.casefold() == directory.casefold())  # noqa: PTH208
+            return min(name for name in twins if (self._local / name).stat().st_ino == there.st_ino)
+        return directory
+
+    def _has_directory(self, name: str) -> bool:
+        """Whether there is a directory of exactly this name, also where the file system ignores case."""
+        if self._local is not None:
+            return os.path.isdir(self._local / name) and name in os.listdir(self._local)  # noqa: PTH112, PTH208 - too long: no
+        selector = pafs.FileSelector(name, allow_not_found=True, recursive=False)
+        return bool(self.files.get_file_info(selector))
 
     @cached_property
     def files(self) -> Any:
@@ -135,6 +152,22 @@ class Storage:
     def has(self, name: str) -> bool:
         """Whether the file is there; of an object store, where asking takes long, it is believed."""
         return self._local is None or (self._local / name).exists()
+
+    def sizes(self, names: Sequence[str]) -> Sequence[int | None]:
+        """The size of each file in bytes; ``None``: it is missing. One ``stat``, or one request, per file."""
+        if self._local is None and len(names) > 1:
+            with ThreadPoolExecutor(min(_REQUESTS, len(names))) as threads:
+                return tuple(threads.map(self._size, names))
+        return tuple(map(self._size, names))
+
+    def _size(self, name: str) -> int | None:
+        if self._local is None:
+            info = self.files.get_file_info(name)
+            return int(info.size) if info.type == pafs.FileType.File else None
+        try:
+            return (self._local / name).stat().st_size
+        except FileNotFoundError:
+            return None
 
     def list(self, name: str = "") -> list[Any]:
         """The files in it, with their modification times; none if it is not there."""

@@ -38,7 +38,6 @@ from headwater.sinks.delivery_look import DeliveryLook
 from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sinks.staged_tables import TableFailure
-from headwater.sinks.storage import directory_of
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
@@ -296,7 +295,7 @@ class ClaimWriter(DataSourceStreamArrowWriter):
                 "rows of it may be parked, and this query has no place for them.",
                 next_step=f"Set special_values of {table.full_name} to text, null or stop.",
             )
-        if path is None or not (table.parking or (Path(path) / directory_of(table)).is_dir()):
+        if path is None or not (table.parking or (Path(path) / DeadLetters(path).directory_of(table)).is_dir()):
             return None
         if isinstance(unit, LogUnit):
             return ParkedRows(table, DeadLetters(path), truncated=unit.truncated)

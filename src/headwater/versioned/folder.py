@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +18,7 @@ from typing import Any, Final
 
 from headwater import failpoints
 from headwater.private_files import make_private, open_private
+from headwater.sources.target_names import chosen_component
 from headwater.versioned.errors import FolderUnwritable, TableBusy
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
@@ -27,8 +27,6 @@ from headwater.versioned.run_file import RunInfo, RunReader
 KEPT_SECONDS: Final = 300.0
 ATTEMPTS: Final = 20
 PROGRESS: Final = "progress.json"
-
-_UNPLAIN = re.compile(r"[^\w. -]", re.ASCII)
 
 BEFORE_MANIFEST = failpoints.register("versioned.before_manifest")
 AFTER_MANIFEST = failpoints.register("versioned.after_manifest")
@@ -42,9 +40,13 @@ class TableFolder:
     def __init__(self, root: str | Path, name: str) -> None:
         self.root = Path(root)
         self.name = name
-        self.path = self.root / _UNPLAIN.sub(lambda found: f"~{ord(found[0]):x}~", name)
+        self.path = self.root / chosen_component(name, self._has_directory)
         self._files = NumberedFiles(self.path / "manifests", is_private=True)
         self.runs = self.path / "runs"
+
+    def _has_directory(self, name: str) -> bool:
+        """Whether there is a directory of exactly this name, also where the file system ignores case."""
+        return os.path.isdir(self.root / name) and name in os.listdir(self.root)  # noqa: PTH112, PTH208 - too long: no
 
     def newest(self) -> Manifest:
         """The newest version; number 0 if there is none."""

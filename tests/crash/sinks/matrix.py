@@ -8,6 +8,7 @@ waits for nobody. ``make crash-matrix`` tries all of it.
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import random
 import shutil
@@ -20,8 +21,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from tests.crash.sinks.coordinated import Delivery, State, deliver, found, make_log
+from tests.crash.sinks.coordinated import QUERY, Delivery, State, deliver, found, make_log
 from tests.db.sinks.cases import ON_FAMILIES, PLACES, Case, Servers
+
+from headwater.sinks.delivery_record import DELIVERIES, FOLDER
+from headwater.sinks.sink import Staged
+from headwater.sinks.staged_codec import decode
+from headwater.state import Catalog
+from headwater.state.beside import open_beside_reader
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -30,6 +37,7 @@ PROCESSES.set_forkserver_preload(
 
 AT_LEAST_ONCE: Final = frozenset({"console", "webhook"})
 """Kinds that promise less: a batch that was sent right before a crash is sent again."""
+STAGED_IN_FILES: Final = frozenset({"delta", "iceberg", "kafka", "parquet", "table"})
 EXACT: Final = [case for case in ON_FAMILIES if case.kind not in AT_LEAST_ONCE]
 GROUPS: Final = (
     (
@@ -63,15 +71,20 @@ def run(target: Any, delivery: Delivery) -> int:
 
 @dataclass(frozen=True)
 class Cell:
-    """A process of *case* is killed when it passes *step* for the *at*-th time; in a recovery if *again*."""
+    """A process of *case* is killed when it passes *step* for the *at*-th time; in a recovery if *again*.
+
+    :ivar damaged: then every file that it had staged is cut to half its size.
+    """
 
     case: Case
     step: str
     at: int
     again: bool = False
+    damaged: bool = False
 
     def __str__(self) -> str:
-        return f"{self.case} {self.step}@{self.at}{' in a recovery' if self.again else ''}"
+        how = ", in a recovery" if self.again else ", staged files damaged" if self.damaged else ""
+        return f"{self.case} {self.step}@{self.at}{how}"
 
 
 class Matrix:
@@ -87,18 +100,25 @@ class Matrix:
 
     def cells(self, case: Case) -> list[Cell]:
         """All cells of a case, found by running it without a kill."""
+        hits = self.clean(case)
+        made = [Cell(case, step, at) for step, count in sorted(hits.items()) for at in sorted({1, count})]
+        with self.place(case) as delivery:
+            assert run(deliver, replace(delivery, armed=self.FIRST)) == -signal.SIGKILL
+            hits, _ = found_by(replace(delivery, generation=2, upto=3))
+        return [
+            *(cell for cell in made if _is_ours(cell.step)),
+            *(Cell(case, step, 1, again=True) for step in sorted(hits) if _is_ours(step)),
+            *([damaged_cell(case)] if case.kind in STAGED_IN_FILES else []),
+        ]
+
+    def clean(self, case: Case) -> dict[str, int]:
+        """Run *case* without a kill; how often each failpoint was passed."""
         with self.place(case) as delivery:
             hits, self._clean[case] = found_by(delivery)
             wrong = self._clean[case].problem(case.mode, self._clean[case])
             if wrong is not None:
                 raise AssertionError(f"{case} without a kill: {wrong}")
-        made = [Cell(case, step, at) for step, count in sorted(hits.items()) for at in sorted({1, count})]
-        with self.place(case) as delivery:
-            assert run(deliver, replace(delivery, armed=self.FIRST)) == -signal.SIGKILL
-            hits, _ = found_by(replace(delivery, generation=2, upto=3))
-        return [cell for cell in made if _is_ours(cell.step)] + [
-            Cell(case, step, 1, again=True) for step in sorted(hits) if _is_ours(step)
-        ]
+        return hits
 
     def try_cell(self, cell: Cell) -> str | None:
         """Kill and start again; what is wrong then."""
@@ -109,6 +129,8 @@ class Matrix:
             ended = run(deliver, replace(delivery, armed=f"{cell.step}=kill@{cell.at}"))
             if ended != -signal.SIGKILL:
                 return f"it was not killed but ended with {ended}"
+            if cell.damaged and not damage_staged(delivery):
+                return "no file was staged"
             last = replace(delivery, generation=delivery.generation + 1)
             try:
                 _, state = found_by(last)
@@ -144,6 +166,29 @@ class _Opened:
     def __exit__(self, *error: Any) -> None:
         self._place.__exit__(*error)
         shutil.rmtree(self._folder)
+
+
+def damaged_cell(case: Case) -> Cell:
+    """Killed with a large batch PENDING, whose staged files are damaged before the next process commits it."""
+    return Cell(case, "delivery.after_pending", 3, damaged=True)
+
+
+def damage_staged(delivery: Delivery) -> int:
+    """Cut the files of the batch that is pending to half their size; how many they are."""
+    with open_beside_reader(delivery.store, FOLDER, QUERY) as reader, reader.snapshot() as view:
+        rows = [values for _, values in Catalog.load(view).open(DELIVERIES).scan(view, 0)]
+    names = {name for values in rows if values[1] for name in _staged_names(decode(values[1]) or [])}
+    paths = [path for path in Path(delivery.store).parent.rglob("*") if path.name in names]
+    for path in paths:
+        os.truncate(path, path.stat().st_size // 2)
+    return len(paths)
+
+
+def _staged_names(staged: Sequence[Staged]) -> Iterator[str]:
+    for one in staged:
+        yield from (Path(file.path).name for file in one.detail.get("files", ()))
+        yield from (part.path for part in one.detail.get("parts", ()) if part.path is not None)
+        yield from (run.name for run in one.detail.get("runs", ()))
 
 
 def _is_ours(step: str) -> bool:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from tests.crash.sinks.matrix import EXACT, Matrix, sampled, tried
+from tests.crash.sinks.matrix import EXACT, STAGED_IN_FILES, Matrix, damaged_cell, sampled, tried
 from tests.db.sinks.cases import Servers
 
 KILLS = 2
@@ -27,3 +27,11 @@ def test_killed_at_some_steps(kind: str, matrix: Matrix) -> None:
     print(f"HEADWATER_SEED={SEED}: {', '.join(map(str, cells))}")
     for cell, wrong in tried(matrix, cells, 2):
         assert wrong is None, str(cell)
+
+
+def test_staged_files_that_are_damaged_after_a_kill_are_staged_again(matrix: Matrix) -> None:
+    """Of one sink of files. The next process must not commit them."""
+    case = random.Random(SEED).choice([case for case in EXACT if case.kind in STAGED_IN_FILES - {"kafka"}])
+    print(f"HEADWATER_SEED={SEED}: {case}")
+    matrix.clean(case)
+    assert matrix.try_cell(damaged_cell(case)) is None, str(case)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from tests.db.capture.captured import SLOT, captured, drop_slot, fill, make_tables, write_much_wal
+from tests.db.capture.captured import SLOT, captured, drop_slot, end_walsenders, fill, make_tables, write_much_wal
 from tests.db.capture.running import RunningCapture, running
 from tests.db.conftest import StartPostgres
 from tests.servers.postgres import Database, PostgresServer

@@ -68,6 +68,16 @@ def _seconds(moment: Any) -> float | None:
 class SqlScenarios:
     """Needs the fixture ``make``: a sink in a fresh database, with options."""
 
+    def test_tables_with_odd_names_are_apart_and_so_are_their_tokens(self, make: MakeSink) -> None:
+        sink = make()
+        names = [("a.b", "c"), ("a", "b.c"), ("x" * 128, "y" * 128), ("x" * 128, "y" * 127 + "z"), ("p", "50% 'off'")]
+        tables = [replace(ORDERS, namespace=namespace, name=name) for namespace, name in names]
+        for number, table in enumerate(tables):
+            assert Feed(sink, table).history(1, [order(number)])
+            assert Feed(sink, table).changes(1, (UPDATE, order(number, "changed")))
+        for number, table in enumerate(tables):
+            assert rows_of(sink, table) == [order(number, "changed")]
+
     def test_inserts_updates_and_deletes(self, make: MakeSink) -> None:
         sink = make()
         feed = Feed(sink)

@@ -19,6 +19,7 @@ from tests.servers.s3 import aws_options
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Mode
+from headwater.sources.target_names import directory_name
 
 from . import iceberg_tables
 
@@ -112,7 +113,8 @@ class DeltaLake(Lake):
         shutil.rmtree(Path(self.place, ORDERS_TABLE))
 
     def table(self, name: str = ORDERS_TABLE) -> DeltaTable:
-        return DeltaTable(f"{self.place}/{name}", storage_options=self.options.get("storage_options"))
+        directory = directory_name(*name.split(".", 1))
+        return DeltaTable(f"{self.place}/{directory}", storage_options=self.options.get("storage_options"))
 
 
 class IcebergLake(Lake):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.servers.losing_proxy import losing_proxy
 from tests.servers.s3 import s3_server
 
 from headwater.sinks import iceberg_waste
+from headwater.sinks.errors import StagedLost
 from headwater.sinks.sink import Committed, Mode
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order
@@ -44,6 +46,37 @@ def as_in_a_task(sink: SinkOfLake) -> SinkOfLake:
 
 def staged_files(sink: SinkOfLake) -> list[str]:
     return [info.path for info in sink._root.list() if info.path.endswith(".arrow")]
+
+
+def test_an_object_that_is_not_as_it_was_staged_is_not_committed(lake: Lake) -> None:
+    sink, feed = lake.sink(), Feed(lake.sink())
+    token = feed.token(2, 1)
+    changes = feed.stage_changes(token, [(INSERT, order(key, "x" * 200)) for key in range(100, 3000)])
+    staged = [changes, feed.stage_history(token, [order(key) for key in range(9000, 9010)])]
+    for end in (".arrow", ".parquet"):
+        (name,) = [info.path for info in sink._root.list() if info.path.endswith(end)]
+        with sink._root.files.open_input_file(name) as file:
+            data = file.read()
+        sink._root._upload(name, data[:99])
+        with pytest.raises(StagedLost, match=f"has 99 of the {len(data):,} bytes"):
+            sink.commit(ORDERS, token, staged)
+        sink._root.remove(name)
+        with pytest.raises(StagedLost, match="is missing"):
+            sink.commit(ORDERS, token, staged)
+        sink._root._upload(name, data)
+    assert sink.committed(ORDERS, "q", "b1") == Committed()
+    assert sink.commit(ORDERS, token, staged)
+    assert len(lake.statuses()) == 2900 + 10
+
+
+def test_a_directory_of_an_earlier_version_in_a_bucket_is_used(url: str, tmp_path: Path) -> None:
+    lake = DeltaLake.in_bucket(url, tmp_path.name, tmp_path)
+    old, new = replace(ORDERS, name="Orders"), replace(ORDERS, name="Others")
+    lake.sink()._root._upload("public.Orders/part-old.parquet", b"")
+    for table in (old, new):
+        assert Feed(lake.sink(), table).changes(1, (INSERT, order(1)))
+    names = {Path(info.path).parts[0] for info in lake.sink()._root.list()}
+    assert names == {"public.Orders", "public.others~u1~"}
 
 
 def test_a_mirror_in_a_bucket(lake: Lake) -> None:
