@@ -104,3 +104,17 @@ def test_a_delta_table_that_others_created_is_a_problem_before_the_pipeline_runs
     assert "adopt = true" in str(problem.fix)
     adopting = config_of(newest_postgres, tmp_path, "public.*", adopt=True)
     assert all(one.level is Level.OK for one in examine_pipeline(adopting).findings if one.check == "sink")
+
+
+def test_two_tables_with_one_target_are_a_problem_before_the_pipeline_runs(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute("CREATE SCHEMA a", "CREATE SCHEMA b")
+    newest_postgres.execute("CREATE TABLE a.orders (id int PRIMARY KEY)", "CREATE TABLE b.orders (id int PRIMARY KEY)")
+    sink = {"kind": "postgres", "dsn": newest_postgres.dsn, "schema": "copy"}
+    source = {"dsn": newest_postgres.dsn, "tables": ["a.*", "b.*"]}
+    config = configure({"source": source, "sink": [sink]}, folder=tmp_path)
+    (problem,) = [
+        one for one in examine_pipeline(config).findings if one.check == "sink" and one.level is Level.PROBLEM
+    ]
+    assert problem.text.startswith("Tables a.orders and b.orders have the same target copy.orders at postgres:")
