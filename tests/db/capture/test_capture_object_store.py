@@ -106,11 +106,9 @@ def test_capture_waits_for_a_store_that_is_away_at_its_start_on_an_s3_mock_serve
 
 _CHILD = """
 import sys
-import threading
-import time
-from headwater.capture import stopping
+from headwater import stopping
 from headwater.pipeline.capture_process import main
-stopping.END_SECONDS = 1.0
+stopping.STOP_SECONDS = 1.0
 sys.exit(main())
 """
 
