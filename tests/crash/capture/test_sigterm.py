@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.crash.capture.capture_process import PostgresProcess, wait_for
+from tests.crash.capture.test_capture_stopped import is_asleep
 from tests.servers.postgres import Database
 from tests.servers.proxy import TcpProxy
 
@@ -87,6 +88,8 @@ def test_while_a_seal_waits(database: Database, capture: ProxiedProcess) -> None
     capture.start(armed=f"{sealer.BEFORE_SEAL}=sleep:60@1")
     capture.wait_until_it_reads()
     database.execute("INSERT INTO t VALUES (1)")
+    is_sent = "SELECT bool_and(sent_lsn >= pg_current_wal_flush_lsn()) FROM pg_stat_replication"
+    wait_for(lambda: database.value(is_sent) and is_asleep(capture), "the capture to seal")
     capture.end()
     assert "was ended" in capture.said
     capture.start()
