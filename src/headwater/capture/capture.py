@@ -30,11 +30,11 @@ from headwater.capture.requests import RENEW_SOURCE, Requests, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
+from headwater.capture.steady_clock import SteadyClock
 from headwater.errors import PASSING, CapacityError, HeadwaterError, LoginError, TransientError
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 from headwater.state.errors import StateError
-from headwater.stream.steady_clock import SteadyClock
 
 _WAITS = "The capture waits and goes on when there is room."
 _FIRST_PAUSE = 1.0

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.store.log_store.tools import Table
 
+from headwater.capture.steady_clock import SteadyClock
 from headwater.log_store import EpochEnd, LogNotFound, LogView, RetentionMiss, RetentionRefused
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.retention import (
@@ -22,7 +23,6 @@ from headwater.log_store.retention import (
 )
 from headwater.log_store.testing import Instance, epoch, random_chunk
 from headwater.state import open_writer
-from headwater.stream.steady_clock import SteadyClock
 
 
 @pytest.fixture

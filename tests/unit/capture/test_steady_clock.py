@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from headwater.capture.steady_clock import SteadyClock
 from headwater.stream import EpochClock
-from headwater.stream.steady_clock import SteadyClock
 
 START = 1_800_000_000_000
 YEAR = 365 * 86_400_000
