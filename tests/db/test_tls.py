@@ -15,7 +15,7 @@ from headwater.sinks import mysql_session, postgres_session
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sinks.mysql import MySqlSink
 from headwater.sinks.postgres import PostgresSink
-from headwater.sources.errors import SourceMisconfigured
+from headwater.sources.errors import InvalidDsn, SourceMisconfigured
 from headwater.sources.mysql import connection as mysql
 from headwater.sources.postgres import connection as postgres
 
@@ -105,6 +105,15 @@ def test_mariadb_is_verified(mariadb_server: MariaDbServer, authority: Authority
         assert_no_secret(refused.value, mariadb_server.password)
         with pytest.raises(SinkUnwritable, match="certificate"):
             MySqlSink(dsn).check()
+
+
+def test_certificates_that_cannot_be_read_are_named(folder: Path) -> None:
+    (folder / "empty.pem").write_text("")
+    for name in ("missing.pem", "empty.pem"):
+        address = f"mysql://u@127.0.0.1:1/shop?ssl_ca={folder / name}"
+        for connect in (mysql.Dsn(address).parameters, MySqlSink(address).check):
+            with pytest.raises(InvalidDsn, match=name):
+                connect()
 
 
 def test_a_server_without_tls_is_refused_where_it_is_asked_for(

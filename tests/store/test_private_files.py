@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headwater.pipeline.sink_commands import add_sink
 from headwater.pipeline.sink_requests import SinkRequests, SinkWish
 from headwater.private_files import UnsafeDirectory, make_private, make_root, open_private, replace_private
 from headwater.sinks.dead_letters import DeadLetters
@@ -74,6 +75,14 @@ def test_a_target_table_keeps_the_umask(tmp_path: Path) -> None:
     with Storage(str(tmp_path / "lake")).create("t/part.parquet") as stream:
         stream.write(b"1")
     assert modes(tmp_path) == {"lake": 0o777, "lake/t": 0o777, "lake/t/part.parquet": 0o666}
+
+
+def test_a_pipeline_file_with_a_password_stays_private_when_a_sink_is_added(tmp_path: Path) -> None:
+    path = tmp_path / "pipeline.toml"
+    with open_private(path) as file:
+        file.write('[source]\ndsn = "postgresql://u:secret@db/shop"\ntables = ["t"]\n')
+    add_sink(path, "console", {})
+    assert modes(tmp_path) == {"pipeline.toml": 0o600}
 
 
 @pytest.mark.parametrize("location", ["{0}", "slatedb+file://{0}"], ids=["embedded", "slatedb"])

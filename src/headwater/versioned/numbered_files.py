@@ -54,7 +54,8 @@ class NumberedFiles:
             make_private(self._directory)
         self._directory.mkdir(parents=True, exist_ok=True)
         draft = self._directory / f".{uuid.uuid4()}.draft"
-        with open_private(draft) if self._is_private else draft.open("w", encoding="utf-8") as file:
+        create = open_private if self._is_private else Path.open
+        with create(draft, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

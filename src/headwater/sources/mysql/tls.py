@@ -10,6 +10,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Any, Final
 
+from headwater.sources.errors import InvalidDsn
+
 OPTIONS: Final = frozenset(("ssl_ca", "ssl_mode", "ssl-mode"))
 """The options of a URL that are read here."""
 MODES: Final = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
@@ -18,7 +20,7 @@ MODES: Final = ("DISABLED", "REQUIRED", "VERIFY_CA", "VERIFY_IDENTITY")
 def parameters(options: Mapping[str, str]) -> dict[str, Any]:
     """What the library is given; nothing where the URL does not ask: it encrypts if the server can, unverified.
 
-    :raises OSError: the file of certificates cannot be read.
+    :raises InvalidDsn: the file of certificates cannot be read.
     """
     authority, mode = options.get("ssl_ca"), check_mode(options)
     if not mode:
@@ -27,7 +29,13 @@ def parameters(options: Mapping[str, str]) -> dict[str, Any]:
         return {"ssl_disabled": True}
     if mode == "REQUIRED":
         return {"ssl": {"verify_mode": "none"}}
-    context = ssl.create_default_context(cafile=authority)
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except OSError as error:
+        raise InvalidDsn(
+            f"The certificates in {authority} cannot be read: {error.strerror or type(error).__name__}.",
+            next_step="Set ssl_ca to a file of PEM certificates.",
+        ) from None
     context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # certificates that the servers generate do not pass it
     context.check_hostname = mode == "VERIFY_IDENTITY"
     return {"ssl": context}
