@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.crash.capture.capture_process import PostgresProcess, wait_for
-from tests.crash.capture.test_capture_stopped import is_asleep
 from tests.servers.postgres import Database
 from tests.servers.proxy import TcpProxy
 
@@ -77,6 +77,13 @@ def test_while_the_stream_is_silent(database: Database, proxy: TcpProxy, capture
     proxy.swallow()
     database.execute("INSERT INTO t VALUES (2)")
     capture.end()
+
+
+def is_asleep(capture: ProxiedProcess) -> bool:
+    """Nothing became durable for a while."""
+    before = capture.durable()
+    time.sleep(0.7)
+    return capture.durable() == before
 
 
 @pytest.mark.soak
