@@ -19,8 +19,8 @@ STOP_SECONDS: Final = 8.0
 """How long a process may take to stop after it was asked to."""
 
 
-def stop_on_signals(stop: Callable[[], None], *numbers: signal.Signals) -> None:
-    """On one of the signals *numbers*, call *stop* from another thread; end the process if it lives on for too long.
+def stop_on_signals(stop: Callable[[], None], *numbers: signal.Signals, seconds: float = STOP_SECONDS) -> None:
+    """On one of the signals *numbers*, call *stop* from another thread; end the process if it lives on for *seconds*.
 
     Call it from the main thread, once in the life of a process.
     """
@@ -29,7 +29,7 @@ def stop_on_signals(stop: Callable[[], None], *numbers: signal.Signals) -> None:
     for number in numbers:
         signal.signal(number, lambda *_: None)  # the number goes to the pipe before any handler runs
     signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    threading.Thread(target=_listen, args=(reading, stop, numbers), name="headwater-stop", daemon=True).start()
+    threading.Thread(target=_listen, args=(reading, stop, numbers, seconds), name="headwater-stop", daemon=True).start()
 
 
 def end_after(seconds: float) -> None:
@@ -44,8 +44,8 @@ def end_after(seconds: float) -> None:
     os._exit(0)
 
 
-def _listen(reading: int, stop: Callable[[], None], numbers: tuple[signal.Signals, ...]) -> None:
+def _listen(reading: int, stop: Callable[[], None], numbers: tuple[signal.Signals, ...], seconds: float) -> None:
     while os.read(reading, 1)[0] not in numbers:
         pass
     stop()
-    end_after(STOP_SECONDS)
+    end_after(seconds)

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -26,9 +25,12 @@ from headwater.pipeline.pipeline import Pipeline
 from headwater.pipeline.status import LIVE, REREADING, PipelineStatus
 from headwater.pipeline.supervision import LOG_FOLDER
 from headwater.private_files import make_private, make_root, open_private
+from headwater.stopping import stop_on_signals
 
 _LOOK_SECONDS = 0.5
 _LINE_SECONDS = 10.0
+_STOP_SECONDS = 9.5
+"""How long a stop may take; then the process ends, and the next run repeats the batch that was not delivered."""
 
 
 def run(
@@ -49,7 +51,8 @@ def run(
         err.print(f"metrics: http://127.0.0.1:{metrics.port}/metrics")
     with _spark_is_quiet(logs / "spark.log") as console:
         made.start()
-        _stop_on_signals(made)
+        if threading.current_thread() is threading.main_thread():
+            stop_on_signals(made.ask_to_stop, signal.SIGTERM, signal.SIGINT, seconds=_STOP_SECONDS)
         end = None if seconds is None else time.monotonic() + seconds
         show = _json_lines if as_json else _live if console.is_terminal else _lines
         for _ in show(made, console):
@@ -75,16 +78,6 @@ def _spark_is_quiet(log: Path) -> Iterator[Console]:
             sys.stderr.flush()
         os.dup2(shown, 2)
         os.close(shown)
-
-
-def _stop_on_signals(made: Pipeline) -> None:
-    def stop(number: int, _frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)  # who asks twice does not want to wait: nothing is lost
-        made.ask_to_stop()
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
 
 
 def _looks(made: Pipeline) -> Iterator[PipelineStatus]:

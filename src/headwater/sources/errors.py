@@ -113,6 +113,10 @@ class RereadNeeded(SchemaStopped):
         super().__init__(table, change, next_step=next_step or f"Run: headwater resnapshot {table}")
 
 
+class TableLocked(RereadNeeded):
+    """Another session locks a table, and a value that the log left out must be read from it."""
+
+
 class SlotLost(SourceError, ConflictError):
     """The replication slot is gone: changes since our position can no longer be had from it."""
 

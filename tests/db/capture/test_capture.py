@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.db.capture.running import RunningCapture, running
+from tests.db.capture.running import OPTIONS, RunningCapture, running
 from tests.servers.postgres import Database
 
 from headwater.capture import TableState
+from headwater.capture.options import OnRewrite
 from headwater.log_store.log_events import SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
@@ -278,21 +280,27 @@ def test_large_values_are_read_only_when_their_transaction_is_visible(
     assert told[4]["body"] == "new" * 2000
 
 
-def test_a_locked_table_ends_no_read_of_its_large_values(
+def test_a_locked_table_whose_large_values_must_be_read_is_read_again_and_the_others_go_on(
     newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = newest_postgres
     monkeypatch.setattr(toast, "LOCKED_SECONDS", 0.3)
     monkeypatch.setattr(source, "LOCK_TIMEOUT", "200ms")
-    database.execute(*DOCS)
-    with running(database, tmp_path, "docs") as capture, database.connect() as holder:
-        database.execute("UPDATE docs SET n = 1")
-        capture.catch_up()
+    database.execute(*DOCS, "CREATE TABLE other (id int PRIMARY KEY)")
+    capture = RunningCapture(database, tmp_path, ["docs", "other"])
+    capture.options = replace(OPTIONS, on_rewrite=OnRewrite.REREAD)
+    capture.start()
+    since = capture.tables()["public.docs"].since
+    with database.connect() as holder:
         holder.execute("BEGIN; UPDATE docs SET n = 2; COMMIT; BEGIN; LOCK TABLE docs IN ACCESS EXCLUSIVE MODE")
-        capture.wait_for(lambda: "docs is locked" in str(capture.capture.statistics.last_error))
+        capture.wait_for(lambda: capture.tables()["public.docs"].state is not TableState.ACTIVE)
+        database.execute("INSERT INTO other VALUES (1)")
+        capture.assert_equal("other")
         holder.execute("COMMIT")
-        capture.assert_equal("docs")
-    assert not [row for row in capture.rows("public.docs") if row["_unavailable"]]
+    capture.wait_for(lambda: capture.tables()["public.docs"].state is TableState.ACTIVE)
+    capture.stop()
+    assert capture.tables()["public.docs"].since != since
+    assert capture.capture.statistics.restarts == 0
 
 
 def test_a_large_transaction_is_streamed_and_told_whole_at_its_commit(

@@ -17,6 +17,9 @@ from tests.servers.postgres import Database
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
 from tests.spark.pipeline.leftovers import content, open_to_others, secrets_in
 
+from headwater import failpoints
+from headwater.sinks import coordinator
+
 ROWS = 20_000
 END_SESSIONS = (
     "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'headwater'"
@@ -156,3 +159,20 @@ def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: D
     write(shop, 4001)
     quick.wait_until_equal("public.orders")
     assert quick.stop(signal.SIGTERM) == 0, quick.complaints()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_sigterm_ends_all_processes_within_ten_seconds_also_while_a_batch_hangs(
+    quick: RunningPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(failpoints.VARIABLE, f"{coordinator.BEFORE_PENDING}=sleep:300")
+    quick.start()
+    quick.wait_for(lambda: any((quick.folder / "lake").rglob("*.parquet")))  # staged, and the commit hangs
+    children = quick.children()
+    os.kill(quick.pid, signal.SIGTERM)
+    assert are_gone(children[:1], 10)
+    assert are_gone(children, 2)
+    monkeypatch.delenv(failpoints.VARIABLE)
+    quick.start()
+    quick.wait_until_equal("public.orders", "public.customers")

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources.errors import RefusedValue, SchemaStopped, SourceError, UnsupportedTable
+from headwater.sources.errors import RefusedValue, SchemaStopped, SourceError, TableLocked, UnsupportedTable
 from headwater.sources.events import Boundary, Changes, Event, Stopped, StreamStatus, Truncated
 from headwater.sources.evolution import Projection, SchemaPolicy, as_narrow, follow
 from headwater.sources.offset import CdcOffset
@@ -295,7 +295,7 @@ class PostgresChangeStream:
         events: list[Event],
     ) -> None:
         """The changes of *known* end here. :raises SchemaStopped: by policy."""
-        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue):
+        if self._policy is SchemaPolicy.STOP and not isinstance(error, RefusedValue | TableLocked):
             raise error
         self._known.pop(known.source_id, None)
         self._ignore(relation)
@@ -342,6 +342,8 @@ class PostgresChangeStream:
         """The rows of one table; where one cannot be told, those of the transactions before it, and that it stops."""
         try:
             events.append(self._changes(raw, followed))
+        except TableLocked as error:  # each further try would wait for the lock
+            self._stop(followed.message, followed.projection.table, error, events)
         except (RefusedValue, SchemaStopped) as error:
             ends = [0, *(np.flatnonzero(np.diff(raw.commit_lsn)) + 1).tolist()]
             end = told_before(ends, lambda end: self._changes(raw.up_to(end), followed))

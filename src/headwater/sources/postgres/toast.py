@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from psycopg import errors as pg
 from psycopg import sql
 
-from headwater.sources.errors import SourceBusy
+from headwater.sources.errors import TableLocked
 from headwater.sources.postgres.connection import Connection, ask
 from headwater.sources.postgres.csv import read_texts
 from headwater.sources.postgres.decoder import RawRows
@@ -38,8 +38,8 @@ from headwater.sources.postgres.visibility import await_visible
 from headwater.sources.table import SourceColumn, SourceTable
 
 KEYS_AT_ONCE = 1000
-LOCKED_SECONDS: Final = 5.0
-"""How long a locked table is waited for; then the capture starts again from the last seal, and waits again."""
+LOCKED_SECONDS: Final = 15.0
+"""How long a locked table is waited for. All tables wait with it, so it is read again then, and the others go on."""
 # Names as they are now, and the equality of types that extensions made: it is in their schema, not in our search path.
 _NAMES = """
 SELECT n.nspname AS namespace, c.relname AS name, c.relkind = 'p' AS partitioned,
@@ -73,7 +73,7 @@ def complete(
     """The columns of *raw*, with values that the server left out read by key, and what could not be known.
 
     :param keep_alive: called while it waits for the transactions to be visible, or for a lock.
-    :raises SourceBusy: a transaction is not visible yet, or the table stays locked.
+    :raises SourceBusy: a transaction is not visible yet. :raises TableLocked: the table stays locked.
     :raises SourceUnreachable: the server did not answer.
     """
     columns = [column.text for column in raw.columns]
@@ -110,11 +110,9 @@ def _read(
                 pieces.append(_read_some(table, part, wanted, session, placed))
             except pg.LockNotAvailable:
                 if time.monotonic() >= end:
-                    raise SourceBusy(
-                        f"Table {table.full_name} is locked by another session, and large values of it must be read.",
-                        next_step="No action needed: capture resumes when the lock is released. To see who holds it:"
-                        " SELECT pid, query FROM pg_stat_activity WHERE pid IN (SELECT pid FROM pg_locks WHERE mode ="
-                        " 'AccessExclusiveLock' AND granted). REPLICA IDENTITY FULL avoids these reads.",
+                    raise TableLocked(
+                        table.full_name,
+                        f"another session locked it for more than {LOCKED_SECONDS:g} s, and large values must be read.",
                     ) from None
         keep_alive()
     whole = pa.concat_tables(pieces).combine_chunks()
