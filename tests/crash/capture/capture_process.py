@@ -20,6 +20,7 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.postgres.offset import Lsn, PostgresOffset
 
 SECONDS = 120.0
+DSN_VARIABLE = "HEADWATER_TEST_SOURCE"
 
 
 def wait_for(done: Callable[[], object], what: str, seconds: float = SECONDS) -> None:
@@ -49,13 +50,16 @@ class CaptureProcess(ABC):
 
     def start(self, *arguments: str, armed: str = "") -> None:
         """Start it with failpoints *armed*."""
-        command = [str(Path(sys.executable).with_name("headwater")), "capture", self._source.dsn, "--json"]
+        command = [str(Path(sys.executable).with_name("headwater")), "capture", "--dsn-env", DSN_VARIABLE, "--json"]
         command += ["--store", str(self.store), "--epoch-ms", "50", *arguments]
         for table in self._tables:
             command += ["--table", table]
         with self._said.open("ab") as said:
             self._process = subprocess.Popen(
-                command, env=os.environ | {failpoints.VARIABLE: armed}, stdout=subprocess.DEVNULL, stderr=said
+                command,
+                env=os.environ | {failpoints.VARIABLE: armed, DSN_VARIABLE: self._source.dsn},
+                stdout=subprocess.DEVNULL,
+                stderr=said,
             )
 
     @property
