@@ -14,7 +14,7 @@ pytestmark = pytest.mark.crash
 
 @pytest.mark.timeout(300)
 def test_random_schema_changes_leave_the_mirror_equal() -> None:
-    plan = Plan(1, 12, sources=["postgres"], mirrors=["delta"], width=6, shrink_seconds=0)
+    plan = Plan(1, 6, sources=["postgres"], mirrors=["delta"], width=6, shrink_seconds=0)
     assert run(plan, print).failures == []
 
 

@@ -58,11 +58,12 @@ def fill(database: Database, first: int, last: int, size: int = 1) -> None:
     database.execute(f"INSERT INTO orders SELECT i, {text} FROM generate_series({first}, {last}) i")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("full", "message"),
     [
         ("headwater", "There is no room for"),  # the store, the journal, the logs, what Spark keeps
-        pytest.param("lake", "No space left on device", marks=pytest.mark.soak),
+        ("lake", "No space left on device"),
     ],
 )
 def test_a_full_disk_is_waited_out(full: str, message: str, database: Database, tmp_path: Path) -> None:

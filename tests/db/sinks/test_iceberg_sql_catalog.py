@@ -16,7 +16,7 @@ def test_a_commit_whose_answer_is_lost_is_found_in_a_sql_catalog(newest_postgres
     port = newest_postgres.server.port
     with CommitLosingProxy("127.0.0.1", port) as proxy:
         address = newest_postgres.dsn.replace(f":{port}/", f":{proxy.port}/")
-        uri = address.replace("postgresql://", "postgresql+psycopg2://")
+        uri = address.replace("postgresql://", "postgresql+psycopg://")
         sink = IcebergSink(str(tmp_path), catalog_uri=uri)
         feed = Feed(sink)
         feed.changes(1, (INSERT, order(1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,7 @@ def test_a_sink_sends_its_own_rows_and_only_when_it_loads_them(moment: str, asks
 def test_a_source_sends_no_file(moment: str, secret: str) -> None:
     with HostileServer(moment, secret) as server:
         dsn = Dsn(server.dsn)
-        with pytest.raises(SourceMisconfigured, match="asked for a file of this machine"), server_errors(dsn):
-            ask(connect(dsn), "SELECT 1")
+        refused = pytest.raises(SourceMisconfigured, match="asked for a file of this machine")
+        with refused, server_errors(dsn), closing(connect(dsn)) as session:
+            ask(session, "SELECT 1")
     assert server.sent == []

@@ -43,6 +43,8 @@ _FILES: Final = """
 SELECT pg_catalog.string_agg(c.oid || '/' || c.relfilenode, ' ' ORDER BY c.oid) AS files
 FROM pg_catalog.pg_class c WHERE c.oid = ANY (%s)
 """
+_OPENED: Final = "SELECT pg_catalog.pg_relation_size(o) FROM unnest(%s::pg_catalog.oid[]) o"
+"""Waits for a lock that would hold up whoever reads the tables."""
 _PUBLISHED: Final = """
 SELECT DISTINCT a.name::text FROM pg_catalog.pg_publication_tables p CROSS JOIN unnest(p.attnames) a (name)
 WHERE p.schemaname = %s AND p.tablename = %s
@@ -161,10 +163,12 @@ class PostgresSnapshot:
         self._session.close()
 
     def _catalog(self, table: SourceTable) -> CatalogTable:
-        """What the catalog says of it in this snapshot, which stays the same."""
+        """What the catalog says of it in this snapshot, which stays the same. :raises LockNotAvailable: of a lock."""
         name = TableName(table.namespace, table.name)
         if name not in self._catalogs:
-            self._catalogs[name] = read_table(self._session, name)
+            catalog = read_table(self._session, name)
+            ask(self._session, _OPENED, [[catalog.oid, *(leaf.oid for leaf in catalog.leaves)]])
+            self._catalogs[name] = catalog
         return self._catalogs[name]
 
     @contextlib.contextmanager
