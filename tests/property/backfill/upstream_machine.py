@@ -111,6 +111,7 @@ class Owners:
             self._seal()
             if isinstance(mutation, UpdateVnodeBitmap):
                 self._take_over(mutation)
+            self._hold()
         self.check()
         return made
 
@@ -120,11 +121,12 @@ class Owners:
         self._store.seal(self._pair.curr, self._batch)
         self._batch = WriteBatch()
         self._kept, self._kept_epoch = self.downstream.copy(), self.snapshot_epoch
-        self._hold()
 
     def _hold(self) -> None:
+        """What owners need; one that has no vnodes, or has not taken its new ones over yet, does not know."""
         try:
-            self.table.hold("machine", min(executor.needed_epoch for executor in self.executors.values()))
+            needed = [executor.needed_epoch for executor in self.executors.values() if executor.vnodes]
+            self.table.hold("machine", min(needed))
         except RetentionMiss:
             assert self.may_stop
 
