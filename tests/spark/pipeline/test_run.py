@@ -172,6 +172,7 @@ def test_sigterm_ends_all_processes_within_ten_seconds_also_while_a_batch_hangs(
     children = quick.children()
     os.kill(quick.pid, signal.SIGTERM)
     assert are_gone(children[:1], 10)
+    assert quick.wait() == 0
     assert are_gone(children, 2)
     monkeypatch.delenv(failpoints.VARIABLE)
     quick.start()
