@@ -41,7 +41,7 @@ INCLUDED = failpoints.register("renewal.included")
 _PATIENT = "patient"
 """In the detail of a request that nobody waits for: what is busy is tried again until it is not."""
 
-_MISSING_SECONDS = 3.0  # a table that is dropped and created again may be missing so long
+_MISSING_SECONDS = 3.0  # how long a table may be missing that is dropped and created again
 
 
 @dataclass(frozen=True, slots=True)

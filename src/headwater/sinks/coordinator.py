@@ -36,7 +36,7 @@ from headwater.sinks.delivery_record import (
     of_tables,
 )
 from headwater.sinks.errors import OtherAttempt, RowsRefused, SinkBehind, SinkFenced, SinkRefuses, SinkRowError
-from headwater.sinks.sink import Committed, Sink, Staged, Token
+from headwater.sinks.sink import Committed, Sink, Staged, Token, check_targets
 from headwater.sinks.staged_codec import decode
 from headwater.sinks.staged_tables import (
     TableFailure,
@@ -46,7 +46,6 @@ from headwater.sinks.staged_tables import (
     is_there,
     packed,
 )
-from headwater.sinks.targets import check_targets
 from headwater.sources.table import SourceTable
 from headwater.state import Catalog, StateStore, WriteBatch
 from headwater.state.beside import open_beside_writer

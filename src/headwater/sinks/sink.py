@@ -7,13 +7,14 @@ away; it never shows to readers of the sink.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from headwater.sinks.errors import SinkInputError
 from headwater.sources.snapshots import KeyOrder
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
@@ -216,3 +217,28 @@ class KeepingSink(Protocol):
     def incomplete(self, table: SourceTable, query: str, backfill: str, progress: Mapping[str, Any]) -> None:
         """History of the table is missing, or about to be read once more."""
         ...
+
+
+@runtime_checkable
+class TargetedSink(Protocol):
+    """A sink that writes each table to a target of its own: a directory, a topic, a table."""
+
+    def target(self, table: SourceTable) -> str:
+        """What the target of *table* is called; the same for two tables means that they share it."""
+        ...
+
+
+def check_targets(sink: Sink, tables: Iterable[SourceTable]) -> None:
+    """Refuse tables that share a target. :raises SinkInputError: two of *tables* do; both are named."""
+    if not isinstance(sink, TargetedSink):
+        return
+    owners: dict[str, SourceTable] = {}
+    for table in tables:
+        target = sink.target(table)
+        owner = owners.setdefault(target, table)
+        if owner.full_name != table.full_name:
+            raise SinkInputError(
+                f"Tables {owner.full_name} and {table.full_name} have the same target {target} at {sink.name}.",
+                next_step="Deliver one of them to another [[sink]] (its key `tables` says which), or change the option"
+                " that names the targets.",
+            )
