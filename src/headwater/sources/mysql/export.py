@@ -45,7 +45,7 @@ class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
         :raises SourceNotFound: the server has no such table.
         """
         catalog = self._catalog(table)
-        known = {column.name: column for column in table.columns if not column.dropped}
+        known = {column.name: column for column in table.columns}
         following = max(column.field_id for column in table.columns) + 1
         columns = []
         for column in catalog.columns:
