@@ -105,10 +105,10 @@ class RunningCapture:
             return replay(view, log)
 
     def rows(self, log: str) -> list[dict[str, Any]]:
-        """All rows of a log in their order."""
+        """The rows that a log still has, in their order."""
         with open_reader(self.store) as reader, reader.snapshot() as view:
             shown = LogView.open(view, log)
-            rows = [row for batch in shown.read_range(0, shown.sealed) for row in batch.to_pylist()]
+            rows = [row for batch in shown.read_range(shown.bounds().gone, shown.sealed) for row in batch.to_pylist()]
         return sorted(rows, key=lambda row: (row["_epoch"], row["_seq"]))
 
     def events(self, log: str) -> list[LogEvent]:
