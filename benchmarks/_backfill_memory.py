@@ -11,10 +11,9 @@ from typing import Self
 
 _SECONDS = 0.2
 
-CAPTURE, PLANNER, WORKER, JAVA = "capture", "planner", "worker", "Java"
+CAPTURE, WORKER, JAVA = "capture", "worker", "Java"
 _ROLES: tuple[tuple[str, Callable[[str], bool]], ...] = (
     (CAPTURE, lambda command: "capture_process" in command),
-    (PLANNER, lambda command: "python_streaming_source_runner" in command),
     (JAVA, lambda command: "org.apache.spark" in command),
     (WORKER, lambda command: "pyspark.daemon" in command or "pyspark.worker" in command),
 )

@@ -6,7 +6,7 @@ no part of a rate: the rate of a pipeline is that between its first and its last
 that of the rows which a large table has more than a small one. The bounds are measured in turns with the values. The
 other figures are of a pipeline into a Delta mirror: its rate, the memory of its processes, the log that the server
 keeps for it while the table is being changed, and the time from a commit to the mirror at a thousand changes per
-second, beside a micro-batch that does nothing.
+second, beside a Spark job that does nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from deltalake import DeltaTable, write_deltalake
 from numpy.typing import NDArray
 
 from _backfill_delivery import Delivery, forget_slot, watched_slot
-from _backfill_floor import micro_batch_floor
+from _backfill_floor import job_floor
 from _backfill_latency import Touched, latencies, touched_files
-from _backfill_memory import CAPTURE, PLANNER, WORKER, PeakMemory
+from _backfill_memory import CAPTURE, WORKER, PeakMemory
 from _backfill_table import Orders
 from _backfill_writer import FIRST_STAMP, LiveWriter
 from _harness import Figure, Speed, main, progress, scratch, seconds_of
@@ -262,7 +262,7 @@ def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
         figures += [
             Figure(f"changes/s {where}: reached / wanted", live.rate, rate, None, "higher", "changes/s"),
             *(
-                lower(f"{name}, p{part} / empty micro-batch", live.p(part), floor.seconds, None, "s", scale.turns)
+                lower(f"{name}, p{part} / empty Spark job", live.p(part), floor.seconds, None, "s", scale.turns)
                 for part in (50, 99)
             ),
             Figure(
@@ -277,7 +277,6 @@ def under_writes(bench: Bench, scale: Scale, floor: Floor) -> list[Figure]:
     return [
         *figures,
         lower("memory of the capture / 300 MB", memory.of(CAPTURE), 300e6, None, "B"),
-        lower("memory of the planner / of one that plans nothing", memory.of(PLANNER), floor.planner, None, "B"),
         lower("memory of a worker / of one that does nothing", memory.of(WORKER), floor.worker, None, "B"),
     ]
 
@@ -319,17 +318,16 @@ def growth(small: Bench, large: Bench, turns: int) -> Figure:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What a micro-batch costs that does nothing: its seconds, and the bytes of its processes."""
+    """What a Spark job costs that does nothing: its seconds, and the bytes of its worker."""
 
     seconds: float
-    planner: int
     worker: int
 
 
-def empty_batches(spark: Any, folder: Path, scale: Scale) -> Floor:
+def empty_jobs(spark: Any, scale: Scale) -> Floor:
     with PeakMemory() as memory:
-        seconds = micro_batch_floor(spark, folder, scale.floor_batches, scale.turns)
-    return Floor(seconds, memory.of(PLANNER), memory.of(WORKER))
+        seconds = job_floor(spark, scale.floor_batches, scale.turns)
+    return Floor(seconds, memory.of(WORKER))
 
 
 def measure(quick: bool) -> list[Figure]:
@@ -341,7 +339,7 @@ def measure(quick: bool) -> list[Figure]:
         server.database() as database,
         spark_session(folder, jdbc="postgres") as spark,
     ):
-        floor = empty_batches(spark, folder, scale)
+        floor = empty_jobs(spark, scale)
 
         def table(name: str, rows: int) -> Bench:
             return Bench(spark, Orders.load(database, name, rows), folder / name)

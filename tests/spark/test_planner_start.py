@@ -7,7 +7,7 @@ import sys
 
 _PLANS = """
 import sys
-import headwater.spark.claim_check, headwater.sinks.parquet, headwater.sources.postgres.snapshots
+import headwater.backfill.loop, headwater.spark.jobs, headwater.sinks.parquet, headwater.sources.postgres.snapshots
 print([name for name in ("pandas", "pydantic", "deltalake", "pyiceberg", "pymongo") if name in sys.modules])
 """
 

@@ -13,10 +13,12 @@ from pyspark.errors import StreamingQueryException
 from tests.spark.driven_writer import epochs, logged, staged
 from typer.testing import CliRunner
 
+from headwater.backfill.claims import Delivery
+from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.query import QueryOptions
 from headwater.cli.main import app
 from headwater.sinks import open_sink
-from headwater.spark.claim_check import FORMAT, OPTION, ClaimDelivery, ClaimSource
+from headwater.spark.jobs import SparkJobs
 
 TABLE = {"table": "shop.orders"}
 
@@ -148,15 +150,9 @@ def deliver(spark: Any, folder: Path) -> None:
     """The written log into a mirror, by pointers, as a pipeline does it."""
     options = QueryOptions(f"{folder}/store", "", "mirror", ("shop.orders",), history=False, keyed=True)
     sink = open_sink("delta", path=f"{folder}/lake", mode="mirror")
-    delivery = ClaimDelivery(options, sink, f"{folder}/stop").to_option()
-    spark.dataSource.register(ClaimSource)
-    claims = spark.readStream.format(FORMAT).option(OPTION, delivery).load()
-    writer = claims.writeStream.format(FORMAT).option(OPTION, delivery)
-    query = writer.option("checkpointLocation", f"{folder}/delivery").start()
-    try:
-        query.processAllAvailable()
-    finally:
-        query.stop()
+    with DeliveryLoop(Delivery(options, sink), SparkJobs(spark, "mirror")) as loop:
+        while loop.plan(0.5):
+            loop.deliver()
 
 
 def test_a_complete_result_replaces_the_one_before(spark: Any, tmp_path: Path) -> None:

@@ -13,12 +13,14 @@ from tests.spark.collecting import mirrored
 from tests.store.test_delta_upstream import Lake, Rows
 
 from headwater.backfill.control import RESNAPSHOT, ask_query, status
+from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
+from headwater.pipeline.sink_query import LoopThread
 from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
 from headwater.spark.errors import InvalidOption
-from headwater.spark.upstream_delivery import deliver
+from headwater.spark.jobs import SparkJobs
 from headwater.spark.upstream_options import UpstreamSourceOptions
 
 
@@ -93,10 +95,10 @@ class Delivery:
         self.spark, self.sink, self.folder = spark, sink, folder
         options = UpstreamOptions(batch_rows=1000)
         self.query = UpstreamQuery(lake.upstream(), str(folder / "state"), "copy", parallelism=2, options=options)
-        self.running: Any = None
+        self.running: LoopThread
 
     def start(self) -> None:
-        self.running = deliver(self.spark, self.query, self.sink, checkpoint=self.folder / "checkpoint")
+        self.running = LoopThread(UpstreamDelivery(self.query, self.sink), SparkJobs(self.spark, "copy"))
 
     def rows(self) -> Rows:
         upstream = self.query.upstream
@@ -127,7 +129,7 @@ def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_wi
     delivery.start()
     try:
         wait_for(lambda: (found := status(store, "copy")) is not None and found.value["phase"] == "stopped")
-        assert delivery.running.isActive
+        assert delivery.running.is_alive
         assert delivery.rows() == kept
         ask_query(store, "copy", RESNAPSHOT, {}, seconds=60.0)
         wait_for(lambda: delivery.rows() == {1: "y", 2: "z"})

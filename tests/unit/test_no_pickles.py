@@ -13,9 +13,8 @@ pytestmark = pytest.mark.unit
 
 BETWEEN_PROCESSES = {
     "derive/frames.py",  # rows of a job, which its driver collects
-    "spark/claim_check.py",  # options and rows of a query
+    "spark/jobs.py",  # inputs and results of a job
     "spark/snapshot_process.py",  # standard input and output of a child
-    "spark/upstream_delivery.py",  # options and rows of a query
 }
 
 

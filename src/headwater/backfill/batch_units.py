@@ -31,7 +31,9 @@ def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, parall
     count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
     cuts = [count * part // parts for part in range(parts + 1)]
     return [
-        LogUnit(changes.table, changes.after, end.epoch, low, high, end.plan, kept, changes.truncated)
+        LogUnit(
+            changes.table, changes.after, end.epoch, low, high, end.plan, kept, changes.truncated, changes.rows // parts
+        )
         for low, high in pairwise(cuts)
     ]
 

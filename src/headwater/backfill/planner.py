@@ -15,14 +15,14 @@ whose snapshot was lost before its rows were committed is read again in another 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
 from headwater.backfill.batch_units import large_first, log_units
 from headwater.backfill.checkpoint import check_end, check_start
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import LogBehind
+from headwater.backfill.errors import LogBehind, QueryStateLost
 from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.log_ranges import LogRanges
@@ -62,6 +62,8 @@ class QueryPlanner:
         once more.
     :param keeping: where the sink keeps tables of our own.
     :param takeover: another process that plans this query is fenced.
+    :ivar returning: parked tables that were captured again: with a planner that is opened once they are let back they
+        are read once more.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
     """
 
@@ -84,6 +86,7 @@ class QueryPlanner:
         self._end: tuple[int, SourceRecord] | None = None
         self._looked = self._truncated = self._told = 0.0
         self._recovering = self._moved = True
+        self.returning: Sequence[str] = ()
         with ExitStack() as stack:
             self._reader = stack.enter_context(open_reader(options.store))
             self._state = QueryState(
@@ -138,10 +141,28 @@ class QueryPlanner:
                     record, _ = SourceState.read(view)
                     delivered = int(view.epoch)  # all up to it is in the tables that we keep
                 self._end = None if record is None else (delivered, record)
-            self._state.put_delivered(QueryOffset(delivered, self._state.plan.number))
+            start = QueryOffset(delivered, self._state.plan.number)
+            self._state.put_delivered(start)
+            self._state.put_planned(start, start)
             self._save()
         assert self._state.delivered is not None
         return self._state.delivered
+
+    def resume(self, committed: Collection[QueryOffset]) -> tuple[QueryOffset, QueryOffset | None]:
+        """Where the query stands, for who keeps no offsets: what was delivered, and the end of the batch after it that
+        was planned, if it is not known to be delivered.
+
+        :param committed: ends of batches that the sink has.
+        :raises QueryStateLost: the state was written by a release that kept offsets elsewhere.
+        """
+        delivered = self.initial()
+        if self._state.planned is None:
+            raise QueryStateLost(
+                f"An earlier release wrote the state of query {self._options.query!r}, and kept its offsets elsewhere.",
+                next_step="Begin with an empty store and an empty sink.",
+            )
+        begun, end = self._state.planned
+        return (end, None) if end in (begun, delivered, *committed) else (begun, end)
 
     def newest(self) -> QueryOffset:
         """The newest epoch that is sealed."""
@@ -266,6 +287,7 @@ class QueryPlanner:
         with self._reader.snapshot() as view:
             ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
             self._seen = ranges.newest
+            self.returning = self._tables.returning(ranges.captured)
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
             late = self._tables.begin_kept(start.epoch, self._place_of(start.epoch, ranges))
             limit, max_rows = self._tables.held_back(limit, start.epoch, max_rows)
@@ -287,13 +309,12 @@ class QueryPlanner:
             if self._keeping is not None:
                 self._keeping.hold(self._tables.values())
             planned = self._history.plan(ranges, end, found)
-        if planned:
-            self._save()
-            return QueryOffset(end, self._state.plan.number)
-        if any(found.values()) or (late and end > start.epoch):
-            self._save()  # what is dropped from now on is known to be shown by every later snapshot
-            return QueryOffset(end, start.plan)
-        return start
+        if not planned and not any(found.values()) and not (late and end > start.epoch):
+            return start
+        made = QueryOffset(end, self._state.plan.number if planned else start.plan)
+        self._state.put_planned(start, made)
+        self._save()  # what is dropped from now on is known to be shown by every later snapshot
+        return made
 
     def _place_of(self, epoch: int, ranges: LogRanges) -> SourceRecord | None:
         """The place of *epoch* in the source's log, if anybody knows it."""

@@ -30,7 +30,7 @@ QUERY = TableSchema("query", 1, key=(Field("part", FieldType.TEXT),), value=(Fie
 QUERY_TABLES = TableSchema(
     "query_tables", 1, key=(Field("table", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
 )
-_PLAN, _STATUS, _ID, _DELIVERED = "plan", "status", "id", "delivered"
+_PLAN, _STATUS, _ID, _DELIVERED, _PLANNED = "plan", "status", "id", "delivered", "planned"
 
 
 @dataclass(slots=True)
@@ -113,6 +113,10 @@ class QueryState:
         self.delivered: QueryOffset | None = None
         if _DELIVERED in found:
             self.delivered = QueryOffset.from_json(found[_DELIVERED])
+        self.planned: tuple[QueryOffset, QueryOffset] | None = None
+        if _PLANNED in found:
+            start, end = map(QueryOffset.from_json, found[_PLANNED])
+            self.planned = start, end
         self.id: str = found.get(_ID) or uuid.uuid4().hex[:12]
         if _ID not in found:
             self._query.put(self.batch, 0, (_ID,), (self.id,))
@@ -132,6 +136,11 @@ class QueryState:
         """Write with the next save that everything up to *offset* is delivered."""
         self.delivered = offset
         self._query.put(self.batch, 0, (_DELIVERED,), (offset.to_json(),))
+
+    def put_planned(self, start: QueryOffset, end: QueryOffset) -> None:
+        """Write with the next save that the newest batch goes from *start* to *end*; the same: there is none."""
+        self.planned = start, end
+        self._query.put(self.batch, 0, (_PLANNED,), ([start.to_json(), end.to_json()],))
 
     def put_status(self, value: dict[str, Any]) -> None:
         """Write the status with the next save."""

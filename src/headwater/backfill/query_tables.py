@@ -19,7 +19,7 @@ from headwater.backfill.query import TABLES, QueryOptions
 from headwater.backfill.query_table import QueryTable
 from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.since import resolve_since
-from headwater.capture.source_state import SourceRecord
+from headwater.capture.source_state import CapturedTable, SourceRecord, TableState
 from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
 from headwater.state import Snapshot
@@ -95,6 +95,16 @@ class QueryTables(Mapping[str, QueryTable]):
         for table in self.values():
             if asked is None or table.name == asked:
                 table.on_barrier(barrier)
+
+    def returning(self, captured: Mapping[str, CapturedTable]) -> list[str]:
+        """The parked tables that were captured again since they were planned last: what was wrong may be over."""
+        return [
+            name
+            for name in self._parked
+            if (table := captured.get(name)) is not None
+            and table.state is TableState.ACTIVE
+            and self._state.table(name).since not in (None, table.since.to_json())
+        ]
 
     # -- tables that go --------------------------------------------------------------------------------------------
 

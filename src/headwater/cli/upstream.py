@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import signal
+import threading
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +15,7 @@ from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metric
 from headwater.capture.metrics import MetricsServer
 from headwater.cli.terminal import err, out
 from headwater.errors import HeadwaterError, InputError, NotFoundError
+from headwater.stopping import stop_on_signals
 
 app = typer.Typer(help="Deliver tables that others keep (Delta), and look after that.", no_args_is_help=True)
 
@@ -39,10 +41,12 @@ def run(
     metrics_port: Annotated[int | None, typer.Option(help="Serve metrics on this port of loopback.")] = None,
 ) -> None:
     """Deliver a Delta table to a sink: its rows, then every change, exactly once, until Ctrl-C."""
+    from headwater.backfill.loop import DeliveryLoop
+    from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
     from headwater.sinks.open import open_sink
     from headwater.spark.failure import Failure
+    from headwater.spark.jobs import SparkJobs
     from headwater.spark.session import session
-    from headwater.spark.upstream_delivery import deliver
     from headwater.spark.upstream_options import UpstreamSourceOptions
 
     given = {"upstream": upstream, "store": store, "key": key, "query": query, "table": table, "since": since}
@@ -50,17 +54,25 @@ def run(
         given["rowsPerSecond"] = str(rows_per_second)
     wanted = UpstreamSourceOptions.parse(given).query
     target = open_sink(sink, **_options(option or []))
-    checkpoint = Path(wanted.store) / "checkpoints" / query
-    spark = session("local[*]", app_name=f"headwater {query}", checkpoints=checkpoint.parent)
+    target.check()
+    stop = threading.Event()
+    stop_on_signals(stop.set, signal.SIGINT, signal.SIGTERM)
+    spark = session("local[*]", app_name=f"headwater {query}")
     server = None if metrics_port is None else MetricsServer(lambda: upstream_metrics(wanted.store), metrics_port)
     try:
-        running = deliver(spark, wanted, target, checkpoint=checkpoint, available_now=once)
-        err.print(f"{wanted.upstream.name} to {target.name}. Look: headwater upstream status --store {wanted.store}")
-        running.awaitTermination()
+        with DeliveryLoop(UpstreamDelivery(wanted, target), SparkJobs(spark, query)) as loop:
+            err.print(
+                f"{wanted.upstream.name} to {target.name}. Look: headwater upstream status --store {wanted.store}"
+            )
+            if once:
+                upto = loop.planner.newest_epoch()
+                loop.run(stop, until=lambda: loop.planner.has_reached(upto), upto=upto)
+            else:
+                loop.run(stop)
     except HeadwaterError:
         raise
     except Exception as error:
-        failure = Failure.of_text(type(error).__name__, str(error))
+        failure = Failure.of(error)
         next_step = failure.next_step or "Run it again: it goes on from where it was."
         raise HeadwaterError(failure.message, next_step=next_step) from error
     finally:

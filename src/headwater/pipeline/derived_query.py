@@ -16,8 +16,9 @@ from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig
 from headwater.pipeline.errors import CannotRewind, SinkRequestFailed
 from headwater.pipeline.sink_requests import SinkWish
 from headwater.pipeline.spark_host import SparkHost
-from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, SupervisedQuery, failure_of
+from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, SupervisedQuery
 from headwater.sinks.delivery_record import FOLDER as DELIVERIES
+from headwater.spark.failure import Failure
 from headwater.spark.options import KEPT_TABLES
 from headwater.state.beside import remove_beside
 
@@ -43,7 +44,7 @@ class DerivedQuery(SupervisedQuery):
             return
         self._thread = None
         if self._problems:
-            self._failed(failure_of(self._problems[0]))
+            self._failed(Failure.of(self._problems[0]))
         else:  # it was to end, and that took longer than who asked for it has waited
             self.state = SinkState.STARTING
 
@@ -128,7 +129,7 @@ class DerivedQuery(SupervisedQuery):
             return False
         self._thread = None
         if self._problems and self.failure is None:
-            self.failure = failure_of(self._problems[0])
+            self.failure = Failure.of(self._problems[0])
         return True
 
 

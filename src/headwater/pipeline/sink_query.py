@@ -1,25 +1,73 @@
-"""SinkQuery: the query of Spark that delivers to one sink, with the states of every part that is looked after
+"""SinkQuery: the delivery loop of one sink, with the states of every part that is looked after
 (:mod:`headwater.pipeline.supervised_query`).
 """
 
 from __future__ import annotations
 
-import json
+import threading
 import time
-from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
+from headwater.backfill.claims import Delivery
+from headwater.backfill.loop import Deliverable, DeliveryLoop, Planner
 from headwater.backfill.query import QueryOptions
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.sink_requests import SinkWish
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
-from headwater.pipeline.supervised_query import STOP_SECONDS, Note, SinkState, SupervisedQuery, failure_of
-from headwater.private_files import FILE_MODE, make_private
+from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
 from headwater.sinks.delivery_look import read_parked
-from headwater.sinks.sink import Sink
 from headwater.spark.failure import Failure
-from headwater.spark.heartbeat import BEAT_SUFFIX
+from headwater.spark.jobs import SparkJobs
+
+_BATCH_SECONDS: Final = 60.0
+"""So long the end of a batch is waited for when a sink stops; then its Spark job is cancelled."""
+_CANCEL_SECONDS: Final = 5.0
+
+
+class LoopThread:
+    """A delivery loop in a thread of its own; another one when a parked table returns.
+
+    :ivar loop: once it is open. :ivar error: why it ended, if it ended by itself.
+    :ivar batches: that were delivered. :ivar turns: of the loop, with or without a batch.
+    """
+
+    def __init__(self, delivery: Deliverable[Planner], jobs: SparkJobs) -> None:
+        self._delivery, self._jobs = delivery, jobs
+        self.loop: DeliveryLoop[Planner] | None = None
+        self.error: BaseException | None = None
+        self.batches = self.turns = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headwater-delivery", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.is_set():
+                with DeliveryLoop(self._delivery, self._jobs) as self.loop:
+                    self.loop.run(self._stop, self._turned)
+                let_back(self._delivery.store, self._delivery.name, self.loop.planner.returning)
+        except BaseException as error:
+            self.error = error
+
+    def _turned(self, delivered: bool) -> None:
+        self.batches += delivered
+        self.turns += 1
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def ask_to_stop(self) -> None:
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End it: after its batch, if that ends soon."""
+        self._stop.set()
+        self._thread.join(_BATCH_SECONDS)
+        if self._thread.is_alive():
+            self._jobs.cancel()
+            self._thread.join(_CANCEL_SECONDS)
 
 
 class SinkQuery(SupervisedQuery):
@@ -32,77 +80,46 @@ class SinkQuery(SupervisedQuery):
     ) -> None:
         super().__init__(config, section.label, host, note)
         self._section, self._options = section, options
-        self._stop_file = config.work / "run" / f"{section.label}.stop"
-        self._beat_file = self._stop_file.with_suffix(BEAT_SUFFIX)
-        self._query: Any = None
-        self._batch: int | None = None
+        self._running: LoopThread | None = None
+        self._batches = 0
 
     def lost(self) -> None:
-        self._query = None
+        self._running = None
         if self.state is SinkState.RUNNING:
             self._failed(Failure.of_text("SparkEnded", "SparkContext was shut down: its Java process is gone."))
 
     def _start(self) -> None:
-        self._stop_file.unlink(missing_ok=True)
-        self._beat_file.unlink(missing_ok=True)
         self.seen_ms = None
         sink = self._section.open()
         sink.check()
-        self._query = self._begin(sink)
-        self._batch = None
-
-    def _begin(self, sink: Sink) -> Any:
-        from headwater.spark.claim_check import FORMAT, OPTION, ClaimDelivery
-
-        checkpoint = self._config.checkpoint(self._section)
-        make_private(checkpoint)
         letters = str(self._config.dead_letters(self._section))
         refused = letters if self._section.bad_rows == "park" else None
-        delivery = ClaimDelivery(self._options, sink, str(self._stop_file), refused, letters).to_option()
-        claims = self._host.for_query().readStream.format(FORMAT).option(OPTION, delivery).load()
-        return (
-            claims.writeStream.format(FORMAT)
-            .option(OPTION, delivery)
-            .option("checkpointLocation", str(checkpoint))
-            .queryName(self._options.query)
-            .start()
-        )
+        jobs = SparkJobs(self._host.session(), self._options.query)
+        self._running = LoopThread(Delivery(self._options, sink, refused, letters), jobs)
+        self._batches = 0
 
     def _look(self) -> None:
-        try:
-            active = self._query.isActive
-            told = self._query.lastProgress
-        except Exception as error:
-            if self._host.is_alive:  # otherwise all sinks are told
-                self._failed(failure_of(error))
-            return
+        running = self._running
+        assert running is not None
+        alive = running.is_alive
         self.seen_ms = time.time_ns() // 1_000_000
-        if told is not None:
-            self.failure = None  # a trigger ended, perhaps without anything to deliver: what was wrong is over
-            self._progress(told)
-        if not active:
-            self._failed(self._why_it_ended())
-
-    def _why_it_ended(self) -> Failure:
-        try:
-            error = self._query.exception()
-        except Exception as lost:
-            return failure_of(lost)
-        return failure_of(error) if error else Failure.of_text("QueryEnded", "The query ended by itself.")
-
-    def _progress(self, told: Any) -> None:
-        batch = int(told["batchId"])
-        if batch == self._batch or told["sources"][0]["startOffset"] == told["sources"][0]["endOffset"]:
-            return
-        self.batches += 1 if self._batch is None else max(batch - self._batch, 1)
-        self._batch = batch
-        self._progressed()
-        offset = told["sources"][0]["endOffset"]
-        found = json.loads(offset) if isinstance(offset, str) else offset
-        self.epoch = max(self.epoch, int(found["e"]))
+        if running.turns:
+            self.failure = None  # a turn ended, perhaps without anything to deliver: what was wrong is over
+        loop = running.loop
+        if loop is not None and running.batches > self._batches:
+            self.batches += running.batches - self._batches
+            self._batches = running.batches
+            self.epoch = max(self.epoch, loop.position.epoch)
+            self._progressed()
+        if not alive:
+            self._failed(
+                Failure.of_text("LoopEnded", "The delivery ended by itself.")
+                if running.error is None
+                else Failure.of(running.error)
+            )
 
     def _failed(self, failure: Failure) -> None:
-        self._query = None
+        self._running = None
         super()._failed(failure)
 
     # -- requests --------------------------------------------------------------------------------------------------
@@ -138,24 +155,12 @@ class SinkQuery(SupervisedQuery):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def ask_to_stop(self) -> None:
-        with suppress(OSError):  # a full disk: the query is ended in the middle of a batch, which is repeated
-            self._stop_file.touch(FILE_MODE)
+        if self._running is not None:
+            self._running.ask_to_stop()
 
     def stop(self) -> None:
-        if self._query is not None:
-            end = time.monotonic() + STOP_SECONDS
-            try:
-                while self._query.isActive and not self._is_idle() and time.monotonic() < end:
-                    time.sleep(0.02)
-                self._look()
-                if self._query is not None:
-                    self._query.stop()
-            except Exception as error:
-                self.failure = failure_of(error)
-        self._query = None
-        self._stop_file.unlink(missing_ok=True)
+        if self._running is not None:
+            self._running.stop()
+            self._look()
+        self._running = None
         self._stopped()
-
-    def _is_idle(self) -> bool:
-        status = self._query.status
-        return not status["isDataAvailable"] and not status["isTriggerActive"]

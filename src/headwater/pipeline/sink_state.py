@@ -6,8 +6,7 @@ restored from a backup, whose tokens are older than where its query stands.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -54,17 +53,18 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     if kept is not None:
         failpoints.hit(BEFORE_STEP)
         release_pins(config.store, kept, query, tables)
-    failpoints.hit(BEFORE_STEP)
-    shutil.rmtree(config.checkpoint(section), ignore_errors=True)
     return tables
 
 
-def let_back(location: str, query: str) -> list[str]:
+def let_back(location: str, query: str, names: Collection[str] | None = None) -> list[str]:
     """Let the tables come back that *query*, which does not run, has parked: they are read once more; which they are.
+
+    :param names: only these.
 
     That they were away is written down first: the query may have ended before it knew.
     """
-    names = sorted(read_parked(location, query))
+    parked = read_parked(location, query)
+    names = sorted(parked if names is None else parked.keys() & names)
     if names:
         with open_beside_writer(location, QUERIES, query, takeover=True) as store:
             state = QueryState(store)
@@ -72,7 +72,7 @@ def let_back(location: str, query: str) -> list[str]:
                 state.table(name).empties = 0  # its columns may have become what the sink's table cannot become
             _leave(location, query, state, names)
         failpoints.hit(BEFORE_STEP)
-        unpark(location, query)
+        unpark(location, query, names)
     return names
 
 
@@ -113,12 +113,12 @@ def rewind_sink(config: PipelineConfig, section: SinkSection, epoch: int | None)
             _leave(config.store, query, state, parked)
         _go_back(config, section, tables, epoch)
         failpoints.hit(BEFORE_STEP)
-        state.put_delivered(QueryOffset(epoch, state.plan.number))
+        place = QueryOffset(epoch, state.plan.number)
+        state.put_delivered(place)
+        state.put_planned(place, place)
         state.save()
         owner = store.owner()
         assert owner is not None
-        failpoints.hit(BEFORE_STEP)
-        shutil.rmtree(config.checkpoint(section), ignore_errors=True)
         failpoints.hit(BEFORE_STEP)
         forget_committed(config.store, query, owner.generation)
     return {"epoch": epoch, "was": before, "tables": tables}

@@ -63,27 +63,14 @@ class SparkHost:
         _use_here(made)
         return made
 
-    def for_query(self) -> SparkSession:
-        """The session, with our data source registered anew, for the query that is started next.
-
-        The planners of a source write into a map of it, without a lock, and Spark sends that map with each task: two
-        that start at once can break it, and with it every task of theirs (``OptionalDataException``) for good.
-        """
-        from headwater.spark.claim_check import ClaimSource
-
-        made = self.session()
-        made.dataSource.register(ClaimSource)
-        return made
-
     def _make(self) -> None:
         try:
             self._clean()
             settings = {
                 "spark.local.dir": str(self._folder),
                 "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
-                "spark.sql.streaming.stopTimeout": "30s",
+                "spark.scheduler.mode": "FAIR",
                 "spark.ui.showConsoleProgress": "false",
-                "spark.sql.streaming.minBatchesToRetain": "20",
             }
             made = session(
                 self._config.spark.master,

@@ -31,7 +31,6 @@ from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delivery_look import read_parked
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN
 from headwater.sources.target_names import chosen_directory
-from headwater.spark.heartbeat import BEAT_SUFFIX
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.errors import StoreNotFound
 from headwater.versioned.status import KeptStatus, kept_status
@@ -282,7 +281,7 @@ def _sink(
     state = facts.get("state", "starting") if running else "not running"
     silent = None
     if state == "running":
-        silent = _silent_since(facts.get("seen_ms"), value.get("updated_ms")) or _silent_since(_beat_ms(config, sink))
+        silent = _silent_since(facts.get("seen_ms"), value.get("updated_ms"))
     return SinkStatus(
         name=sink.label,
         kind=sink.kind,
@@ -298,14 +297,6 @@ def _sink(
         problem=value.get("problem"),
         silent_since_ms=silent,
     )
-
-
-def _beat_ms(config: PipelineConfig, sink: SinkSection) -> int | None:
-    """The heartbeat of the process that plans the query; ``None``: it has not begun yet."""
-    try:
-        return (config.work / RUN_FOLDER / f"{sink.label}{BEAT_SUFFIX}").stat().st_mtime_ns // 1_000_000
-    except OSError:
-        return None
 
 
 def _derived(

@@ -17,12 +17,11 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar, Final
 
-from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
@@ -80,7 +79,7 @@ class SupervisedQuery(ABC):
             try:
                 self._start()
             except Exception as error:
-                self._failed(failure_of(error))
+                self._failed(Failure.of(error))
             else:
                 self.state = SinkState.RUNNING
                 self._policy.started()
@@ -180,18 +179,3 @@ class SupervisedQuery(ABC):
 
     def _tell(self, event: str, **fields: Any) -> None:
         self._note("notice", {self.kind: self.label, "event": f"{self.kind}_{event}"} | fields)
-
-
-def failure_of(error: BaseException) -> Failure:
-    """What an exception of ours, or of Spark, says."""
-    if isinstance(error, HeadwaterError):
-        return Failure.of(error)
-    return Failure.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))
-
-
-def _traces(error: BaseException | None) -> Iterator[str]:
-    """What an exception of Spark knows beside its text, and its causes."""
-    while error is not None:
-        yield str(getattr(error, "_stackTrace", None) or "")
-        error = getattr(error, "_cause", None) or error.__cause__
-        yield "" if error is None else f"{type(error).__name__}: {error}"

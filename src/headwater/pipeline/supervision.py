@@ -28,7 +28,7 @@ from headwater.pipeline.run_journal import RunJournal
 from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
-from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery, failure_of
+from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
 from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
 from headwater.private_files import make_private, make_root
 from headwater.spark.failure import Failure
@@ -98,7 +98,7 @@ class CaptureKeeper:
         try:
             self._process = CaptureProcess(self._config, self._running_tables(), log)
         except (HeadwaterError, OSError) as error:
-            self._fail(failure_of(error))
+            self._fail(Failure.of(error))
 
     def _fail(self, failure: Failure) -> None:
         self._process, self.failure = None, failure
@@ -177,7 +177,7 @@ class Supervisor:
             try:
                 self._supervise()
             except (HeadwaterError, OSError) as error:
-                self.failure = failure_of(error)
+                self.failure = Failure.of(error)
             finally:
                 self._end()
         return self.failure
@@ -207,7 +207,7 @@ class Supervisor:
             try:
                 self._step(self._capture, waiting)
             except (HeadwaterError, OSError) as error:  # of this process itself: a full disk, for example
-                self.failure = failure_of(error)
+                self.failure = Failure.of(error)
                 pause = policy.pause(self.failure)
                 if pause is None:
                     return
@@ -301,7 +301,7 @@ class Supervisor:
             try:
                 chosen = choose_tables(self._config)
             except (HeadwaterError, OSError) as error:
-                self.failure = failure_of(error)
+                self.failure = Failure.of(error)
                 pause = policy.pause(self.failure)
                 if pause is None:
                     return None

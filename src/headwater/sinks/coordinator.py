@@ -80,6 +80,14 @@ class Coordinator:
             found = [DeliveryRecord.from_json(key[0], values[0]) for key, values in self._rows.scan(view, 0)]
         return tuple(sorted(found, key=lambda record: record.number))
 
+    def parked(self) -> dict[str, Any]:
+        """The tables that are parked: ``reason``, ``next_step`` and ``since_ms`` of each."""
+        return self._told(PARKED)
+
+    def suspects(self) -> frozenset[str]:
+        """The tables of which the sink refused rows at the commit."""
+        return frozenset(self._told(SUSPECT))
+
     def deliver(
         self,
         sink: Sink,

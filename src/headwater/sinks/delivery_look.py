@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -105,9 +105,8 @@ def read_parked(location: str, query: str) -> dict[str, dict[str, Any]]:
         return look.parked()
 
 
-def unpark(location: str, query: str) -> list[str]:
-    """Let the parked tables of *query*, which does not run, come back; which they are."""
-    names = sorted(read_parked(location, query))
+def unpark(location: str, query: str, names: Collection[str]) -> None:
+    """Let the parked tables *names* of *query*, which does not run, come back."""
     if names:
         with open_beside_writer(location, FOLDER, query, takeover=True) as store:
             batch = WriteBatch()
@@ -116,4 +115,3 @@ def unpark(location: str, query: str) -> list[str]:
             for name in names:
                 state.delete(batch, 0, (f"{PARKED}{name}",))
             store.seal(EpochClock(now_ms, store.committed_epoch()).next(), batch)
-    return names

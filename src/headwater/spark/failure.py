@@ -11,7 +11,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec, Self, TypeVar
@@ -73,9 +73,9 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
-        """What *error* says, and what is to be done about it."""
+        """What *error*, of ours or of Spark, says, and what is to be done about it."""
         if not isinstance(error, HeadwaterError):
-            return cls.of_text(type(error).__name__, str(error))
+            return cls.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))
         if _has_no_room(error):
             return cls(type(error).__name__, Remedy.RETRY, error.message, _MAKE_ROOM)
         if isinstance(error, TransientError | CapacityError):
@@ -139,6 +139,14 @@ def told(function: Callable[P, R]) -> Callable[P, R]:
             raise ToldError(Failure.of(error)) from error
 
     return wrapped
+
+
+def _traces(error: BaseException | None) -> Iterator[str]:
+    """What an exception of Spark knows beside its text, and its causes."""
+    while error is not None:
+        yield str(getattr(error, "_stackTrace", None) or "")
+        error = getattr(error, "_cause", None) or error.__cause__
+        yield "" if error is None else f"{type(error).__name__}: {error}"
 
 
 def _has_no_room(error: BaseException) -> bool:

@@ -37,10 +37,10 @@ class Run:
         self._folder = folder
 
     def drive(self, failpoint: str = "") -> int:
-        words = [self.lake.path, *(str(self._folder / name) for name in ("state", "mirror", "checkpoint.json"))]
+        words = [self.lake.path, *(str(self._folder / name) for name in ("state", "mirror"))]
         made = subprocess.run(
             [sys.executable, str(DRIVER), *words],
-            env=os.environ | {VARIABLE: failpoint, "PYTHONPATH": str(Path(__file__).parents[3])},
+            env=os.environ | {VARIABLE: failpoint, "PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
             timeout=120,

@@ -47,7 +47,7 @@ interval_seconds = 0.5
 """
 SLOW = "[limits]\nmax_rows = 300\n"
 """Batches of so few changes that the catch-up after the snapshot lasts."""
-WORKERS, PLANNER = b"pyspark.daemon", b"python_streaming_source_runner"
+WORKERS = b"pyspark.daemon"
 
 
 @pytest.fixture
@@ -173,7 +173,6 @@ def test_m1_a_sink_that_is_added_later_comes_from_the_kept_tables_whatever_is_ki
         pipeline.start()
         pipeline.wait_for(lambda: all(_table(pipeline, "delta", name)["phase"] == "live" for name in TABLES))
         _killed_and_goes_on(pipeline, WORKERS)  # live
-        _killed_and_goes_on(pipeline, PLANNER)
         _killed(pipeline, again)
         pipeline.start()
         pipeline.wait_for(lambda: _phases(pipeline) == {"live"} and _epoch(pipeline))

@@ -32,7 +32,7 @@ MYSQL_SAFE = {"sync-binlog": "1", "innodb-flush-log-at-trx-commit": "1"}
 SAFE = {"fsync": "on", "full_page_writes": "on", "logical_decoding_work_mem": "64kB", "wal_sender_timeout": "4s"}
 ROUNDS = 30 if os.environ.get("HEADWATER_SOAK") else 3
 ROWS = 60_000
-VICTIMS = ("capture", "run", "planner", "worker", "java", "server")
+VICTIMS = ("capture", "run", "worker", "java", "server")
 CHANGES = '[[sink]]\nname = "changes"\nkind = "parquet"\npath = "changes"'
 
 
@@ -118,7 +118,6 @@ def _kill(victim: str, pipeline: RunningPipeline, server: Server, chance: random
     else:
         words = {
             "capture": b"headwater.pipeline.capture_process",
-            "planner": b"python_streaming_source_runner",
             "worker": b"pyspark.daemon",
             "java": b"org.apache.spark.deploy.SparkSubmit",
         }[victim]

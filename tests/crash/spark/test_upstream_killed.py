@@ -32,7 +32,7 @@ pytestmark = pytest.mark.crash
 
 ROWS = 60_000
 SECONDS = 240.0
-WORKERS, PLANNER = b"pyspark.daemon", b"python_streaming_source_runner"
+WORKERS = b"pyspark.daemon"
 
 
 class RunningUpstream(RunningPipeline):
@@ -167,7 +167,6 @@ def test_m1_a_query_over_a_delta_table_goes_on_whatever_is_killed_in_each_phase(
         running.kill(WORKERS)
         at = running.told()["newest_version"]
         running.until(lambda told: (told["consumed_version"] or 0) > at)
-        running.kill(PLANNER)
         again.append(running.kill_all())
         running.start()
     finally:

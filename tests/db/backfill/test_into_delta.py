@@ -15,9 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog import load_catalog
 from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, only, running, shared
 from tests.db.capture.running import RunningCapture
+from tests.here import Here
 
+from headwater.backfill.claims import Delivery
 from headwater.backfill.control import RESNAPSHOT, ask_query
-from headwater.backfill.offset import QueryOffset
+from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
@@ -30,11 +32,9 @@ from headwater.sinks.mysql import MySqlSink
 from headwater.sinks.parquet import ParquetSink
 from headwater.sinks.postgres import SESSIONS as POSTGRES_SESSIONS
 from headwater.sinks.postgres import PostgresSink
-from headwater.sinks.sink import Committed, Mode, Sink
+from headwater.sinks.sink import Mode, Sink
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.splits import SplitKind
-from headwater.sources.table import SourceTable
-from headwater.spark.claim_check import ClaimDelivery, ClaimReader, ClaimWriter
 
 pytestmark = pytest.mark.db
 
@@ -56,7 +56,6 @@ class IntoDelta:
             **{"store": str(capture.store), "source": capture.database.dsn, "query": "delta", "tables": tables}
             | options
         )
-        self.checkpoint: QueryOffset | None = None
         self.open()
 
     @property
@@ -64,30 +63,21 @@ class IntoDelta:
         return {}
 
     def open(self) -> None:
-        def committed(table: SourceTable, backfill: str) -> Committed:
-            return self.sink.committed(table, self.options.query, backfill)
+        delivery = Delivery(self.options, self.sink, **self.delivery_options)
+        self.loop = DeliveryLoop(delivery, Here(self.options.parallelism))
 
-        def parked() -> dict[str, str]:
-            return {name: one["reason"] for name, one in read_parked(self.options.store, self.options.query).items()}
-
-        self.planner = QueryPlanner(self.options, committed=committed, parked=parked, takeover=True)
+    @property
+    def planner(self) -> QueryPlanner:
+        return self.loop.planner
 
     def batch(self, timeout: float = 0.3) -> bool:
-        start = self.checkpoint or self.planner.initial()
-        end = self.planner.advance(start, timeout=timeout)
-        if end != start:
-            self.deliver(start, end)
-        return end != start
+        if not self.loop.plan(timeout):
+            return False
+        self.loop.deliver()
+        return True
 
-    def deliver(self, start: QueryOffset, end: QueryOffset) -> None:
-        delivery = ClaimDelivery(self.options, self.sink, "/nowhere", **self.delivery_options)
-        reader, writer = ClaimReader(delivery), ClaimWriter(delivery)
-        reader._opened = self.planner
-        messages = [
-            writer.write(reader.read(partition)) for partition in reader.partitions(start.to_json(), end.to_json())
-        ]
-        writer.commit(list(messages), 0)
-        self.checkpoint = end
+    def close(self) -> None:
+        self.loop.close()
 
     def finish(self, seconds: float = 60.0) -> None:
         end = time.monotonic() + seconds
@@ -123,33 +113,14 @@ def test_rows_that_move_in_the_heap_come_once(shop: Shop, tmp_path: Path) -> Non
     with running(shop, tmp_path, "public.orders") as capture:
         query = IntoDelta(capture, "public.orders", interval_seconds=0.001, **heap)
         for number in range(3):
-            start = query.checkpoint or query.planner.initial()
-            planned = query.planner.advance(start, timeout=5)
-            query.planner.close()  # the driver dies, and the snapshot with it
+            assert query.loop.plan(5)
+            query.close()  # the driver dies, and the snapshot with it
             shop.execute(f"UPDATE orders SET state = 'moved' WHERE id % 97 = {number}")
             query.open()
-            query.deliver(start, planned)
+            assert query.batch(0)
         query.finish()
         query.assert_equal("public.orders")
-        query.planner.close()
-
-
-@shared(MARIADB)
-def test_a_plan_that_the_sink_has_is_not_given_again(shop: Shop, tmp_path: Path) -> None:
-    """The checkpoint is gone, and with it the last plan that was delivered."""
-    _orders(shop)
-    with running(shop, tmp_path, "public.orders") as capture:
-        query = IntoDelta(capture, "public.orders", split_rows=100, parallelism=1, interval_seconds=0.001)
-        for _ in range(3):
-            query.batch()
-        query.planner.close()
-        query.checkpoint = None
-        shop.execute("UPDATE orders SET state = 'later'")
-        capture.catch_up()
-        query.open()
-        query.finish()
-        query.assert_equal("public.orders")
-        query.planner.close()
+        query.close()
 
 
 @shared(MYSQL)
@@ -163,19 +134,17 @@ def test_a_table_that_was_away_is_read_again(shop: Shop, tmp_path: Path) -> None
     with running(shop, tmp_path, "public.a", "public.b") as capture:
         query = IntoDelta(capture, "public.a", "public.b")
         query.finish()
-        query.planner.close()
+        query.close()
         alone = IntoDelta(capture, "public.a")
-        alone.checkpoint = query.checkpoint
         shop.execute("UPDATE b SET v = 5 WHERE id = 1", "DELETE FROM b WHERE id = 2", "UPDATE a SET v = 2")
         alone.finish()
-        alone.planner.close()
+        alone.close()
         both = IntoDelta(capture, "public.a", "public.b")
-        both.checkpoint = alone.checkpoint
         shop.execute("INSERT INTO b VALUES (3, 3)")
         both.finish()
         both.assert_equal("public.b")
         both.assert_equal("public.a")
-        both.planner.close()
+        both.close()
 
 
 @shared(MARIADB)
@@ -193,7 +162,7 @@ def test_changes_without_history_go_on_after_a_gap(shop: Shop, tmp_path: Path) -
         shop.execute("INSERT INTO a VALUES (11, 11, 'x')")
         query.finish()
         assert sorted(query.rows("public.a").column("id").to_pylist()) == [2, 10, 11]
-        query.planner.close()
+        query.close()
 
 
 @only(POSTGRES)
@@ -213,7 +182,7 @@ def test_a_table_without_a_key_is_read_again_as_a_whole(shop: Shop, tmp_path: Pa
         _ask(query, RESNAPSHOT)
         query.finish()
         query.assert_equal("public.clicks")
-        query.planner.close()
+        query.close()
 
 
 @shared(MYSQL)
@@ -225,7 +194,7 @@ def test_columns_that_the_capture_leaves_out_do_not_stop_the_history(shop: Shop,
         shop.execute("ALTER TABLE orders ADD COLUMN w int", "UPDATE orders SET w = 1 WHERE id < 10")
         query.finish()
         query.assert_equal("public.orders")
-        query.planner.close()
+        query.close()
 
 
 @only(POSTGRES)
@@ -243,13 +212,13 @@ def test_a_table_of_others_is_parked_untouched_and_delivered_once_it_is_adopted(
         assert "adopt = true" in told["next_step"]
         assert query.rows("public.a").equals(theirs)
         assert DeltaTable(tmp_path / "lake" / "public.a").version() == 0
-        query.planner.close()
+        query.close()
         query.sink = DeltaSink(str(tmp_path / "lake"), adopt=True)
         assert let_back(query.options.store, "delta") == ["public.a"]
         query.open()
         query.finish()
         query.assert_equal("public.a")
-        query.planner.close()
+        query.close()
 
 
 EMPTY = ("public.never", "public.emptied")
@@ -265,7 +234,7 @@ def _deliver_empty(capture: RunningCapture, mode: Mode, sink: Sink | None = None
     """Deliver the empty tables, to the Delta lake where no *sink* is given."""
     query = IntoDelta(capture, *EMPTY, mode=mode, sink=sink, query=f"{type(sink).__name__}-{mode.value}")
     query.finish()
-    query.planner.close()
+    query.close()
 
 
 @only(POSTGRES)

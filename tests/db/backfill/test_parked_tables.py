@@ -13,6 +13,7 @@ from tests.db.capture.running import RunningCapture
 
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.units import Unit
+from headwater.capture.renewal import renew
 from headwater.failpoints import FailpointError, arm
 from headwater.log_store.progress_book import group_rows
 from headwater.pipeline.sink_state import let_back
@@ -109,7 +110,9 @@ def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(captu
 
 
 @shared(MYSQL)
-def test_one_that_was_away_for_a_while_comes_back(capture: RunningCapture) -> None:
+def test_one_that_was_away_for_a_while_comes_back_and_returns_when_it_is_captured_again(
+    capture: RunningCapture,
+) -> None:
     query = Parking(capture, ORDERS, ENTRIES)
     query.finish()
     park(query)
@@ -123,6 +126,17 @@ def test_one_that_was_away_for_a_while_comes_back(capture: RunningCapture) -> No
     query.planner.close()
     assert let_back(query.options.store, query.options.query) == [ENTRIES]
     assert let_back(query.options.store, query.options.query) == []
+    query.start()
+    query.finish()
+    query.assert_equal()
+    park(query, 104)
+    query.batch()
+    assert query.planner.returning == []
+    assert renew(query.options.store, [ENTRIES])
+    while not query.planner.returning:
+        query.batch()
+    query.planner.close()
+    assert let_back(query.options.store, query.options.query, query.planner.returning) == [ENTRIES]
     query.start()
     query.finish()
     query.assert_equal()

@@ -15,11 +15,13 @@ import pytest
 from deltalake import DeltaTable
 from tests.db.backfill.shops import POSTGRES, Shop, only, running
 from tests.db.capture.running import RunningCapture
+from tests.here import Here
 from tests.sampled import SOAK
 from tests.servers.mariadb import MariaDbServer
 from tests.servers.postgres import NEWEST, PostgresServer
 
-from headwater.backfill.offset import QueryOffset
+from headwater.backfill.claims import Delivery
+from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
 from headwater.pipeline.sink_state import let_back
@@ -30,7 +32,6 @@ from headwater.sinks.sink import Mode, Sink
 from headwater.sinks.types import conform, sink_schema
 from headwater.sources.open import open_source
 from headwater.sources.table import SourceTable
-from headwater.spark.claim_check import ClaimDelivery, ClaimReader, ClaimWriter
 
 pytestmark = pytest.mark.db
 
@@ -45,27 +46,23 @@ class IntoSink:
             | {"keyed": sink.mode is Mode.MIRROR, "takes_columns": True, "split_rows": 30}
             | options
         )
-        self._delivery = ClaimDelivery(self.options, sink, "/nowhere")
-        self._reader, self._writer = ClaimReader(self._delivery), ClaimWriter(self._delivery)
-        self.checkpoint: QueryOffset | None = None
+        self.open()
+
+    def open(self) -> None:
+        self._loop = DeliveryLoop(Delivery(self.options, self.sink), Here(self.options.parallelism))
 
     def batch(self, timeout: float = 0.2) -> bool:
-        planner = self._reader._planner
-        start = self.checkpoint or planner.initial()
-        end = planner.advance(start, timeout=timeout)
-        if end == start:
+        if not self._loop.plan(timeout):
             return False
-        parts = self._reader.partitions(start.to_json(), end.to_json())
-        self._writer.commit([self._writer.write(self._reader.read(part)) for part in parts], 0)
-        self.checkpoint = end
+        self._loop.deliver()
         return True
 
     def finish(self, seconds: float = 60.0) -> None:
         """Until everything that the source has committed by now is delivered, and history with it."""
         end = time.monotonic() + seconds
         self.capture.catch_up()
-        while self.batch() or not self._reader._planner.is_history_done():
-            assert time.monotonic() < end, self._reader._planner.status()
+        while self.batch() or not self._loop.planner.is_history_done():
+            assert time.monotonic() < end, self._loop.planner.status()
         assert read_parked(self.options.store, self.options.query) == {}
 
     def rows(self, table: SourceTable) -> pa.Table:
@@ -78,7 +75,7 @@ class IntoSink:
         assert found == wanted, (self.sink.name, table.full_name)
 
     def close(self) -> None:
-        self._reader.stop()
+        self._loop.close()
 
 
 @pytest.fixture
@@ -373,6 +370,7 @@ def test_a_table_that_cannot_be_changed_is_parked_alone_and_comes_back(
             session.execute("DROP VIEW seen")
         query.close()
         assert let_back(query.options.store, query.options.query) == ["public.a"]
+        query.open()
         shop.execute("UPDATE b SET v = 4")
         query.finish()
         for table in tables_of(capture, names):

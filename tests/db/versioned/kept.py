@@ -8,17 +8,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.db.capture.running import RunningCapture
+from tests.here import Here
 from tests.store.versioned.written import Rows
 
-from headwater.backfill.keeping import Keeping
-from headwater.backfill.offset import QueryOffset
+from headwater.backfill.claims import Delivery
+from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.kept_tables import KeptTables
-from headwater.sinks.sink import Committed
-from headwater.sources.table import SourceTable
-from headwater.spark.claim_check import ClaimDelivery, ClaimReader, ClaimWriter
 from headwater.versioned import VersionedTable
 
 
@@ -37,50 +34,26 @@ class Kept:
             | {"keyed": True}
             | options
         )
-        self.checkpoint: QueryOffset | None = None
-        self.logged: QueryOffset | None = None
         self.open()
 
     def open(self) -> None:
-        def committed(table: SourceTable, backfill: str) -> Committed:
-            return self.sink.committed(table, "keep", backfill)
+        self.loop = DeliveryLoop(Delivery(self.options, self.sink), Here(self.options.parallelism))
 
-        def recover(generation: int, backfill: str, tables: Sequence[SourceTable]) -> None:
-            with Coordinator(self.options.store, "keep", generation) as coordinator:
-                coordinator.recover(self.sink, backfill, tables)
-
-        self.planner = QueryPlanner(
-            self.options,
-            committed=committed,
-            recover=recover,
-            keeping=Keeping.of(self.sink, "keep"),
-            takeover=True,
-        )
+    @property
+    def planner(self) -> QueryPlanner:
+        return self.loop.planner
 
     def crash(self) -> None:
         """As kill -9 of the driver: what is in memory goes."""
-        self.planner.close()
+        self.loop.close()
         self.open()
 
     def batch(self, timeout: float = 0.2) -> bool:
         """One batch; whether there was one."""
-        start = self.checkpoint or self.planner.initial()
-        end = self.logged if self.logged not in (None, start) else self.planner.advance(start, timeout=timeout)
-        assert end is not None
-        if end != start:
-            self.logged = end
-            self.deliver(start, end)
-        return end != start
-
-    def deliver(self, start: QueryOffset, end: QueryOffset) -> None:
-        delivery = ClaimDelivery(self.options, self.sink, "/nowhere")
-        reader, writer = ClaimReader(delivery), ClaimWriter(delivery)
-        reader._opened = self.planner
-        messages = [
-            writer.write(reader.read(partition)) for partition in reader.partitions(start.to_json(), end.to_json())
-        ]
-        writer.commit(list(messages), 0)
-        self.checkpoint = end
+        if not self.loop.plan(timeout):
+            return False
+        self.loop.deliver()
+        return True
 
     def finish(self, seconds: float = 60.0) -> None:
         """Until all history is there, and all changes by now."""
@@ -103,7 +76,7 @@ class Kept:
         return {tuple(row[column] for column in key): row for row in rows}
 
     def close(self) -> None:
-        self.planner.close()
+        self.loop.close()
 
 
 @contextmanager

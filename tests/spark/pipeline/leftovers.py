@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-BY_SPARK = ("checkpoints", "spark")
+BY_SPARK = ("spark",)
 """Directories whose files Spark creates; they are private themselves."""
 
 

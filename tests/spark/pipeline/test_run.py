@@ -132,7 +132,7 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
 @pytest.mark.timeout(600)
 def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: Database) -> None:
     quick.start()
-    quick.wait_for((quick.folder / "headwater/shop/checkpoints/delta/offsets/0").exists)  # in the first batch
+    quick.wait_for(lambda: any((quick.folder / "lake").rglob("*.parquet")))  # in the first batch
     write(shop, 1)
     children = quick.children()
     quick.kill9()
@@ -148,12 +148,6 @@ def test_whatever_is_killed_the_next_run_goes_on(quick: RunningPipeline, shop: D
     quick.wait_for(lambda: quick.status()["capture"].get("pid") not in (None, capture))
     quick.wait_until_equal("public.orders")
 
-    before = quick.status()["sinks"][0]["restarts"]
-    (planner,) = quick.named(b"python_streaming_source_runner")
-    os.kill(planner, signal.SIGKILL)
-    write(shop, 3001)
-    quick.wait_until_equal("public.orders")
-    assert quick.status()["sinks"][0]["restarts"] > before
     (java,) = quick.named(b"org.apache.spark.deploy.SparkSubmit")
     os.kill(java, signal.SIGKILL)
     write(shop, 4001)

@@ -1,17 +1,12 @@
-"""The session of a pipeline: its Java is killed while it starts; its queries share nothing that breaks."""
+"""The session of a pipeline: its Java is killed while it starts."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-from headwater.pipeline.config import configure
-from headwater.pipeline.spark_host import SparkHost
-from headwater.spark.claim_check import FORMAT
 
 SCRIPT = """
 import os, signal, sys, time
@@ -58,16 +53,3 @@ def test_a_session_whose_java_is_killed_while_it_starts_is_made_anew(tmp_path: P
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines()[-1] == "3", done.stdout
-
-
-def test_queries_of_one_session_share_no_source(spark: Any, tmp_path: Path) -> None:
-    """Spark's planners write into a map of their source without a lock, and tasks carry it."""
-    source = {"dsn": "postgresql://x", "tables": ["t"]}
-    host = SparkHost(configure({"source": source}, folder=tmp_path), spark)
-    maps = []
-    for _ in range(2):
-        host.for_query()
-        manager = spark._jsparkSession.sessionState().dataSourceManager()
-        maps.append(manager.lookupDataSource(FORMAT).dataSourceCls().envVars())
-    maps[0].put("ONLY_OF_THE_FIRST", "x")
-    assert maps[1].get("ONLY_OF_THE_FIRST") is None

@@ -3,7 +3,7 @@
 ========================  =======================================================================================
 table                     what it says
 ========================  =======================================================================================
-``[pipeline]``            its name; where logs, state and checkpoints are kept
+``[pipeline]``            its name; where logs and state are kept
 ``[source]``              the database, its tables, how its log is followed
 ``[table."schema.name"]`` what is special about one table
 ``[[sink]]``              one place of delivery; as many as there are

@@ -69,7 +69,7 @@ class PipelineConfig(Section):
 
     @property
     def work(self) -> Path:
-        """A local directory for what is no store: locks, checkpoints, the journal, spilled transactions."""
+        """A local directory for what is no store: locks, the journal, spilled transactions."""
         assert self.pipeline.work is not None
         return Path(self.pipeline.work)
 
@@ -113,9 +113,6 @@ class PipelineConfig(Section):
     def dead_letters(self, sink: SinkSection) -> Path:
         """Where the rows are that *sink* refused."""
         return self.work / "dead_letters" / sink.label
-
-    def checkpoint(self, sink: SinkSection) -> Path:
-        return self.work / "checkpoints" / sink.label
 
     def kept_tables(self, sink: SinkSection) -> str | None:
         """The folder of kept tables that the history of *sink* can come from; ``None``: there are none."""

@@ -15,7 +15,7 @@ is tried again and again. Its status says so, with the command that reads the ta
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ _TRIES: Final = 5
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
-Recover = Callable[[int, str, SourceTable], None]
+Recover = Callable[[int, str, Sequence[SourceTable]], None]
 
 
 def epoch_of_plan(plan: int) -> int:
@@ -70,6 +70,8 @@ class UpstreamPlanner:
     :raises StoreOwned: another process plans this query. :raises SinceOutOfRange: what it is to begin at is not kept.
     :raises InvalidQuery: the state is of another table.
     """
+
+    returning: Sequence[str] = ()
 
     def __init__(self, query: UpstreamQuery, *, recover: Recover | None = None, takeover: bool = False) -> None:
         self._query, self._table = query, query.upstream
@@ -108,7 +110,7 @@ class UpstreamPlanner:
                 self._barrier(Throttle(record.limit))
             self._hold()
             if recover is not None:
-                recover(self.generation, self.backfill_id, self.table())
+                recover(self.generation, self.backfill_id, [self.table()])
             self._save()
             self._stack = stack.pop_all()
 
@@ -172,6 +174,14 @@ class UpstreamPlanner:
         assert self._state.delivered is not None
         return self._state.delivered
 
+    def resume(self, committed: Collection[QueryOffset]) -> tuple[QueryOffset, QueryOffset | None]:
+        """Where the query stands, for who keeps no offsets: what was delivered, and the plan after it, if it is open.
+
+        :param committed: ends of batches that the sink has.
+        """
+        delivered, newest = self.initial(), self.newest()
+        return (newest, None) if newest in (delivered, *committed) else (delivered, newest)
+
     def newest(self) -> QueryOffset:
         """The newest plan."""
         return _offset(self._state.plan.number)
@@ -212,14 +222,19 @@ class UpstreamPlanner:
         :raises RetentionMiss: it is to end at *upto*, and cannot come there.
         """
         end = self.advance(start, timeout=0.0 if upto is not None else patience, upto=upto)
-        while upto is not None and end == start:
-            if self.stopped is not None:
-                raise type(self.stopped)(self.stopped.message, next_step=self._query.advice)
-            held = self._executor.is_paused or self._executor.rows_per_second == 0
-            if held or self._executor.consumed_epoch >= upto:
-                break
+        while upto is not None and end == start and not self.has_reached(upto):
             end = self.advance(start, timeout=patience, upto=upto)
         return end
+
+    def has_reached(self, upto: int) -> bool:
+        """Whether nothing up to *upto* is left to plan, or somebody holds it up.
+
+        :raises RetentionMiss: it cannot come there.
+        """
+        if self.stopped is not None:
+            raise type(self.stopped)(self.stopped.message, next_step=self._query.advice)
+        held = self._executor.is_paused or self._executor.rows_per_second == 0
+        return held or self._executor.consumed_epoch >= upto
 
     @property
     def _is_held(self) -> bool:

@@ -77,6 +77,11 @@ class UpstreamUnit:
     commit_version: int
     commit_time_us: int
 
+    @property
+    def rows(self) -> int:
+        """About how many it reads."""
+        return self.part.rows
+
 
 def cut_parts(parts: Sequence[Part], parallelism: int) -> Iterator[Part]:
     """The same, cut where they are large and have more than one vnode, so that *parallelism* tasks have work."""

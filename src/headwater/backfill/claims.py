@@ -1,0 +1,216 @@
+"""Claims: what the tasks of a batch do. A claim names a range of the log, or a part of a backfill; its rows are read
+and staged by the task itself, so they never pass through the driver or Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from headwater.backfill.keeping import Keeping
+from headwater.backfill.planner import QueryPlanner, Recover
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.reader import changed_keys, parked_history, read_changes, read_history
+from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
+from headwater.sinks.dead_letters import DeadLetters, ParkedRows, Refusing, Sieve
+from headwater.sinks.errors import SinkRowError
+from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
+from headwater.sinks.staged_tables import TableFailure
+from headwater.sources.errors import UnsupportedTable
+from headwater.sources.snapshots import open_snapshots
+from headwater.sources.splits import KeyRange, SplitKind
+from headwater.sources.table import SourceTable
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """The captured tables of one query, and the sink that gets them.
+
+    :ivar dead_letters: where rows go that the sink refuses; ``None``: they stop it.
+    :ivar parked: where rows go that special values park; ``None``: such tables cannot be delivered.
+    """
+
+    options: QueryOptions
+    sink: Sink
+    dead_letters: str | None = None
+    parked: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.options.query
+
+    @property
+    def store(self) -> str:
+        return self.options.store
+
+    @property
+    def may_park(self) -> tuple[str, ...]:
+        """Tables that may be parked, but for the last of them: without a backfill their missing rows never come."""
+        return self.options.tables if self.options.history else ()
+
+    @property
+    def parks_rows(self) -> bool:
+        return self.dead_letters is not None
+
+    @property
+    def letters(self) -> DeadLetters:
+        path = self.dead_letters or self.parked
+        assert path is not None
+        return DeadLetters(path)
+
+    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> QueryPlanner:
+        """Plans its batches; whoever planned them before is fenced."""
+
+        def committed(table: SourceTable, backfill: str) -> Committed:
+            return self.sink.committed(table, self.name, backfill)
+
+        return QueryPlanner(
+            self.options,
+            committed=committed,
+            recover=recover,
+            parked=parked,
+            keeping=Keeping.of(self.sink, self.name),
+            takeover=True,
+        )
+
+    def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:
+        """Read the units of *claims* and stage them with the sink; in a task, which may run twice.
+
+        :raises BatchTooLarge: they have more than the *budget*.
+        """
+        result = StagedClaims()
+        for claim in claims:
+            _stage(self, claim, result, budget)
+        return result
+
+    def commit_parked(self, parked: Sequence[Staged]) -> None:
+        """Make durable what tasks staged of parked rows."""
+        self.letters.commit(parked)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A unit of the planner, and the batch that it belongs to.
+
+    :ivar tries: each row is tried at the sink before it is staged.
+    """
+
+    unit: Any
+    token: Token
+    tries: bool = False
+
+
+@dataclass(slots=True)
+class StagedClaims:
+    """What tasks have staged, the rows that they parked, and the tables that they could not stage."""
+
+    staged: list[Staged] = field(default_factory=list)
+    parked: list[Staged] = field(default_factory=list)
+    failures: list[TableFailure] = field(default_factory=list)
+
+    def add(self, other: StagedClaims) -> None:
+        self.staged += other.staged
+        self.parked += other.parked
+        self.failures += other.failures
+
+
+class BatchTooLarge(Exception):
+    """A batch has more rows or bytes than may be staged in the driver. Never leaves the loop."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """The rows and bytes that may still be read."""
+
+    rows: int
+    size: int
+
+    def through(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """:raises BatchTooLarge: there are more of them."""
+        for batch in batches:
+            self.rows -= batch.num_rows
+            self.size -= batch.nbytes
+            if self.rows < 0 or self.size < 0:
+                raise BatchTooLarge
+            yield batch
+
+
+def _stage(delivery: Delivery, claim: Claim, result: StagedClaims, budget: Budget | None) -> None:
+    try:
+        try:
+            _stage_unit(delivery, claim, result, budget)
+        except SinkRowError:
+            if delivery.dead_letters is None or claim.tries:
+                raise
+            _stage_unit(delivery, replace(claim, tries=True), result, budget)
+    except BatchTooLarge:
+        raise
+    except Exception as error:
+        failure = TableFailure.of(claim.unit.table, error)
+        if failure is None or len(delivery.may_park) < 2:
+            raise
+        result.failures.append(failure)
+
+
+def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: Budget | None) -> None:
+    options, sink, unit = delivery.options, delivery.sink, claim.unit
+    part = None if isinstance(unit, LogUnit) else _history_part(options, unit)
+    rows = read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
+    if budget is not None:
+        rows = budget.through(rows)
+    parking = _parking(delivery, unit)
+    if parking is not None:
+        rows = parking.through(rows)
+    sieve = Sieve(cast(Refusing, sink), unit.table) if claim.tries else None
+    if sieve is not None:
+        rows = sieve.through(rows)
+    if isinstance(unit, LogUnit):
+        result.staged.append(sink.stage_changes(unit.table, claim.token, rows, unit.truncated))
+    else:
+        assert part is not None
+        result.staged.append(sink.stage_history(unit.table, claim.token, part, rows))
+    refused = [*(sieve.refused if sieve is not None else ()), *(parking.rows if parking is not None else ())]
+    if refused:
+        result.parked.append(
+            delivery.letters.stage_changes(unit.table, claim.token, refused)
+            if part is None
+            else delivery.letters.stage_history(unit.table, claim.token, part, refused)
+        )
+
+
+def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
+    """What takes parked rows out; ``None``: the table has none, and none to be resolved."""
+    table, path = unit.table, delivery.parked
+    if path is None and table.parking:
+        raise UnsupportedTable(
+            table.full_name,
+            "rows of it may be parked, and this query has no place for them.",
+            next_step=f"Set special_values of {table.full_name} to text, null or stop.",
+        )
+    if path is None or not (table.parking or (Path(path) / DeadLetters(path).directory_of(table)).is_dir()):
+        return None
+    if isinstance(unit, LogUnit):
+        return ParkedRows(table, DeadLetters(path), truncated=unit.truncated)
+    return ParkedRows(table, DeadLetters(path), parked_history(delivery.options, unit))
+
+
+def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> HistoryPart:
+    if isinstance(unit, SnapshotUnit):
+        return HistoryPart(SplitKind.KEY, (KeyRange(),), unit.position, unit.commit_time_us)
+    return HistoryPart(
+        unit.kind,
+        unit.ranges,
+        unit.position,
+        unit.commit_time_us,
+        replaces=unit.replaces,
+        rereads=unit.rereads,
+        changed=changed_keys(options, unit),
+        columns=unit.columns,
+        order=open_snapshots(options.source).order(unit.table)
+        if unit.replaces and unit.kind is SplitKind.KEY and unit.ranges != (KeyRange(),)
+        else None,
+    )

@@ -1,0 +1,230 @@
+"""DeliveryLoop: brings what a query plans to its sink, batch by batch: plan, stage, commit.
+
+=========  ===================================================================================================
+step       what is durable after it
+=========  ===================================================================================================
+plan       the batch: where it begins, where it ends, and which parts of the backfill it reads
+stage      nothing that counts: tasks write files or tables of their own names
+commit     first *pending*, with what was staged; then the rows with their token, in the sink itself; then *committed*
+=========  ===================================================================================================
+
+A loop that starts again commits what is pending, and delivers a planned batch that is not committed once more, with
+the same bounds: so a batch has one token, however often it is tried.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
+
+from headwater.backfill.claims import BatchTooLarge, Budget, Claim, StagedClaims
+from headwater.backfill.offset import QueryOffset
+from headwater.backfill.planner import Recover
+from headwater.backfill.units import SnapshotUnit, SplitUnit
+from headwater.sinks.coordinator import Coordinator
+from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.sink import Sink, Staged, Token
+from headwater.sources.table import SourceTable
+
+_POLL_SECONDS: Final = 0.5
+_TASKS_PER_SLOT: Final = 4
+"""So many tasks of a batch for each that runs at a time: a task costs a tenth of a second, whatever it does."""
+
+_SMALL_ROWS: Final = 5_000
+_SMALL_BYTES: Final = 4 << 20
+"""A batch up to these is small: a Spark job would cost more than its rows."""
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Jobs(Protocol):
+    """Runs functions elsewhere, side by side."""
+
+    @property
+    def parallelism(self) -> int:
+        """How many run at a time."""
+
+    def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
+        """What *function* returns for each of *inputs*, in any order; it may run more than once for one of them.
+
+        :raises HeadwaterError: what the function raised. :raises JobFailed: the job itself.
+        """
+
+
+class Planner(Protocol):
+    """Plans the batches of one query; see :class:`~headwater.backfill.planner.QueryPlanner`."""
+
+    generation: int
+    returning: Sequence[str]
+
+    @property
+    def backfill_id(self) -> str: ...
+
+    def resume(self, committed: Collection[QueryOffset]) -> tuple[QueryOffset, QueryOffset | None]: ...
+
+    def advance(self, start: QueryOffset, *, timeout: float, upto: int | None) -> QueryOffset: ...
+
+    def units(self, start: QueryOffset, end: QueryOffset) -> Sequence[Any]: ...
+
+    def close(self) -> None: ...
+
+
+P = TypeVar("P", bound=Planner, covariant=True)
+
+
+class Deliverable(Protocol[P]):
+    """What is delivered, and where; it travels to tasks. See :class:`~headwater.backfill.claims.Delivery`.
+
+    :ivar name: of the query. :ivar store: its state is beside it. :ivar parks_rows: rows that the sink refuses are
+        parked. :ivar may_park: tables that may be parked, but for the last of them.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def store(self) -> str: ...
+
+    @property
+    def sink(self) -> Sink: ...
+
+    @property
+    def parks_rows(self) -> bool: ...
+
+    @property
+    def may_park(self) -> Sequence[str]: ...
+
+    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> P: ...
+
+    def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims: ...
+
+    def commit_parked(self, parked: Sequence[Staged]) -> None: ...
+
+
+class DeliveryLoop(Generic[P]):
+    """The batches of one query; one thread. Whoever delivered for the query before is fenced.
+
+    :param small_in_driver: small batches are staged in this thread, by the functions that tasks run.
+    :ivar planner: what it asks for the next batch. :ivar position: what the sink has.
+    :raises HeadwaterError: what is pending cannot be settled, or the state cannot be read.
+    """
+
+    def __init__(self, delivery: Deliverable[P], jobs: Jobs, *, small_in_driver: bool = False) -> None:
+        self._delivery, self._jobs, self._small_in_driver = delivery, jobs, small_in_driver
+        with ExitStack() as stack:
+            self.planner, self._coordinator = self._open(stack)
+            records = self._coordinator.records
+            committed = [QueryOffset(one.epoch, one.plan) for one in records if one.state is DeliveryState.COMMITTED]
+            self.position, self._planned = self.planner.resume(committed)
+            self._is_again = self._planned is not None  # it may have ended the process that tried it before
+            self._stack = stack.pop_all()
+
+    def run(
+        self,
+        stop: threading.Event,
+        turned: Callable[[bool], None] = lambda _: None,
+        *,
+        until: Callable[[], bool] = lambda: False,
+        upto: int | None = None,
+    ) -> None:
+        """Deliver until *stop* is set, a parked table returns, or there is nothing to do and *until* holds.
+
+        :param turned: called after each turn with whether it delivered a batch. :param upto: no epochs after this one.
+        :raises HeadwaterError: nothing of the current batch is lost: open another loop.
+        """
+        while not (stop.is_set() or self.planner.returning):
+            planned = self.plan(_POLL_SECONDS, upto)
+            if planned:
+                self.deliver()
+            elif until():
+                break
+            turned(planned)
+
+    def plan(self, timeout: float, upto: int | None = None) -> bool:
+        """Whether there is a batch to deliver; it is waited for up to *timeout* seconds.
+
+        :param upto: no epochs after this one.
+        """
+        if self._planned is None:
+            end = self.planner.advance(self.position, timeout=timeout, upto=upto)
+            self._planned = None if end == self.position else end
+        return self._planned is not None
+
+    def deliver(self) -> None:
+        """Deliver the batch that was planned."""
+        assert self._planned is not None
+        claims = self._claims(self.position, self._planned)
+        if claims:
+            self._commit(self._stage(claims, self._planned.epoch))
+        self.position, self._planned, self._is_again = self._planned, None, False
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self, stack: ExitStack) -> tuple[P, Coordinator]:
+        delivery = self._delivery
+        coordinators: list[Coordinator] = []
+
+        def recover(generation: int, backfill: str, tables: Sequence[SourceTable]) -> None:
+            coordinators.append(stack.enter_context(Coordinator(delivery.store, delivery.name, generation)))
+            coordinators[0].recover(delivery.sink, backfill, tables)
+
+        def parked() -> dict[str, str]:
+            found = coordinators[0].parked() if coordinators else read_parked(delivery.store, delivery.name)
+            return {name: table["reason"] for name, table in found.items()}
+
+        planner = delivery.open_planner(recover, parked)
+        stack.callback(planner.close)
+        return planner, coordinators[0]
+
+    def _claims(self, start: QueryOffset, end: QueryOffset) -> list[Claim]:
+        planner, delivery = self.planner, self._delivery
+        token = Token(
+            delivery.name, planner.backfill_id, start.epoch, end.epoch, end.plan, generation=planner.generation
+        )
+        suspects = self._coordinator.suspects() if delivery.parks_rows else frozenset[str]()
+        return [
+            Claim(
+                unit,
+                replace(token, attempt=unit.attempt) if isinstance(unit, SplitUnit | SnapshotUnit) else token,
+                unit.table.full_name in suspects,
+            )
+            for unit in planner.units(start, end)
+        ]
+
+    def _stage(self, claims: Sequence[Claim], epoch: int) -> StagedClaims:
+        if self._small_in_driver and not self._is_again and sum(claim.unit.rows for claim in claims) <= _SMALL_ROWS:
+            try:
+                return self._delivery.stage(claims, Budget(_SMALL_ROWS, _SMALL_BYTES))
+            except BatchTooLarge:
+                pass  # the planner knows rows only by estimate
+        tasks = min(len(claims), _TASKS_PER_SLOT * self._jobs.parallelism)
+        inputs = [claims[task::tasks] for task in range(tasks)]
+        description = f"headwater {self._delivery.name} {epoch}"
+        result = StagedClaims()
+        for staged in self._jobs.run(self._delivery.stage, inputs, description):
+            result.add(staged)
+        return result
+
+    def _commit(self, result: StagedClaims) -> None:
+        delivery = self._delivery
+        if result.parked:
+            delivery.commit_parked(result.parked)
+        self._coordinator.deliver(
+            delivery.sink,
+            result.staged,
+            result.failures,
+            parks_rows=delivery.parks_rows,
+            tables=delivery.may_park,
+        )
