@@ -16,6 +16,9 @@ settings.load_profile("headwater")
 # A Java that lives for a minute spends half of its time on compiling what it never runs again.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 
+# A run that is tested creates no archive of Spark's classes: it takes longer than most tests.
+os.environ.setdefault("HEADWATER_SPARK_ARCHIVE", "off")
+
 # A test says how wide its terminal is; what the suite runs in does not.
 os.environ.pop("COLUMNS", None)
 

@@ -1,8 +1,10 @@
-"""The settings of a session, and what it needs of the machine. Nothing here starts a Java."""
+"""The settings of a session, and what it needs of the machine. Nothing here starts a Spark."""
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import subprocess
 from pathlib import Path
 
 import pyspark
@@ -11,7 +13,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from headwater.spark import class_archive, session, spark_home
+from headwater.spark import class_archive, directories, session, spark_home
 from headwater.spark.errors import JavaMissing
 from headwater.spark.java import Java, find_java
 
@@ -34,12 +36,7 @@ def options_of(builder: SparkSession.Builder, **told: object) -> dict[str, str]:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # pyspark leaves a pipe open
 def test_a_secret_setting_is_not_on_the_command_line_of_java(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = fresh / "home"
-    (home / "bin").mkdir(parents=True)
-    submit = home / "bin/spark-submit"
-    submit.write_text(f'#!/bin/sh\necho "$@" > "{home}/command"\nexit 1\n')
-    submit.chmod(0o755)
-    monkeypatch.setenv("SPARK_HOME", str(home))
+    home = fake_spark(fresh, monkeypatch, 'echo "$@" > command; exit 1')
     for name in ("_active_spark_context", "_jvm"):
         monkeypatch.setattr(SparkContext, name, None)
     settings = {"spark.hadoop.fs.s3a.secret.key": "hidden", "spark.app.note": "shown"}
@@ -97,30 +94,80 @@ def test_a_cluster_gets_no_settings_of_this_machine(fresh: Path) -> None:
     assert not fresh.exists()
 
 
+def archive_of(home: Path, content: bytes) -> Path:
+    """A file in the place of the archive for the Spark at *home*."""
+    path = directories.cache_directory() / f"{class_archive._stem(find_java(), home)}-{len(content)}.jsa"
+    path.write_bytes(content)
+    return path
+
+
 def test_an_archive_is_used_when_it_fits_and_never_otherwise(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(class_archive.OFF, raising=False)
     home, java = spark_home.linked_home(), find_java()
     assert home is not None
     assert class_archive.archive_options(java, home) == ""
-    path = class_archive.archive_path(java, home)
-    path.write_bytes(b"classes")
+    path = archive_of(home, b"classes")
     assert str(path) in class_archive.archive_options(java, home)
     assert class_archive.archive_options(Java(java.command, java.version, "another build"), home) == ""
     assert class_archive.archive_options(java, Path("/nowhere")) == ""
+    assert session.prepare_in_background() is None, "there is one"
     monkeypatch.setenv(class_archive.OFF, "off")
     assert class_archive.archive_options(java, home) == ""
+    path.unlink()
+    assert session.prepare_in_background() is None, "switched off"
+    monkeypatch.delenv(class_archive.OFF)
+    settings = fresh / "settings"
+    settings.mkdir()
+    (settings / "spark-defaults.conf").touch()
+    monkeypatch.setenv("SPARK_CONF_DIR", str(settings))
+    assert session.prepare_in_background() is None, "Java cannot create one"
+
+
+def test_a_damaged_archive_does_not_break_java(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(class_archive.OFF, raising=False)
+    home, java = spark_home.linked_home(), find_java()
+    assert home is not None
+    path = archive_of(home, b"no classes at all" * 1000)
+    options = class_archive.archive_options(java, home).split()
+    assert any(str(path) in option for option in options)
+    done = subprocess.run([java.command, *options, "-version"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    with path.open("r+b") as file:
+        file.truncate(100)
+    assert class_archive.archive_options(java, home) == "", "Java would end with a signal"
+
+
+def fake_spark(fresh: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Path:
+    """A SPARK_HOME whose Spark is *script*."""
+    home = fresh / "home"
+    for part in ("bin", "jars"):
+        (home / part).mkdir(parents=True)
+    submit = home / "bin/spark-submit"
+    submit.write_text(f"#!/bin/sh\ncd {home}\n{script}\n")
+    submit.chmod(0o755)
+    monkeypatch.setenv("SPARK_HOME", str(home))
+    return home
+
+
+def test_one_process_at_a_time_creates_an_archive(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = fake_spark(fresh, monkeypatch, "touch started; exit 1")
+    with (fresh / class_archive._LOCK_FILE).open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert session.prepare() is False
+    assert not (home / "started").exists()
+    assert session.prepare() is False, "this Spark cannot create one"
+    assert (home / "started").exists()
+    assert not list(fresh.glob("*.jsa"))
+    archive_of(home, b"classes")
+    (home / "started").unlink()
+    assert session.prepare() is True
+    assert not (home / "started").exists(), "created once"
 
 
 def test_arrow_is_not_checked_twice_unless_java_has_options_of_the_user(fresh: Path) -> None:
     name = "spark.driver.extraJavaOptions"
     assert options_of(SparkSession.Builder().master("local"))[name].startswith(session.ARROW_OPTIONS)
     assert options_of(SparkSession.Builder().master("local").config(name, "-Dmine=1"))[name] == "-Dmine=1"
-
-
-def test_an_archive_that_cannot_be_made_is_no_error(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(class_archive, "_WARM_UP", "raise SystemExit(1)")
-    assert session.prepare() is False
-    assert not list(fresh.glob("*.jsa"))
 
 
 def test_without_java_the_next_step_is_told(fresh: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

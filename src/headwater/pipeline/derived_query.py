@@ -7,6 +7,7 @@ Steps run in a thread of their own: a batch of Spark that takes long holds up no
 from __future__ import annotations
 
 import threading
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -55,22 +56,22 @@ class DerivedQuery(SupervisedQuery):
         function = self._section.derivation.load(Path(self._section.path or "."))
         sink = next(one for one in self._config.sink if one.label == self._section.sink).open()
         sink.check()
-        session = self._host.session()
         self._stopping.clear()
         self._problems = []  # of this thread alone: one that did not end in time tells nobody any more
-        arguments = (function, sink, session, self._problems)
+        arguments = (function, sink, self._problems)
         self._thread = threading.Thread(
             target=self._run, args=arguments, name=f"headwater-derive-{self.label}", daemon=True
         )
         self._thread.start()
 
-    def _run(self, function: Any, sink: Any, session: Any, problems: list[BaseException]) -> None:
+    def _run(self, function: Any, sink: Any, problems: list[BaseException]) -> None:
         """In the thread."""
         from headwater.derive.runner import DerivedRunner, Place
 
         config, section = self._config, self._section
         place = Place(config.store, str(tables_folder(config)), config.query(section), self._host.parallelism)
         try:
+            session = self._host.session(self._stopping)
             runner = DerivedRunner(place, section.derivation, function, sink, session, self._note)
             done = 0
             try:
@@ -86,6 +87,8 @@ class DerivedQuery(SupervisedQuery):
                 runner.close()
             if not self._stopping.is_set():
                 raise RuntimeError("A derived table ended by itself.")
+        except CancelledError:
+            pass  # stopped while it waited for Spark
         except BaseException as error:
             problems.append(error)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
+from concurrent.futures import CancelledError
 from typing import Any, Final
 
 from headwater.backfill.claims import Delivery
@@ -28,16 +29,17 @@ _CANCEL_SECONDS: Final = 5.0
 class LoopThread:
     """A delivery loop in a thread of its own; another one when a parked table returns.
 
+    :param stop: is set to end it.
     :ivar loop: once it is open. :ivar error: why it ended, if it ended by itself.
     :ivar batches: that were delivered. :ivar turns: of the loop, with or without a batch.
     """
 
-    def __init__(self, delivery: Deliverable[Planner], jobs: SparkJobs) -> None:
+    def __init__(self, delivery: Deliverable[Planner], jobs: SparkJobs, stop: threading.Event | None = None) -> None:
         self._delivery, self._jobs = delivery, jobs
+        self._stop = stop or threading.Event()
         self.loop: DeliveryLoop[Planner] | None = None
         self.error: BaseException | None = None
         self.batches = self.turns = 0
-        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="headwater-delivery", daemon=True)
         self._thread.start()
 
@@ -47,6 +49,8 @@ class LoopThread:
                 with DeliveryLoop(self._delivery, self._jobs) as self.loop:
                     self.loop.run(self._stop, self._turned)
                 let_back(self._delivery.store, self._delivery.name, self.loop.planner.returning)
+        except CancelledError:
+            pass  # stopped while it waited for Spark: the planned batch is delivered by the next run
         except BaseException as error:
             self.error = error
 
@@ -57,6 +61,10 @@ class LoopThread:
     @property
     def is_alive(self) -> bool:
         return self._thread.is_alive()
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stop.is_set()
 
     def ask_to_stop(self) -> None:
         self._stop.set()
@@ -84,6 +92,7 @@ class SinkQuery(SupervisedQuery):
         self._batches = 0
 
     def lost(self) -> None:
+        self.ask_to_stop()
         self._running = None
         if self.state is SinkState.RUNNING:
             self._failed(Failure.of_text("SparkEnded", "SparkContext was shut down: its Java process is gone."))
@@ -94,8 +103,9 @@ class SinkQuery(SupervisedQuery):
         sink.check()
         letters = str(self._config.dead_letters(self._section))
         refused = letters if self._section.bad_rows == "park" else None
-        jobs = SparkJobs(self._host.session(), self._options.query)
-        self._running = LoopThread(Delivery(self._options, sink, refused, letters), jobs)
+        stop = threading.Event()
+        jobs = SparkJobs(lambda: self._host.spark(stop), self._options.query)
+        self._running = LoopThread(Delivery(self._options, sink, refused, letters), jobs, stop)
         self._batches = 0
 
     def _look(self) -> None:
@@ -111,12 +121,10 @@ class SinkQuery(SupervisedQuery):
             self._batches = running.batches
             self.epoch = max(self.epoch, loop.position.epoch)
             self._progressed()
-        if not alive:
-            self._failed(
-                Failure.of_text("LoopEnded", "The delivery ended by itself.")
-                if running.error is None
-                else Failure.of(running.error)
-            )
+        if not alive and running.error is not None:
+            self._failed(Failure.of(running.error))
+        elif not alive and not running.is_stopping:
+            self._failed(Failure.of_text("LoopEnded", "The delivery ended by itself."))
 
     def _failed(self, failure: Failure) -> None:
         self._running = None

@@ -1,34 +1,60 @@
-"""The Spark session of a pipeline: made beside the other work of a start, and made anew when its Java is gone."""
+"""The Spark of a pipeline: started beside the other work of a start, and again when its Java has ended."""
 
 from __future__ import annotations
 
 import os
 import re
 import shutil
+import signal
+import subprocess
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import CancelledError, Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
+from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
-from headwater.spark.session import session
+from headwater.spark.session import context, launch, prepare_in_background, session
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1"
+"""For Java: its second compiler takes half of the processor time of a start. Rows do not pass through the Java of a
+pipeline, unless it derives tables: it schedules tasks, and gains nothing by it."""
+_POLL_SECONDS: Final = 0.2
+
+
+def launch_spark(config: PipelineConfig) -> None:
+    """Start the Java of the pipeline in another thread. :class:`SparkHost` reports why it cannot be started."""
+
+    def run() -> None:
+        with suppress(Exception):
+            launch(config.spark.master, **_settings(config))
+
+    threading.Thread(target=run, name="headwater-java", daemon=True).start()
 
 
 class SparkHost:
-    """Gives the session to the queries of a pipeline; one thread.
+    """Gives the queries of a pipeline what runs their jobs; any thread.
 
-    :param given: a session of the caller's own: it is used as it is, and never stopped.
+    :param given: a session of the caller: it is used as it is, and never stopped.
     """
 
     def __init__(self, config: PipelineConfig, given: SparkSession | None = None) -> None:
         self._config = config
         self._given = given
-        self._made: SparkSession | None = None
-        self._problem: BaseException | None = None
-        self._thread: threading.Thread | None = None
-        self._folder = config.work / "spark"
+        self._lock = threading.Lock()
+        self._attempt: Future[SparkContext | SparkSession] | None = None
+        self._preparation: subprocess.Popen[bytes] | None = None
+        replaced = "spark.driver.extraJavaOptions" in config.spark.conf
+        self._has_prepared = given is not None or replaced or not config.spark.master.startswith("local")
+        if given is not None:
+            self._attempt = Future()
+            self._attempt.set_result(given)
 
     @property
     def parallelism(self) -> int:
@@ -40,85 +66,147 @@ class SparkHost:
             return 8
         return os.cpu_count() or 1 if found[1] == "*" else int(found[1] or 1)
 
-    def begin(self) -> bool:
-        """Make the session, in a thread of its own; whether it is made by now, or cannot be."""
-        if self._given is not None or self._made is not None or self._problem is not None:
-            return True
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._make, name="headwater-spark", daemon=True)
-            self._thread.start()
-        return not self._thread.is_alive()
+    def begin(self) -> Future[SparkContext | SparkSession]:
+        """Start Spark in another thread, unless it runs or is being started."""
+        with self._lock:
+            if self._attempt is None:
+                self._attempt = Future()
+                arguments = (self._attempt,)
+                threading.Thread(target=self._make, args=arguments, name="headwater-spark", daemon=True).start()
+            return self._attempt
 
-    def session(self) -> SparkSession:
-        """:raises JavaMissing: Spark needs Java."""
-        self.begin()
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        if self._problem is not None:
-            problem, self._problem = self._problem, None
-            raise problem
-        made = self._given or self._made
-        assert made is not None
+    def spark(self, stop: threading.Event | None = None) -> SparkContext | SparkSession:
+        """What runs jobs: a context, or the session of the caller. It is waited for until *stop* is set.
+
+        The next call after a failure tries again.
+
+        :raises JavaMissing: Spark needs Java. :raises CancelledError: *stop* was set.
+        """
+        attempt = self.begin()
+        while not attempt.done():
+            if stop is not None and stop.is_set():
+                raise CancelledError
+            wait([attempt], _POLL_SECONDS)
+        try:
+            return attempt.result()
+        except BaseException:
+            with self._lock:
+                if self._attempt is attempt:
+                    self._attempt = None
+            raise
+
+    def session(self, stop: threading.Event | None = None) -> SparkSession:
+        """The session, for those who need more than jobs. See :meth:`spark`."""
+        self.spark(stop)
+        made = self._given or session(self._config.spark.master, **_settings(self._config))
         _use_here(made)
         return made
 
-    def _make(self) -> None:
+    def _make(self, attempt: Future[SparkContext | SparkSession]) -> None:
         try:
             self._clean()
-            settings = {
-                "spark.local.dir": str(self._folder),
-                "spark.sql.warehouse.dir": str(self._folder / "warehouse"),
-                "spark.scheduler.mode": "FAIR",
-                "spark.ui.showConsoleProgress": "false",
-            }
-            made = session(
-                self._config.spark.master,
-                app_name=f"headwater {self._config.name}",
-                checkpoints=self._config.work,
-                config=settings | self._config.spark.conf,
-            )
-            made.sparkContext.setLogLevel("ERROR")
-            self._made = made
+            made = context(self._config.spark.master, **_settings(self._config))
+            made.setLogLevel("ERROR")
         except BaseException as error:
-            self._problem = error
-            if _java_ended():  # it was killed while it started: the next try starts another one
-                self.forget()
+            try:
+                if _java_ended():  # it was killed while it started: the next try starts another one
+                    _forget_java()
+            finally:
+                attempt.set_exception(error)
+        else:
+            attempt.set_result(made)
 
     @property
     def is_alive(self) -> bool:
-        """Whether its Java still runs; true before the first session."""
+        """Whether its Java still runs; true before the first start."""
         return self._made is None or _java_runs()
 
-    def forget(self) -> None:
-        """Its Java is gone: the next session starts another one."""
-        from pyspark import SparkContext
-        from pyspark.sql import SparkSession
+    @property
+    def _made(self) -> SparkContext | SparkSession | None:
+        """The context that was created here."""
+        attempt = self._attempt
+        if self._given is not None or attempt is None or not attempt.done() or attempt.exception() is not None:
+            return None
+        return attempt.result()
 
-        self._made = None
-        gateway: Any = SparkContext._gateway
-        if gateway is not None:
-            gateway.shutdown()
-        context: Any = SparkContext
-        context._gateway = context._jvm = context._active_spark_context = None
-        classes: Any = SparkSession
-        classes._instantiatedSession = classes._activeSession = None
+    def forget(self) -> None:
+        """Its Java has ended: the next call of :meth:`spark` starts another one."""
+        with self._lock:
+            self._attempt = None
+        _forget_java()
+
+    def prepare_next_start(self) -> None:
+        """Create the archive of Spark's classes in the background, if there is none. Later calls notice its end."""
+        if not self._has_prepared:
+            self._has_prepared = True
+            with suppress(HeadwaterError, OSError):
+                self._preparation = prepare_in_background()
+        elif self._preparation is not None and self._preparation.poll() is not None:
+            self._preparation = None
 
     def stop(self) -> None:
-        """Stop the session that was made here; its Java may be gone already."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._made is not None:
-            made, self._made = self._made, None
+        """Stop what was started here; its Java may have ended already."""
+        if self._preparation is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._preparation.pid, signal.SIGKILL)
+            self._preparation.wait()
+            self._preparation = None
+        attempt = self._attempt
+        if attempt is not None:
+            attempt.exception()  # waits
+        made = self._made
+        if self._given is None:
+            self._attempt = None
+        if made is not None:
             try:
-                made.stop()
+                _stop(made)
             except Exception:
-                self.forget()
+                _forget_java()
         self._clean()
 
     def _clean(self) -> None:
-        """What a killed run left behind."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        """Remove what a killed run left behind."""
+        shutil.rmtree(_folder(self._config), ignore_errors=True)
+
+
+def _folder(config: PipelineConfig) -> Path:
+    return config.work / "spark"
+
+
+def _settings(config: PipelineConfig) -> dict[str, Any]:
+    """Parameters of :func:`~headwater.spark.session.session`."""
+    conf = {
+        "spark.local.dir": str(_folder(config)),
+        "spark.sql.warehouse.dir": str(_folder(config) / "warehouse"),
+        "spark.scheduler.mode": "FAIR",
+        "spark.ui.showConsoleProgress": "false",
+    }
+    return {
+        "app_name": f"headwater {config.name}",
+        "checkpoints": config.work,
+        "config": conf | config.spark.conf,
+        "java_options": "" if config.derive else ONE_COMPILER,
+    }
+
+
+def _stop(made: Any) -> None:
+    from pyspark.sql import SparkSession
+
+    created: Any = SparkSession
+    (created._instantiatedSession or made).stop()
+
+
+def _forget_java() -> None:
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    gateway: Any = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+    context: Any = SparkContext
+    context._gateway = context._jvm = context._active_spark_context = None
+    classes: Any = SparkSession
+    classes._instantiatedSession = classes._activeSession = None
 
 
 def _java_runs() -> bool:

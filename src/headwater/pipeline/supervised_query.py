@@ -111,8 +111,8 @@ class SupervisedQuery(ABC):
 
     def _failed(self, failure: Failure) -> None:
         if failure.next_step is None:
-            logs = self._config.work / "logs"
-            failure = replace(failure, next_step=f"Look at {logs}; headwater run goes on from where it was.")
+            step = f"Look at {self._config.logs}; headwater run goes on from where it was."
+            failure = replace(failure, next_step=step)
         elif failure.next_step.endswith(f" {SINK_NAME}"):
             failure = replace(failure, next_step=failure.next_step.removesuffix(SINK_NAME) + self.label)
         self.failure = failure

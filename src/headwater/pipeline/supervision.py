@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 RUN_FOLDER: Final = "run"
 LOCK_FILE: Final = "run.lock"
 FACTS_FILE: Final = "facts.json"
-LOG_FOLDER: Final = "logs"
 _STEP_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 0.5
 _BEAT_SECONDS: Final = 1.0
@@ -94,7 +93,7 @@ class CaptureKeeper:
             self._policy.progressed()
 
     def _start(self) -> None:
-        log = self._config.work / LOG_FOLDER / "capture.log"
+        log = self._config.logs / "capture.log"
         try:
             self._process = CaptureProcess(self._config, self._running_tables(), log)
         except (HeadwaterError, OSError) as error:
@@ -166,13 +165,14 @@ class Supervisor:
         """
         make_root(self._config.work)
         make_private(self.run_folder)
-        make_private(self._config.work / LOG_FOLDER)
+        make_private(self._config.logs)
         with ExitStack() as stack:
             stack.enter_context(self._lock())
             self._tell(force=True)
             self._heart.start()
             if begun is not None:
                 begun.set()
+            self._host.begin()
             self._journal = RunJournal(self._config.work, self._config.name)
             try:
                 self._supervise()
@@ -230,10 +230,12 @@ class Supervisor:
             self._host.forget()
             for sink in self._sinks:
                 sink.lost()
-        if self._host.begin() and not waiting:
+        if not waiting:
             for sink in self._sinks:
                 sink.step()
             self.state = "running"
+        if any(sink.batches for sink in self._sinks):
+            self._host.prepare_next_start()
         self._serve()
         self._tell()
 

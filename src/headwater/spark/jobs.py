@@ -16,6 +16,7 @@ from headwater.spark.failure import told
 from headwater.spark.session import hot
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 T = TypeVar("T")
@@ -27,45 +28,55 @@ _RESULT = "result"
 class SparkJobs:
     """The jobs of one sink.
 
+    :param spark: what runs them, or a function that gives it. That is called for the first job, and can wait.
     :param name: of the sink: its jobs share a group, which can be cancelled, and a pool of the fair scheduler.
     """
 
-    def __init__(self, spark: SparkSession, name: str) -> None:
+    def __init__(
+        self, spark: SparkContext | SparkSession | Callable[[], SparkContext | SparkSession], name: str
+    ) -> None:
         self._spark, self._name = spark, name
-
-    @property
-    def _is_classic(self) -> bool:
-        return hasattr(self._spark, "_jsparkSession")
+        self._given: Any = None
 
     @property
     def parallelism(self) -> int:
-        """The task slots of the session, as they are now."""
-        if self._is_classic:
-            return int(self._spark.sparkContext.defaultParallelism)
-        return int(self._spark.conf.get("spark.default.parallelism", "8") or 8)
+        """The task slots, as they are now."""
+        spark = self._started()
+        if _is_context(spark):
+            return int(spark.defaultParallelism)
+        return int(spark.conf.get("spark.default.parallelism", "8") or 8)
 
     def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
         """See :class:`~headwater.backfill.loop.Jobs`."""
-        if not self._is_classic:
-            return self._run_connect(function, inputs)
-        context = self._spark.sparkContext
-        context.setJobGroup(self._name, description, interruptOnCancel=True)
-        context.setLocalProperty("spark.scheduler.pool", self._name)
-        results = context.parallelize(list(inputs), len(inputs)).mapPartitions(_partition(function)).collect()
-        return list(results)
+        spark = self._started()
+        if not _is_context(spark):
+            return self._run_connect(spark, function, inputs)
+        spark.setJobGroup(self._name, description, interruptOnCancel=True)
+        spark.setLocalProperty("spark.scheduler.pool", self._name)
+        return list(spark.parallelize(list(inputs), len(inputs)).mapPartitions(_partition(function)).collect())
 
     def cancel(self) -> None:
         """End the job that runs, if one does. Any thread."""
-        if self._is_classic:
-            self._spark.sparkContext.cancelJobGroup(self._name)
-        else:
-            self._spark.interruptTag(self._name)
+        if self._given is not None and _is_context(self._given):
+            self._given.cancelJobGroup(self._name)
+        elif self._given is not None:
+            self._given.interruptTag(self._name)
 
-    def _run_connect(self, function: Callable[[T], R], inputs: Sequence[T]) -> list[R]:
-        self._spark.addTag(self._name)
-        numbers: Any = self._spark.range(0, len(inputs), 1, len(inputs))
+    def _started(self) -> Any:
+        if self._given is None:
+            spark: Any = self._spark() if callable(self._spark) else self._spark
+            self._given = spark.sparkContext if hasattr(spark, "_jsparkSession") else spark
+        return self._given
+
+    def _run_connect(self, spark: Any, function: Callable[[T], R], inputs: Sequence[T]) -> list[R]:
+        spark.addTag(self._name)
+        numbers = spark.range(0, len(inputs), 1, len(inputs))
         rows = numbers.mapInArrow(_arrow_task(function, inputs), f"{_RESULT} binary").collect()
         return [pickle.loads(row[0]) for row in rows]
+
+
+def _is_context(spark: Any) -> bool:
+    return hasattr(spark, "parallelize")
 
 
 def _partition(function: Callable[[T], R]) -> Callable[[Iterable[T]], Iterable[R]]:

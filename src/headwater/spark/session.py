@@ -12,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 FAST: Final[Mapping[str, str]] = {
@@ -67,7 +69,11 @@ def hot() -> None:
 
 
 def tuned(
-    builder: Any, *, checkpoints: str | os.PathLike[str] | None = None, archive: bool = True
+    builder: Any,
+    *,
+    checkpoints: str | os.PathLike[str] | None = None,
+    archive: bool = True,
+    java_options: str = "",
 ) -> SparkSession.Builder:
     """*builder* with the settings; what was set before and what is set after stays as it is told.
 
@@ -76,6 +82,7 @@ def tuned(
     :param checkpoints: where the queries of this session keep theirs. Settings that only suit a local disk are made
         when it is on one, and left out when this is not given.
     :param archive: use the archive of Spark's classes, if there is one (:func:`prepare`).
+    :param java_options: for a Java that this session starts on this machine, beside ours.
     :raises JavaMissing: Spark needs Java.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -84,7 +91,7 @@ def tuned(
         settings |= LOCAL_CHECKPOINTS
     told: Mapping[str, Any] = builder._options
     if _starts_java(told):
-        settings |= _start_settings(str(told.get("spark.master", "local")), archive)
+        settings |= _start_settings(str(told.get("spark.master", "local")), archive, java_options)
     for name, value in settings.items():
         if name not in told:
             builder = builder.config(name, value)
@@ -97,43 +104,108 @@ def session(
     app_name: str = "headwater",
     checkpoints: str | os.PathLike[str] | None = None,
     config: Mapping[str, str] | None = None,
+    java_options: str = "",
 ) -> SparkSession:
     """The session of this process, with the settings of :func:`tuned`; made when there is none.
 
-    :param config: settings over ours.
+    :param config: settings over ours. :param java_options: see :func:`tuned`.
     :raises JavaMissing: Spark needs Java.
     """
+    builder = _builder(master, app_name, checkpoints, config, java_options)
+    _start_java(builder._options)
+    created: SparkSession = builder.getOrCreate()
+    return created
+
+
+def context(
+    master: str = "local[*]",
+    *,
+    app_name: str = "headwater",
+    checkpoints: str | os.PathLike[str] | None = None,
+    config: Mapping[str, str] | None = None,
+    java_options: str = "",
+) -> SparkContext:
+    """As :func:`session`, without a session: it takes a second, and plain jobs do not need one.
+
+    :raises JavaMissing: Spark needs Java.
+    """
+    from pyspark import SparkConf, SparkContext
+
+    settings = _builder(master, app_name, checkpoints, config, java_options)._options
+    _start_java(settings)
+    conf = SparkConf()  # of the Java that runs
+    for name, value in settings.items():
+        conf.set(name, str(value))
+    return SparkContext.getOrCreate(conf)
+
+
+def launch(
+    master: str = "local[*]",
+    *,
+    app_name: str = "headwater",
+    checkpoints: str | os.PathLike[str] | None = None,
+    config: Mapping[str, str] | None = None,
+    java_options: str = "",
+) -> None:
+    """Start the Java for :func:`session` or :func:`context` with the same parameters, and wait until it runs.
+
+    Call it in another thread to do something else meanwhile: both functions wait for this Java.
+
+    :raises JavaMissing: Spark needs Java.
+    """
+    _start_java(_builder(master, app_name, checkpoints, config, java_options)._options)
+
+
+def _builder(
+    master: str,
+    app_name: str,
+    checkpoints: str | os.PathLike[str] | None,
+    config: Mapping[str, str] | None,
+    java_options: str,
+) -> Any:
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.master(master).appName(app_name)
+    builder = SparkSession.Builder().master(master).appName(app_name)
     for name, value in (config or {}).items():
         builder = builder.config(name, value)
-    builder = tuned(builder, checkpoints=checkpoints)
-    _start_java(builder._options)
-    return builder.getOrCreate()
+    return tuned(builder, checkpoints=checkpoints, java_options=java_options)
 
 
 def _start_java(settings: Mapping[str, Any]) -> None:
     """Start Java without the settings that are secret: those that it starts with are on its command line."""
     from pyspark import SparkConf, SparkContext
 
-    shown = {name: str(value) for name, value in settings.items() if not _SECRET.search(name)}
-    if len(shown) < len(settings) and _starts_java(settings):
+    if _starts_java(settings):
+        shown = [(name, str(value)) for name, value in settings.items() if not _SECRET.search(name)]
         starting: Any = SparkContext
-        starting._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(list(shown.items())))
+        starting._ensure_initialized(conf=SparkConf(loadDefaults=False).setAll(shown))
 
 
 def prepare() -> bool:
-    """Make the archive of Spark's classes for the next starts, once; whether there is one now. It takes some 20 s.
+    """Create the archive of Spark's classes for the next starts; whether there is one now. It takes some 20 s.
 
     :raises JavaMissing: Spark needs Java.
     """
-    from headwater.spark.class_archive import make_archive
+    from headwater.spark.class_archive import create_archive
     from headwater.spark.java import find_java
-    from headwater.spark.spark_home import linked_home
 
-    home = linked_home()
-    return home is not None and make_archive(find_java(), home)
+    find_java()
+    home = _spark_home()
+    return home is not None and create_archive(home).wait() == 0
+
+
+def prepare_in_background() -> subprocess.Popen[bytes] | None:
+    """As :func:`prepare`, in a process of low priority that ends with this thread; ``None`` where that is no use.
+
+    :raises JavaMissing: Spark needs Java.
+    """
+    from headwater.spark.class_archive import can_have_archive, create_archive, find_archive, is_off
+    from headwater.spark.java import find_java
+
+    home = _spark_home()
+    if is_off() or home is None or not can_have_archive(home) or find_archive(find_java(), home) is not None:
+        return None
+    return create_archive(home, background=True)
 
 
 def is_local(location: str | os.PathLike[str]) -> bool:
@@ -150,19 +222,24 @@ def _starts_java(told: Mapping[str, Any]) -> bool:
     return SparkContext._gateway is None and not connects and "PYSPARK_GATEWAY_PORT" not in os.environ
 
 
-def _start_settings(master: str, archive: bool) -> dict[str, str]:
+def _start_settings(master: str, archive: bool, java_options: str) -> dict[str, str]:
     from headwater.spark.class_archive import archive_options
     from headwater.spark.java import find_java
-    from headwater.spark.spark_home import linked_home
 
     java = find_java()
     if not master.startswith("local"):
         return {}
     settings = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-    home = None if "SPARK_HOME" in os.environ else linked_home()
+    home = _spark_home()
     if home is not None:
         os.environ["SPARK_HOME"] = str(home)
-    home = home or Path(os.environ.get("SPARK_HOME", ""))
-    options = archive_options(java, home) if archive else ""
-    settings["spark.driver.extraJavaOptions"] = f"{ARROW_OPTIONS} {options}".rstrip()
+    options = archive_options(java, home) if archive and home is not None else ""
+    settings["spark.driver.extraJavaOptions"] = " ".join(filter(None, (ARROW_OPTIONS, java_options, options)))
     return settings
+
+
+def _spark_home() -> Path | None:
+    """That of the environment, otherwise ours; ``None`` where pyspark's own is used."""
+    from headwater.spark.spark_home import linked_home
+
+    return Path(os.environ["SPARK_HOME"]) if "SPARK_HOME" in os.environ else linked_home()

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from headwater.cli.run import _news
+from headwater.cli.run_view import news_of
 from headwater.cli.status import Rates, duration, view
 from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, TableStatus, split_step
 from headwater.versioned.status import KeptStatus, PinStatus
@@ -145,7 +145,7 @@ def test_a_pipeline_is_live_when_every_table_is_and_nothing_failed() -> None:
 
 
 def test_lines_for_a_log_tell_what_changed() -> None:
-    said = dict(_news(status(READING)))
+    said = dict(news_of(status(READING)))
     assert said[("delta", "public.orders")] == (
         "reading",
         "delta: public.orders: reading, 1,000 of 4,000 rows, 500 rows/s, 6.0 s left",

@@ -74,6 +74,11 @@ class PipelineConfig(Section):
         return Path(self.pipeline.work)
 
     @property
+    def logs(self) -> Path:
+        """The directory of what the processes of the pipeline print."""
+        return self.work / "logs"
+
+    @property
     def capture_options(self) -> CaptureOptions:
         source = self.source
         return CaptureOptions(
