@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headwater import failpoints
@@ -114,7 +114,11 @@ class KafkaCluster:
     """Brokers and how to talk to them. :param settings: of librdkafka; they may hold passwords."""
 
     brokers: str
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(repr=False)
+
+    def named(self, topic: str) -> str:
+        """What *topic* is called in messages."""
+        return f"{self.brokers}, topic {topic},"
 
     def producer(self, transactional_id: str) -> Any:
         settings = {**_PRODUCER_SETTINGS, **self.settings, "transactional.id": transactional_id}
@@ -157,7 +161,7 @@ class KafkaCluster:
         failpoints.hit(BEFORE_TOPICS)
         admin = self.admin  # what it promised ends with it
         for name, done in admin.create_topics(lacking, operation_timeout=SECONDS / 2).items():
-            with told(f"topic {name}"):
+            with told(self.named(name)):
                 try:
                     done.result(SECONDS)
                 except kafka_library().KafkaException as error:
@@ -167,7 +171,7 @@ class KafkaCluster:
 
     def record(self, topic: str) -> TokenRecord:
         """The newest committed record of a token topic that is there; an empty one where it has none."""
-        with told(f"topic {topic}"), self.consumer() as consumer:
+        with told(self.named(topic)), self.consumer() as consumer:
             first, end = self._ends(consumer, topic)
             for start in dict.fromkeys((max(first, end - TAIL), first)):
                 newest = None
@@ -197,7 +201,7 @@ class KafkaCluster:
     def newest_values(self, topic: str) -> Iterator[tuple[bytes, bytes | None]]:
         """Key and value of every committed message of *topic*, oldest first in each partition."""
         partitions = self.topics().get(topic, 0)
-        with told(f"topic {topic}"), self.consumer() as consumer:
+        with told(self.named(topic)), self.consumer() as consumer:
             starts = {partition: kafka_library().OFFSET_BEGINNING for partition in range(partitions)}
             for message in self._messages(consumer, topic, starts, 10_000):
                 yield message.key(), message.value()
@@ -219,7 +223,10 @@ class KafkaCluster:
                 else:
                     raise kafka.KafkaException(error)
             if time.monotonic() > deadline:
-                raise SinkUnreachable(f"Topic {topic} could not be read in time.", next_step="Try again.")
+                raise SinkUnreachable(
+                    f"Kafka at {self.named(topic)} sent nothing for {SECONDS:.0f} s.",
+                    next_step="Start it, or try again.",
+                )
         consumer.unassign()
 
     @property
@@ -238,6 +245,7 @@ class KafkaChannel:
     """
 
     def __init__(self, cluster: KafkaCluster, tokens: str) -> None:
+        self.cluster = cluster
         self.tokens = tokens
         self._producer = cluster.producer(tokens)
         failpoints.hit(BEFORE_INIT)
@@ -253,7 +261,7 @@ class KafkaChannel:
         :raises Overtaken: another process opened a channel since; nothing of it is there.
         :raises SinkError: whether it is there tells the next channel.
         """
-        with told(f"topic {topic}", table):
+        with told(self.cluster.named(topic), table):
             self._sent, self._reports = 0, _Reports()
             self._producer.begin_transaction()
             failpoints.hit(AFTER_BEGIN)
@@ -290,7 +298,8 @@ class KafkaChannel:
                 deadline = time.monotonic() + SECONDS
             if time.monotonic() > deadline:
                 raise SinkUnreachable(
-                    f"Topic {topic} did not take what was sent in {SECONDS:.0f} s.", next_step="Try again."
+                    f"Kafka at {self.cluster.named(topic)} did not take what was sent in {SECONDS:.0f} s.",
+                    next_step="Start it, or try again.",
                 )
 
     def _prove(self, topic: str) -> None:
