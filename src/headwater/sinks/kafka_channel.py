@@ -26,6 +26,7 @@ from headwater.sinks.errors import (
     SinkBusy,
     SinkDriverMissing,
     SinkInputError,
+    SinkLoginRefused,
     SinkRowError,
     SinkUnreachable,
     SinkUnwritable,
@@ -50,6 +51,7 @@ AFTER_PRODUCE = failpoints.register("sink.kafka.after_produce")
 BEFORE_COMMIT = failpoints.register("sink.kafka.before_commit")
 AFTER_COMMIT = failpoints.register("sink.kafka.after_commit")
 
+_LOGIN_REFUSED: Final = "_AUTHENTICATION"
 _WAIT: Final = 0.1
 _LOG = logging.getLogger("headwater.sinks.kafka")
 _PRODUCER: Final = (
@@ -111,10 +113,14 @@ def kafka_library() -> Any:
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """Brokers and how to talk to them. :param settings: of librdkafka; they may hold passwords."""
+    """Brokers and how to talk to them.
+
+    :param settings: of librdkafka; they may hold passwords. :ivar errors: what its clients reported beside their calls.
+    """
 
     brokers: str
     settings: Mapping[str, str] = field(repr=False)
+    errors: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def named(self, topic: str) -> str:
         """What *topic* is called in messages."""
@@ -137,7 +143,8 @@ class KafkaCluster:
         }
         made = kafka_library().Consumer(self._of({**self._shared, **own}), logger=_LOG)
         try:
-            yield made
+            with self.logging_in(made):
+                yield made
         finally:
             made.close()
 
@@ -147,8 +154,9 @@ class KafkaCluster:
 
     def topics(self) -> dict[str, int]:
         """The topics that there are, with their numbers of partitions. :raises SinkError: nobody answers."""
-        with told(self.brokers):
-            found = self.admin.list_topics(timeout=SECONDS / 4).topics
+        admin = self.admin
+        with told(self.brokers), self.logging_in(admin):
+            found = admin.list_topics(timeout=SECONDS / 4).topics
         return {name: len(topic.partitions) for name, topic in found.items()}
 
     def create(self, topics: Mapping[str, tuple[int, int, Mapping[str, str]]]) -> None:
@@ -234,8 +242,31 @@ class KafkaCluster:
         """What is no setting of producers."""
         return {name: value for name, value in self.settings.items() if not name.startswith(_PRODUCER)}
 
-    def _of(self, settings: Mapping[str, str]) -> dict[str, str]:
-        return {**settings, "bootstrap.servers": self.brokers, "client.id": "headwater"}
+    def _of(self, settings: Mapping[str, str]) -> dict[str, Any]:
+        own = {"bootstrap.servers": self.brokers, "client.id": "headwater", "error_cb": self._note}
+        return {**settings, **own}
+
+    def _note(self, error: Any) -> None:
+        self.errors.append(error.name())
+
+    @contextmanager
+    def logging_in(self, client: Any) -> Iterator[None]:
+        """A call of *client*: where its login is refused, the library itself only says that time is over.
+
+        :raises SinkLoginRefused: the brokers refused the login.
+        """
+        kafka = kafka_library()
+        self.errors.clear()
+        try:
+            yield
+        except kafka.KafkaException as error:
+            client.poll(0)
+            if _LOGIN_REFUSED not in self.errors:
+                raise
+            raise SinkLoginRefused(
+                f"Kafka at {self.brokers} refused the login.",
+                next_step="Write the right password to the settings of the sink, or to the file that they name.",
+            ) from error
 
 
 class KafkaChannel:
@@ -249,7 +280,7 @@ class KafkaChannel:
         self.tokens = tokens
         self._producer = cluster.producer(tokens)
         failpoints.hit(BEFORE_INIT)
-        with told(cluster.brokers):
+        with told(cluster.brokers), cluster.logging_in(self._producer):
             self._producer.init_transactions(SECONDS)
         failpoints.hit(AFTER_INIT)
         self.record = cluster.record(tokens)
