@@ -29,7 +29,7 @@ _NO_ANSWER: Final = re.compile(
     r"error sending request|operation timed out|HTTP error|error decoding response body|request or response body error"
     r"|non-2xx status code: (5\d\d|408|429)|\b(5\d\d) (Internal|Bad Gateway|Service|Gateway|Slow)|HTTP status 5\d\d\b"
     r"|HTTP response code 5\d\d\b|NETWORK_CONNECTION|curlCode|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
-    r"|REQUEST_TIMEOUT|THROTTLING",
+    r"|REQUEST_TIMEOUT|THROTTLING|DEADLINE_EXCEEDED|CURL error",
     re.IGNORECASE,
 )
 _ADDRESS: Final = re.compile(r"https?://[^\s/?#'\"<>]+")
