@@ -12,6 +12,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SOURCES = (
+    "src/headwater/_stop_watch.c",
     "src/headwater/sources/mongodb/documents/_documents.c",
     "src/headwater/sources/mysql/_rows.c",
     "src/headwater/sources/mysql/binlog/_row_decoder.c",

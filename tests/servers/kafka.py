@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._scram import ScramCredentialInfo, ScramMechanism, UserScramCredentialUpsertion
 from tests.servers.binaries import kafka_jars
 
 _JAVA = ("java", "-Xms64m", "-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
@@ -26,10 +27,12 @@ _SETTINGS = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{advertised}
+listeners=PLAINTEXT://127.0.0.1:{port},LOGIN://127.0.0.1:{login},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners=PLAINTEXT://127.0.0.1:{advertised},LOGIN://127.0.0.1:{login}
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,LOGIN:SASL_PLAINTEXT
+sasl.enabled.mechanisms=SCRAM-SHA-256
+listener.name.login.scram-sha-256.sasl.jaas.config=org.apache.kafka.common.security.scram.ScramLoginModule required;
 log.dirs={base}/data
 auto.create.topics.enable=false
 group.initial.rebalance.delay.ms=0
@@ -61,9 +64,11 @@ class KafkaServer:
         self._watchdog = subprocess.Popen(
             ["sh", "-c", _WATCHDOG, "watchdog", str(self.base)], stdin=subprocess.PIPE, start_new_session=True
         )
-        self.port, controller = _free_ports()
+        self.port, controller, self._login = _free_ports()
         self._advertised = advertise(self.port) if advertise else self.port
-        text = _SETTINGS.format(port=self.port, advertised=self._advertised, controller=controller, base=self.base)
+        text = _SETTINGS.format(
+            port=self.port, advertised=self._advertised, controller=controller, login=self._login, base=self.base
+        )
         (self.base / "server.properties").write_text(text)
         try:
             self._run("kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", "server.properties").wait(60)
@@ -75,6 +80,19 @@ class KafkaServer:
     @property
     def brokers(self) -> str:
         return f"127.0.0.1:{self._advertised}"
+
+    @property
+    def login_brokers(self) -> str:
+        """Where users log in with a password, by ``SASL_PLAINTEXT`` and ``SCRAM-SHA-256``."""
+        return f"127.0.0.1:{self._login}"
+
+    def set_password(self, user: str, password: str) -> None:
+        """Create *user*, or give it another password."""
+        scram = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_256, 4096)
+        change = UserScramCredentialUpsertion(user, scram, password.encode())
+        admin = AdminClient({"bootstrap.servers": self.brokers})
+        for done in admin.alter_user_scram_credentials([change]).values():
+            done.result(30)
 
     @property
     def log(self) -> str:
@@ -162,8 +180,8 @@ def read_topic(brokers: str, topic: str, isolation: str = "read_committed") -> l
     return found
 
 
-def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1]), int(other.getsockname()[1])
+def _free_ports() -> list[int]:
+    with socket.socket() as one, socket.socket() as other, socket.socket() as third:
+        for end in (one, other, third):
+            end.bind(("127.0.0.1", 0))
+        return [int(end.getsockname()[1]) for end in (one, other, third)]

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 _LOSE = "/_lose/"
 _AWAY = "/_away/"
+_KEY = "/_key/"
 _CUT = 0
 _LEAVE = -1
 
@@ -50,6 +51,10 @@ class LosingProxy:
         """Forward requests again."""
         self._ask(_AWAY)
 
+    def take_only(self, key: str = "") -> None:
+        """Answer 403 to requests that are not signed with the access key *key*; by default take all."""
+        self._ask(f"{_KEY}{quote(key, safe='')}")
+
     def _ask(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path) as answer:
             text: bytes = answer.read()
@@ -74,6 +79,7 @@ class _Server(ThreadingHTTPServer):
     upstream = ""
     left: list[tuple[str, int]] = []  # noqa: RUF012 (one server per process)
     away: tuple[str, int] | None = None
+    key = ""
 
 
 class _Forwarding(BaseHTTPRequestHandler):
@@ -84,6 +90,13 @@ class _Forwarding(BaseHTTPRequestHandler):
         if self.path.startswith((_LOSE, _AWAY)):
             self._obey()
             return
+        if self.path.startswith(_KEY):
+            self.server.key = unquote(self.path.removeprefix(_KEY))
+            self._answer(200, [], b"")
+            return
+        if self.server.key and f"Credential={self.server.key}/" not in self.headers.get("Authorization", ""):
+            self._refuse(403)
+            return
         away = self.server.away
         if away is not None and self._matches(away[0]):
             self._refuse(away[1])
@@ -91,8 +104,9 @@ class _Forwarding(BaseHTTPRequestHandler):
         if self.headers.get("Expect", "").lower() == "100-continue":
             self.send_response_only(100)
             self.end_headers()
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        headers = {name: value for name, value in self.headers.items() if name.lower() != "expect"}
+        body = self._body()
+        left_out = ("expect", "transfer-encoding", "content-length")
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in left_out}
         connection = http.client.HTTPConnection(self.server.upstream, timeout=60)
         try:
             connection.request(self.command, self.path, body, headers)
@@ -108,6 +122,17 @@ class _Forwarding(BaseHTTPRequestHandler):
                 self._refuse(max(lost[1], _CUT))
                 return
         self._answer(answer.status, answer.getheaders(), data)
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding", "").lower() != "chunked":
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b""
+        while size := int(self.rfile.readline(), 16):
+            body += self.rfile.read(size)
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass  # trailers
+        return body
 
     def _matches(self, pattern: str) -> bool:
         return re.search(f"(?:{pattern})$", unquote(urlsplit(self.path).path)) is not None

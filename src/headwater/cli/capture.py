@@ -19,15 +19,21 @@ from headwater.capture.options import OnRewrite
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
 from headwater.errors import InputError
-from headwater.sources.dsn import current_dsn, dsn_in_file, has_password
+from headwater.sources.dsn import current_dsn, has_password
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
+from headwater.sources.secret_files import in_file
 from headwater.sources.table import SpecialValues
+from headwater.sources.target_names import path_component
 from headwater.sources.timeouts import TIMEOUT_SECONDS
+from headwater.state.location import split_location
 from headwater.stopping import stop_on_signals
 
 _LINE_SECONDS = 0.5
-StoreOption = Annotated[Path, typer.Option("--store", help="Where the logs are kept.")]
+_STORE = "headwater-store"
+StoreOption = Annotated[
+    str, typer.Option("--store", help="Directory or URL of the store (slatedb+s3://bucket/prefix).")
+]
 
 
 def capture(
@@ -43,7 +49,7 @@ def capture(
         Path | None, typer.Option(help="File with the connection string; it is read again for each connection.")
     ] = None,
     table: Annotated[list[str] | None, typer.Option(help="A table to capture; again for more.")] = None,
-    store: StoreOption = Path("headwater-store"),
+    store: StoreOption = _STORE,
     schema_policy: Annotated[SchemaPolicy, typer.Option(help="When the columns of a table change.")] = (
         SchemaPolicy.EVOLVE
     ),
@@ -81,7 +87,7 @@ def capture(
     options = CaptureOptions(epoch_seconds=epoch_ms / 1000, on_rewrite=on_rewrite)
     source = open_source(
         address,
-        spill=store / "spill",
+        spill=_spill(store),
         schema_policy=schema_policy,
         special_values=dict(map(_special, special_values or [])),
         slot=slot,
@@ -96,7 +102,7 @@ def capture(
         timer = threading.Timer(seconds, running.stop)
         timer.daemon = True
         timer.start()
-    metrics = None if metrics_port is None else serve_capture(running, str(store), metrics_port)
+    metrics = None if metrics_port is None else serve_capture(running, store, metrics_port)
     if metrics is not None:
         err.print(f"metrics: http://127.0.0.1:{metrics.port}/metrics")
     line = _Line(running, as_json=as_json)
@@ -110,7 +116,7 @@ def capture(
 
 
 def add_table(
-    store: Annotated[Path, typer.Argument(help="The store of a running capture.")],
+    store: Annotated[str, typer.Argument(help="Directory or URL of the store of a running capture.")],
     table: Annotated[list[str], typer.Argument(help="Tables to capture from now on.")],
 ) -> None:
     """Capture more tables, while the others go on."""
@@ -130,14 +136,20 @@ def _address(dsn: str | None, variable: str | None, file: Path | None) -> str:
             err.print("The password is visible in the list of processes. Use --dsn-env NAME or --dsn-file PATH.")
         return dsn
     if file is not None:
-        current_dsn(dsn_in_file(file))  # an unreadable file is refused now, not when a connection is opened
-        return dsn_in_file(file)
+        current_dsn(in_file(file))  # an unreadable file is refused now, not when a connection is opened
+        return in_file(file)
     address = os.environ.get(variable or "")
     if not address:
         raise InputError(
             f"The environment variable {variable} is not set.", next_step=f"Run: export {variable}=postgresql://…"
         )
     return address
+
+
+def _spill(store: str) -> Path:
+    """The local directory for large transactions of a capture into *store*."""
+    engine, path = split_location(store)
+    return Path(path if engine == "embedded" else f"{_STORE}/{path_component(store)}", "spill")
 
 
 def _special(text: str) -> tuple[str, SpecialValues]:

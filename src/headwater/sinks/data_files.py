@@ -137,8 +137,8 @@ class FileWriter:
 
     def _end_file(self) -> None:
         if self._open is not None:
-            self._made.append(replace(self._open.close(), parted=self._partition))
-            self._open = None
+            ended, self._open = self._open, None  # one that cannot be written must not be ended again
+            self._made.append(replace(ended.close(), parted=self._partition))
 
 
 class PartitionWriter:

@@ -44,10 +44,12 @@ from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import Staging
 from headwater.sinks.storage import Storage
+from headwater.sinks.store_errors import endpoint_of, names_store_errors
 from headwater.sinks.table_schema import Evolution, evolve, holds
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import IS_CURRENT
+from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 
 
@@ -56,7 +58,8 @@ class DeltaSink(LakeSink):
     """Delta tables in the directory *path*. It can be pickled.
 
     :param path: a path, or the address of a directory in an object store.
-    :param storage_options: of the object store; they may hold passwords and are never shown.
+    :param storage_options: of the object store; they may hold passwords and are never shown. A value ``file:/path`` is
+        read from that file for each batch.
     :param file_bytes: how large a file gets: of a mirror small enough to be written anew for a change. The files of a
         table with many of them grow larger.
     :param retention_hours: how long files are kept that newer versions do not have: readers of an older one need them.
@@ -88,26 +91,31 @@ class DeltaSink(LakeSink):
     def name(self) -> str:
         return f"delta:{self.path}"
 
+    @names_store_errors
     def check(self) -> None:
         """:raises SinkError: the library is missing, or nothing can be written there."""
         delta_library()
         self._root.check()
 
+    @names_store_errors
     def check_table(self, table: SourceTable, query: str) -> None:
         """:raises SinkSchemaError: others created its Delta table, and *adopt* is not set."""
         with self._log(table) as log:
             if log.open():
                 self._require_ours(log, table, _Apps(table, query, ""))
 
+    @names_store_errors
     def target(self, table: SourceTable) -> str:
         """The directory of *table*."""
         return self._root.target_of(table)
 
+    @names_store_errors
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Delta table of *table* has."""
         with self._log(table) as log:
             return _Apps(table, query, backfill).committed(log) if log.open() else Committed()
 
+    @names_store_errors
     def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
         """One commit of the Delta log; the table is made or gets its new columns before.
 
@@ -120,6 +128,7 @@ class DeltaSink(LakeSink):
         with self._log(table) as log:
             return self._deliver(log, table, token, staged)
 
+    @names_store_errors
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what is staged, and files of the table that were never committed."""
         Staging(self._root, table, query).abort(generation)
@@ -149,6 +158,7 @@ class DeltaSink(LakeSink):
                 return
         raise _busy(table)
 
+    @names_store_errors
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the newest version."""
         fitting = self._fitting(table)
@@ -162,6 +172,7 @@ class DeltaSink(LakeSink):
             rows = read_file(self._table(table), file, pa.schema(fields))
             yield from rows.rename_columns(list(columns)).to_batches()
 
+    @names_store_errors
     def clean(self, table: SourceTable, retention_hours: int = 168) -> list[str]:
         """Remove the files that no version of the last hours has, also those of attempts that failed.
 
@@ -294,7 +305,12 @@ class DeltaSink(LakeSink):
 
     @property
     def _root(self) -> Storage:
-        return Storage(self.path, self.storage_options)
+        return Storage(self.path, current_options(self.storage_options))
+
+    @property
+    def object_store(self) -> tuple[str, str]:
+        """The root, and the server that the options name."""
+        return self.path, endpoint_of(self.storage_options)
 
     def _table(self, table: SourceTable) -> Storage:
         return self._root.of_table(table)

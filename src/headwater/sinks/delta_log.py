@@ -18,10 +18,12 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from headwater import failpoints
+from headwater.errors import HeadwaterError
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkSchemaError, SinkUnwritable
 from headwater.sinks.partitions import value_texts
 from headwater.sinks.storage import Storage
+from headwater.sinks.store_errors import endpoint_of, store_error
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +63,12 @@ def delta_library() -> Any:
 class _Known:
     """A handle of a table, and what was found out with it.
 
-    :ivar version: up to which *transactions* are true.
+    :ivar version: up to which *transactions* are true. :ivar options: of the object store, when it was opened.
     """
 
-    def __init__(self, handle: Any) -> None:
+    def __init__(self, handle: Any, options: Mapping[str, str]) -> None:
         self.handle = handle
+        self.options = options
         self.version = -1
         self.transactions: dict[str, int | None] = {}
         self.files: dict[str, DataFile] = {}
@@ -112,7 +115,7 @@ class DeltaLog:
         if known is None:
             with _lock:
                 known = _handles.pop(self._storage.address, None)
-        if known is None or not self._is_there(known, newest):
+        if known is None or known.options != self._storage.options or not self._is_there(known, newest):
             known = self._open()
         self._known = known
         if known is None:
@@ -131,10 +134,13 @@ class DeltaLog:
 
     def _open(self) -> _Known | None:
         try:
-            return _Known(self._delta.DeltaTable(self._storage.address, storage_options=dict(self._storage.options)))
+            handle = self._delta.DeltaTable(self._storage.address, storage_options=self._storage.client_options)
+            return _Known(handle, self._storage.options)
         except self._delta.exceptions.TableNotFoundError:
             return None
         except self._delta.exceptions.DeltaError as error:
+            if store_error(error, self._storage.root, "") is not None:
+                raise
             raise SinkUnwritable(
                 f"What is at {self._storage.root} is no Delta table that can be read: {type(error).__name__}.",
                 next_step="Move it away, or deliver to another directory.",
@@ -154,7 +160,7 @@ class DeltaLog:
                 self._delta.Schema.from_arrow(schema),
                 partition_by=self._partition_by or None,
                 configuration={**configuration, CREATED: self._name},
-                storage_options=dict(self._storage.options),
+                storage_options=self._storage.client_options,
                 raise_if_key_not_exists=False,
             )
         except self._delta.exceptions.DeltaError:
@@ -305,8 +311,9 @@ class DeltaLog:
             entries = [json.loads(line) for line in stream.read().splitlines() if b'"commitInfo"' in line]
         return any(entry.get("commitInfo", {}).get(COMMIT_MARK) == mark for entry in entries)
 
-    def _refused(self, error: Exception) -> SinkError:
-        return SinkError(
+    def _refused(self, error: Exception) -> HeadwaterError:
+        found = store_error(error, self._storage.root, endpoint_of(self._storage.options))
+        return found or SinkError(
             f"The Delta table {self._name} took no commit: {type(error).__name__}.",
             next_step="Look at the storage of the table: is it full, may this user write there?",
         )

@@ -30,8 +30,10 @@ from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, fil
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage
+from headwater.sinks.store_errors import endpoint_of, names_store_errors
 from headwater.sinks.types import conform
 from headwater.sinks.versions import IS_CURRENT
+from headwater.sources.secret_files import current, current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import path_component
 
@@ -53,7 +55,8 @@ class IcebergSink(LakeSink):
     :param warehouse: a path, or the address of a directory in an object store: of the tables, and of rows on their way.
     :param catalog: the name of the catalog. :param catalog_uri: of a REST catalog, or of a SQL database; by default the
         catalog is a SQLite file in the warehouse. It may hold a password.
-    :param catalog_options: of the catalog and of the object store, in pyiceberg's names; they may hold passwords.
+    :param catalog_options: of the catalog and of the object store, in pyiceberg's names; they may hold passwords. A
+        value ``file:/path`` is read from that file for each batch, as is *catalog_uri*.
     :param namespace: of all tables; by default each has that of its source.
     :param partition_by: of new tables: columns, ``year(c)``, ``month(c)``, ``day(c)``, ``hour(c)``, ``bucket(16, c)``,
         ``truncate(8, c)``; of every table, or by the name of the table.
@@ -80,13 +83,16 @@ class IcebergSink(LakeSink):
     def name(self) -> str:
         return f"iceberg:{self.warehouse}"
 
+    @names_store_errors
     def check(self) -> None:
         """:raises SinkError: the library is missing, nothing can be written there, or the catalog cannot be reached."""
         iceberg_library()
         self._root.check()
-        with reaching("The Iceberg catalog"):
-            self._catalog.open().list_namespaces()
+        catalog = self._catalog
+        with reaching(catalog.label):
+            catalog.open().list_namespaces()
 
+    @names_store_errors
     def check_table(self, table: SourceTable, query: str) -> None:
         """:raises SinkSchemaError: others created its Iceberg table, and *adopt* is not set."""
         with self._opened(table) as found:
@@ -97,11 +103,13 @@ class IcebergSink(LakeSink):
         """The name of *table* in the catalog."""
         return "/".join(map(path_component, identifier_of(table, self.namespace)))
 
+    @names_store_errors
     def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
         """What the Iceberg table of *table* has."""
         with self._opened(table) as found:
             return _Tokens(query, backfill).committed(found) if found.open() else Committed()
 
+    @names_store_errors
     def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
         """One snapshot of the Iceberg table, which is made before.
 
@@ -114,6 +122,7 @@ class IcebergSink(LakeSink):
         with self._opened(table) as found:
             return self._deliver(found, table, token, staged)
 
+    @names_store_errors
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what is staged, and files of the table that were never committed."""
         Staging(self._root, table, query).abort(generation)
@@ -144,6 +153,7 @@ class IcebergSink(LakeSink):
                 return
         raise _busy(table)
 
+    @names_store_errors
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the newest snapshot."""
         there = self._columns(table)
@@ -252,7 +262,13 @@ class IcebergSink(LakeSink):
 
     @property
     def _catalog(self) -> IcebergCatalog:
-        return IcebergCatalog(self.warehouse, self.catalog, self.catalog_uri, self.catalog_options)
+        uri = None if self.catalog_uri is None else current(self.catalog_uri)
+        return IcebergCatalog(self.warehouse, self.catalog, uri, current_options(self.catalog_options))
+
+    @property
+    def object_store(self) -> tuple[str, str]:
+        """The root, and the server that the options name."""
+        return self.warehouse, endpoint_of(self.catalog_options)
 
     @property
     def _root(self) -> Storage:
@@ -270,7 +286,7 @@ class IcebergSink(LakeSink):
 
         location = self._catalog.location(identifier_of(table, self.namespace))
         assert location is not None
-        return storage_of(location, dict(self.catalog_options))
+        return storage_of(location, current_options(self.catalog_options))
 
     def _partitions(self, table: SourceTable) -> tuple[str, ...]:
         by = self.partition_by

@@ -13,9 +13,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
-from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkInputError, SinkUnreachable, SinkUnwritable
+from headwater.sinks.errors import (
+    SinkDriverMissing,
+    SinkError,
+    SinkInputError,
+    SinkLoginRefused,
+    SinkUnreachable,
+    SinkUnwritable,
+)
 from headwater.sinks.storage import Storage
+from headwater.sinks.store_errors import store_error
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import catalog_name, path_component
 
@@ -24,7 +33,7 @@ BUSY_SECONDS: Final = 30
 _FILES: Final = "headwater.sinks.iceberg_io.DurableFileIO"
 
 _lock = threading.Lock()
-_open: dict[tuple[Any, ...], Any] = {}
+_open: dict[tuple[Any, ...], tuple[IcebergCatalog, Any]] = {}
 
 
 def iceberg_library() -> Any:
@@ -58,23 +67,36 @@ class IcebergCatalog:
         """It decides by itself where tables are."""
         return self.uri is not None and self.uri.startswith(("http://", "https://"))
 
+    @property
+    def label(self) -> str:
+        """What it is called in messages, without a password."""
+        if not self.is_remote:
+            return "The Iceberg catalog"
+        parsed = urlsplit(self.uri or "")
+        return f"The Iceberg catalog at {parsed.scheme}://{parsed.netloc.rpartition('@')[2]}"
+
     def open(self) -> Any:
-        """pyiceberg's catalog. :raises SinkError: it cannot be reached."""
+        """pyiceberg's catalog; another one once a secret changed. :raises SinkError: it cannot be reached."""
         iceberg_library()
-        key = (os.getpid(), self.warehouse, self.name, self.uri, tuple(sorted(self.options.items())))
+        place = (os.getpid(), self.warehouse, self.name, self.uri, tuple(sorted(self.options)))
         with _lock:
-            if key not in _open:
-                with reaching("The Iceberg catalog"):
-                    _open[key] = self._load()
-            return _open[key]
+            address, catalog = _open.get(place, (None, None))
+            if address != self:
+                with reaching(self.label):
+                    catalog = self._load()
+                _open[place] = (self, catalog)
+            return catalog
 
     def _load(self) -> Any:
         from pyiceberg.catalog import load_catalog
         from sqlalchemy.exc import OperationalError
 
         properties = {"py-io-impl": _FILES, **self.options, "uri": self.uri or self._embedded()}
-        if not self.is_remote:
-            properties["warehouse"] = self.warehouse
+        if self.is_remote:
+            from headwater.sinks.iceberg_rest import load_rest_catalog
+
+            return load_rest_catalog(self.name, properties)
+        properties["warehouse"] = self.warehouse
         try:
             return load_catalog(self.name, **properties)
         except OperationalError:  # another process made its tables at the same time
@@ -136,10 +158,23 @@ def reaching(what: str) -> Iterator[None]:
                 f"{what} did not answer: {type(error).__name__}.",
                 next_step="Check that the catalog runs and answers. It is tried again.",
             ) from error
+        if _is_refused(error):
+            raise SinkLoginRefused(
+                f"{what} refused the login: {type(error).__name__}.",
+                next_step="Write a valid token or credential to catalog_options, or to the file that they name.",
+            ) from error
+        if store_error(error, what, "") is not None:
+            raise  # the sink names its object store
         raise SinkUnwritable(
             f"{what} cannot be used: {type(error).__name__}.",
             next_step="Look at its address, at the rights of its user, and at the storage of the warehouse.",
         ) from error
+
+
+def _is_refused(error: Exception) -> bool:
+    from pyiceberg.exceptions import AuthorizationExpiredError, ForbiddenError, OAuthError, UnauthorizedError
+
+    return isinstance(error, AuthorizationExpiredError | ForbiddenError | OAuthError | UnauthorizedError)
 
 
 def _has_no_answer(error: Exception) -> bool:

@@ -101,7 +101,7 @@ class IcebergTable:
         if known is None:
             with _lock:
                 known = _handles.pop(self._key, None)
-        if known is None or newest:
+        if known is None or newest or known.table.catalog is not self._catalog:
             known = self._read(known)
         self._known = known
         if known is None:
@@ -111,7 +111,7 @@ class IcebergTable:
 
     def _read(self, known: _Known | None) -> _Known | None:
         try:
-            with reaching("The Iceberg catalog"):
+            with reaching(self._address.label):
                 found = self._catalog.load_table(self._identifier)
         except NoSuchTableError:
             return None
@@ -155,7 +155,7 @@ class IcebergTable:
         }
         failpoints.hit(BEFORE_CREATE)
         try:
-            with reaching("The Iceberg catalog"):
+            with reaching(self._address.label):
                 self._make_namespace()
                 location = self._address.location(self._identifier)
                 self._catalog.create_table(self._identifier, layout.schema, location, spec, properties=properties)

@@ -31,6 +31,7 @@ from headwater.sinks.row_batch import Append, Clear, Delete, RowBatch, Step, Upd
 from headwater.sinks.row_sink import Overtaken, RowSink
 from headwater.sinks.sink import Capabilities, Committed, Mode, Token
 from headwater.sinks.token_record import TokenRecord
+from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import token_topic, topic_name
 
@@ -61,7 +62,8 @@ class KafkaSink(RowSink):
     :param format: of changes: ``json`` or ``debezium``.
     :param partitions: of topics that are made; the broker's default. :param replication: the same.
     :param tombstones: changes: each delete is followed by a message without a value, for compacted topics.
-    :param settings: of librdkafka, security for example; they may hold passwords and are never shown.
+    :param settings: of librdkafka, security for example; they may hold passwords and are never shown. A value
+        ``file:/path`` is read from that file whenever a client is opened; a new password opens new clients.
     :raises SinkInputError: a topic name without ``{table}``, or options that contradict each other.
     """
 
@@ -117,7 +119,7 @@ class KafkaSink(RowSink):
         """
         place = self._place(table, token.query)
         channel = _channels.take(place)
-        if channel is None:
+        if channel is None or channel.cluster != self._cluster:
             tokens = self._tokens(table, token.query)
             self._make_topics(table, token.query)
             # before others are fenced: a process that is late must not disturb those that are not
@@ -210,7 +212,7 @@ class KafkaSink(RowSink):
 
     @property
     def _cluster(self) -> KafkaCluster:
-        return KafkaCluster(self.brokers, self.settings)
+        return KafkaCluster(self.brokers, current_options(self.settings))
 
     def _tokens(self, table: SourceTable, query: str) -> str:
         return token_topic(query, self.topic_of(table))

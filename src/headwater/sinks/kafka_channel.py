@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from headwater import failpoints
@@ -26,6 +26,7 @@ from headwater.sinks.errors import (
     SinkBusy,
     SinkDriverMissing,
     SinkInputError,
+    SinkLoginRefused,
     SinkRowError,
     SinkUnreachable,
     SinkUnwritable,
@@ -50,6 +51,7 @@ AFTER_PRODUCE = failpoints.register("sink.kafka.after_produce")
 BEFORE_COMMIT = failpoints.register("sink.kafka.before_commit")
 AFTER_COMMIT = failpoints.register("sink.kafka.after_commit")
 
+_LOGIN_REFUSED: Final = "_AUTHENTICATION"
 _WAIT: Final = 0.1
 _LOG = logging.getLogger("headwater.sinks.kafka")
 _PRODUCER: Final = (
@@ -111,10 +113,18 @@ def kafka_library() -> Any:
 
 @dataclass(frozen=True)
 class KafkaCluster:
-    """Brokers and how to talk to them. :param settings: of librdkafka; they may hold passwords."""
+    """Brokers and how to talk to them.
+
+    :param settings: of librdkafka; they may hold passwords. :ivar errors: what its clients reported beside their calls.
+    """
 
     brokers: str
-    settings: Mapping[str, str]
+    settings: Mapping[str, str] = field(repr=False)
+    errors: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    def named(self, topic: str) -> str:
+        """What *topic* is called in messages."""
+        return f"{self.brokers}, topic {topic},"
 
     def producer(self, transactional_id: str) -> Any:
         settings = {**_PRODUCER_SETTINGS, **self.settings, "transactional.id": transactional_id}
@@ -133,7 +143,8 @@ class KafkaCluster:
         }
         made = kafka_library().Consumer(self._of({**self._shared, **own}), logger=_LOG)
         try:
-            yield made
+            with self.logging_in(made):
+                yield made
         finally:
             made.close()
 
@@ -143,8 +154,9 @@ class KafkaCluster:
 
     def topics(self) -> dict[str, int]:
         """The topics that there are, with their numbers of partitions. :raises SinkError: nobody answers."""
-        with told(self.brokers):
-            found = self.admin.list_topics(timeout=SECONDS / 4).topics
+        admin = self.admin
+        with told(self.brokers), self.logging_in(admin):
+            found = admin.list_topics(timeout=SECONDS / 4).topics
         return {name: len(topic.partitions) for name, topic in found.items()}
 
     def create(self, topics: Mapping[str, tuple[int, int, Mapping[str, str]]]) -> None:
@@ -157,7 +169,7 @@ class KafkaCluster:
         failpoints.hit(BEFORE_TOPICS)
         admin = self.admin  # what it promised ends with it
         for name, done in admin.create_topics(lacking, operation_timeout=SECONDS / 2).items():
-            with told(f"topic {name}"):
+            with told(self.named(name)):
                 try:
                     done.result(SECONDS)
                 except kafka_library().KafkaException as error:
@@ -167,7 +179,7 @@ class KafkaCluster:
 
     def record(self, topic: str) -> TokenRecord:
         """The newest committed record of a token topic that is there; an empty one where it has none."""
-        with told(f"topic {topic}"), self.consumer() as consumer:
+        with told(self.named(topic)), self.consumer() as consumer:
             first, end = self._ends(consumer, topic)
             for start in dict.fromkeys((max(first, end - TAIL), first)):
                 newest = None
@@ -197,7 +209,7 @@ class KafkaCluster:
     def newest_values(self, topic: str) -> Iterator[tuple[bytes, bytes | None]]:
         """Key and value of every committed message of *topic*, oldest first in each partition."""
         partitions = self.topics().get(topic, 0)
-        with told(f"topic {topic}"), self.consumer() as consumer:
+        with told(self.named(topic)), self.consumer() as consumer:
             starts = {partition: kafka_library().OFFSET_BEGINNING for partition in range(partitions)}
             for message in self._messages(consumer, topic, starts, 10_000):
                 yield message.key(), message.value()
@@ -219,7 +231,10 @@ class KafkaCluster:
                 else:
                     raise kafka.KafkaException(error)
             if time.monotonic() > deadline:
-                raise SinkUnreachable(f"Topic {topic} could not be read in time.", next_step="Try again.")
+                raise SinkUnreachable(
+                    f"Kafka at {self.named(topic)} sent nothing for {SECONDS:.0f} s.",
+                    next_step="Start it, or try again.",
+                )
         consumer.unassign()
 
     @property
@@ -227,8 +242,31 @@ class KafkaCluster:
         """What is no setting of producers."""
         return {name: value for name, value in self.settings.items() if not name.startswith(_PRODUCER)}
 
-    def _of(self, settings: Mapping[str, str]) -> dict[str, str]:
-        return {**settings, "bootstrap.servers": self.brokers, "client.id": "headwater"}
+    def _of(self, settings: Mapping[str, str]) -> dict[str, Any]:
+        own = {"bootstrap.servers": self.brokers, "client.id": "headwater", "error_cb": self._note}
+        return {**settings, **own}
+
+    def _note(self, error: Any) -> None:
+        self.errors.append(error.name())
+
+    @contextmanager
+    def logging_in(self, client: Any) -> Iterator[None]:
+        """A call of *client*: where its login is refused, the library itself only says that time is over.
+
+        :raises SinkLoginRefused: the brokers refused the login.
+        """
+        kafka = kafka_library()
+        self.errors.clear()
+        try:
+            yield
+        except kafka.KafkaException as error:
+            client.poll(0)
+            if _LOGIN_REFUSED not in self.errors:
+                raise
+            raise SinkLoginRefused(
+                f"Kafka at {self.brokers} refused the login.",
+                next_step="Write the right password to the settings of the sink, or to the file that they name.",
+            ) from error
 
 
 class KafkaChannel:
@@ -238,10 +276,11 @@ class KafkaChannel:
     """
 
     def __init__(self, cluster: KafkaCluster, tokens: str) -> None:
+        self.cluster = cluster
         self.tokens = tokens
         self._producer = cluster.producer(tokens)
         failpoints.hit(BEFORE_INIT)
-        with told(cluster.brokers):
+        with told(cluster.brokers), cluster.logging_in(self._producer):
             self._producer.init_transactions(SECONDS)
         failpoints.hit(AFTER_INIT)
         self.record = cluster.record(tokens)
@@ -253,7 +292,7 @@ class KafkaChannel:
         :raises Overtaken: another process opened a channel since; nothing of it is there.
         :raises SinkError: whether it is there tells the next channel.
         """
-        with told(f"topic {topic}", table):
+        with told(self.cluster.named(topic), table):
             self._sent, self._reports = 0, _Reports()
             self._producer.begin_transaction()
             failpoints.hit(AFTER_BEGIN)
@@ -290,7 +329,8 @@ class KafkaChannel:
                 deadline = time.monotonic() + SECONDS
             if time.monotonic() > deadline:
                 raise SinkUnreachable(
-                    f"Topic {topic} did not take what was sent in {SECONDS:.0f} s.", next_step="Try again."
+                    f"Kafka at {self.cluster.named(topic)} did not take what was sent in {SECONDS:.0f} s.",
+                    next_step="Start it, or try again.",
                 )
 
     def _prove(self, topic: str) -> None:

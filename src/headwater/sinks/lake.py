@@ -38,6 +38,7 @@ from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, prove_files, stage_rows
 from headwater.sinks.storage import Storage
+from headwater.sinks.store_errors import names_store_errors
 from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
@@ -69,6 +70,11 @@ class LakeSink(ABC):
 
     @property
     @abstractmethod
+    def object_store(self) -> tuple[str, str]:
+        """The root of its object store, and the server that its options name; for messages."""
+
+    @property
+    @abstractmethod
     def _root(self) -> Storage:
         """Where rows are staged."""
 
@@ -95,6 +101,7 @@ class LakeSink(ABC):
             )
         return made
 
+    @names_store_errors
     def stage_changes(
         self, table: SourceTable, token: Token, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
     ) -> Staged:
@@ -127,6 +134,7 @@ class LakeSink(ABC):
         files, parts = stage_rows(writer, staging, token, (change_rows(batch, own) for batch in later))
         return staged_of(table, token, False, files=files, parts=parts, after=after)
 
+    @names_store_errors
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
     ) -> Staged:

@@ -21,9 +21,12 @@ import pyarrow.fs as pafs
 
 from headwater.private_files import make_private, open_private
 from headwater.sinks.errors import SinkUnwritable
+from headwater.sinks.store_errors import endpoint_of, store_error
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import chosen_directory
 
+BOUNDS: Final = {"timeout": "30s", "connect_timeout": "10s", "retry_timeout": "60s"}
+"""How long one request to an object store waits for its answer, and for how long it is tried again."""
 _REQUESTS: Final = 16
 """Requests to an object store at a time."""
 _chosen: dict[tuple[str, str, str], str] = {}
@@ -61,6 +64,11 @@ class Storage:
     def address(self) -> str:
         """What names it to other libraries."""
         return str(self._local or self.root)
+
+    @property
+    def client_options(self) -> dict[str, str]:
+        """The options for delta-rs: a server that says nothing is not waited for without end."""
+        return {} if self.is_local else {**BOUNDS, **self.options}
 
     def within(self, *names: str) -> Storage:
         """The directory *names* in it."""
@@ -106,7 +114,7 @@ class Storage:
     def _object_store(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
 
-        return DeltaStorageHandler(self.root, dict(self.options))
+        return DeltaStorageHandler(self.root, self.client_options)
 
     def _upload(self, name: str, data: bytes) -> None:
         # Its own wrapper for pyarrow takes no buffers, which is what pyarrow gives it.
@@ -188,6 +196,9 @@ class Storage:
                 stream.write(b"1")
             self.remove(name)
         except OSError as error:
+            found = store_error(error, self.root, endpoint_of(self.options))
+            if found is not None:
+                raise found from error
             raise SinkUnwritable(
                 f"Nothing can be written to {self.root}: {error.strerror or type(error).__name__}.",
                 next_step="Create the directory, or give this user the right to write to it.",

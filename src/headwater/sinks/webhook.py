@@ -20,20 +20,24 @@ from urllib.parse import quote, urlsplit
 from headwater import failpoints
 from headwater.sinks.at_least_once import AtLeastOnceSink
 from headwater.sinks.backoff import SinkBackoff
-from headwater.sinks.errors import SinkInputError, SinkUnreachable, SinkUnwritable
+from headwater.sinks.errors import SinkInputError, SinkLoginRefused, SinkUnreachable, SinkUnwritable
 from headwater.sinks.json_lines import json_lines
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Mode
+from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 
 ROWS: Final = 1000
 ATTEMPTS: Final = 6
 TIMEOUT_SECONDS: Final = 30.0
+RETRY_SECONDS: Final = 120.0
+"""A request is not sent again after this time: the batch is."""
 KEY_HEADER: Final = "Idempotency-Key"
 
 AFTER_REQUEST = failpoints.register("sink.webhook.after_request")
 
 _AGAIN: Final = frozenset({408, 425, 429})
+_NO_LOGIN: Final = frozenset({401, 403})
 _sleep = time.sleep
 
 
@@ -42,7 +46,8 @@ class WebhookSink(AtLeastOnceSink):
     """Requests to *url*, at least once.
 
     :param url: ``https://…``; it may hold a secret, and only its host is shown.
-    :param headers: of each request, ``Authorization`` for example; never shown.
+    :param headers: of each request, ``Authorization`` for example; never shown. A value ``file:/path`` is read from
+        that file for each request.
     :param rows: of a request at most. :param attempts: of a request. :param timeout_seconds: for an answer.
     :raises SinkInputError: no address of a web server, or one with a password in it.
     """
@@ -85,10 +90,12 @@ class WebhookSink(AtLeastOnceSink):
 
     def _post(self, key: str, body: bytes) -> None:
         backoff = SinkBackoff()
-        failure = ""
-        for attempt in range(self.attempts):
+        failure, attempt = "", 0
+        deadline = time.monotonic() + RETRY_SECONDS
+        while attempt < self.attempts and (attempt == 0 or time.monotonic() < deadline):
             if attempt:
                 _sleep(backoff.next(0))
+            attempt += 1
             try:
                 status = self._ask(key, body)
             except (OSError, HTTPException) as error:
@@ -97,12 +104,18 @@ class WebhookSink(AtLeastOnceSink):
             if 200 <= status < 300:
                 return
             failure = f"answered {status} {responses.get(status, '')}".rstrip()
+            if status in _NO_LOGIN:
+                raise SinkLoginRefused(
+                    f"{self.name} {failure}.",
+                    next_step="Give valid `headers`, or write them to the files that they name.",
+                )
             if status < 500 and status not in _AGAIN:
                 raise SinkUnwritable(
                     f"{self.name} {failure}.", next_step="Look at url and headers of the sink, and at the server's log."
                 )
         raise SinkUnreachable(
-            f"{self.name} {failure}, {self.attempts} times.", next_step="Start the server; the batch is sent again."
+            f"The web server at {urlsplit(self.url).netloc} {failure}, {attempt} times.",
+            next_step="Start the server; the batch is sent again.",
         )
 
     def _ask(self, key: str, body: bytes) -> int:
@@ -112,7 +125,7 @@ class WebhookSink(AtLeastOnceSink):
         target = (parsed.path or "/") + (f"?{parsed.query}" if parsed.query else "")
         own = {"Content-Type": "application/x-ndjson", "User-Agent": "headwater", KEY_HEADER: key}
         try:
-            connection.request("POST", target, body, {**self.headers, **own})
+            connection.request("POST", target, body, {**current_options(self.headers), **own})
             answer = connection.getresponse()
             answer.read()
             return answer.status

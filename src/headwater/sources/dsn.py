@@ -6,13 +6,11 @@ the tasks of Spark, never the password; each of them reads the file itself.
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from headwater.errors import LoginError
 from headwater.sources.errors import SourceError
-
-_FILE: Final = "file:"
+from headwater.sources.secret_files import SecretUnreadable, current, is_in_file, path_of
 
 
 class DsnUnreadable(SourceError, LoginError):
@@ -31,38 +29,18 @@ class _Address(Protocol):
 A = TypeVar("A", bound=_Address)
 
 
-def dsn_in_file(path: Path) -> str:
-    """The text that stands for the connection string in the file *path*."""
-    return f"{_FILE}{path.absolute()}"
-
-
-def is_in_file(text: str) -> bool:
-    """Whether *text* names a file that has the connection string."""
-    return text.startswith(_FILE)
-
-
 def current_dsn(text: str) -> str:
     """The connection string itself: *text*, or what its file holds now.
 
     :raises DsnUnreadable: the file cannot be read. Nothing of its content is shown.
     """
-    if not is_in_file(text):
-        return text
-    path = Path(text.removeprefix(_FILE))
     try:
-        dsn = path.read_text(encoding="utf-8").strip()
-        reason = "it is empty"
-    except OSError as error:
-        dsn, reason = "", error.strerror or type(error).__name__
-    except UnicodeDecodeError:
-        dsn, reason = "", "it is not UTF-8"
-    if not dsn or is_in_file(dsn):
-        reason = "it names another file" if dsn else reason
+        return current(text)
+    except SecretUnreadable as error:
         raise DsnUnreadable(
-            f"The connection string cannot be read from {path}: {reason}.",
+            f"The connection string cannot be read from {path_of(text)}: {error.reason}.",
             next_step="Write one line to the file: postgresql://user:password@host:5432/database.",
-        )
-    return dsn
+        ) from error.__cause__
 
 
 def has_password(text: str) -> bool:

@@ -3,6 +3,9 @@
 ``beside(location, "consumers", log, name)`` is a place under the store's own: a folder of an embedded store, a longer
 prefix of an object store, a longer name in memory. Each is a whole store with a writer of its own, of at most
 ``MAX_BYTES`` in the embedded engine: a thousand of them fit into the addresses of a process.
+
+A name is percent-encoded. In the embedded engine, one that is then too long for a file name is divided into several
+folders: each but the last one ends with ``%``, which no encoded name does.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ from headwater.stream import EpochClock
 MAX_BYTES = 1 << 30
 """The most that a store beside another can hold, in the embedded engine. Addresses, not disk."""
 
+LONGEST_SEGMENT = 255
+"""Bytes of a file name in common file systems."""
+
 _SETTLED_NS = 1_000_000_000
 """A file that was written less than this ago may change again within one tick of its file system's clock."""
 
@@ -31,8 +37,8 @@ Names = tuple[str, ...]
 
 def beside(location: str, *parts: str) -> str:
     """The location of the store *parts* beside the one at *location*."""
-    names = "/".join(map(_to_segment, parts))
     engine, rest = split_location(location)
+    names = "/".join(map(_to_folders if engine == "embedded" else _to_segment, parts))
     if engine == "memory":
         return f"memory://{rest}/{names}"
     if engine == "slatedb":
@@ -96,17 +102,38 @@ def marks_beside(location: str, first: str, depth: int) -> dict[Names, Hashable]
     elif engine == "slatedb":
         found = _object_marks(rest, _to_segment(first), depth)
     else:
-        found = _embedded_marks(f"{rest}/{_to_segment(first)}", depth)
+        found = _embedded_marks(f"{rest}/{_to_folders(first)}", depth)
     return {tuple(map(_from_segment, names)): mark for names, mark in found if len(names) == depth}
 
 
 _NOTHING = "%"
 """Stands for an empty name: no other one becomes it."""
+_MORE = "%"
+"""The end of a folder whose name continues in the folder below."""
 
 
 def _to_segment(name: str) -> str:
     """A name as one segment of a path that is never a way up or no way at all."""
     return quote(name, safe="").replace(".", "%2E") if set(name) == {"."} else quote(name, safe="") or _NOTHING
+
+
+def _to_folders(name: str) -> str:
+    """A name as a path: one folder, or several where its segment is too long for a file name."""
+    segment = _to_segment(name)
+    if len(segment) <= LONGEST_SEGMENT:
+        return segment
+    folders = [""]
+    for char in name:
+        encoded = _to_segment(char)
+        if len(folders[-1]) + len(encoded) + len(_MORE) > LONGEST_SEGMENT:
+            folders.append("")
+        folders[-1] += encoded
+    return f"{_MORE}/".join(folders)
+
+
+def _is_part(segment: str) -> bool:
+    """Whether the name continues in the folder below."""
+    return segment.endswith(_MORE) and segment != _NOTHING
 
 
 def _from_segment(segment: str) -> str:
@@ -157,7 +184,10 @@ def _folders(root: str, depth: int) -> Iterator[tuple[Names, str]]:
         return
     for name in names_here:
         path = f"{root}/{name}"
-        if depth == 1:
+        if _is_part(name):
+            for names, folder in _folders(path, depth):
+                yield (name.removesuffix(_MORE) + names[0], *names[1:]), folder
+        elif depth == 1:
             yield (name,), path
         else:
             for names, folder in _folders(path, depth - 1):

@@ -21,7 +21,6 @@ from tests.servers.proxy import TcpProxy
 from headwater.capture import CaptureState, TableState, statistics
 from headwater.capture import capture as capture_module
 from headwater.errors import FencedError
-from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
     LoginRefused,
     ServerReplaced,
@@ -30,6 +29,7 @@ from headwater.sources.errors import (
     SlotMoved,
     SourceNotFound,
 )
+from headwater.sources.secret_files import in_file
 from headwater.state import open_writer
 from headwater.state.errors import StoreOwned
 from headwater.stream import Epoch
@@ -237,7 +237,7 @@ def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(
     )
     dsn, file = newest_postgres.dsn_of(role), tmp_path / "shop.dsn"
     file.write_text(dsn)
-    capture = captured(newest_postgres, tmp_path, dsn=dsn_in_file(file))
+    capture = captured(newest_postgres, tmp_path, dsn=in_file(file))
     newest_postgres.execute(f"ALTER ROLE \"{role}\" PASSWORD 'another'")
     fill(newest_postgres, 11, 20)
     capture.catch_up()  # open connections live on

@@ -15,7 +15,6 @@ from tests.servers.mongodb import MongoServer
 
 from headwater.capture import renewal
 from headwater.errors import InputError
-from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
     ForeignOffset,
     InvalidOffset,
@@ -30,6 +29,7 @@ from headwater.sources.mongodb.server import operation_time
 from headwater.sources.mongodb.source import MongoSource
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
+from headwater.sources.secret_files import in_file
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 
@@ -68,7 +68,7 @@ def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(
     admin = server.client.admin
     admin.command({"createUser": "rotated", "pwd": "one", "roles": [{"role": "root", "db": "admin"}]})
     file.write_text(server.address("rotated", "one"))
-    with running(server, tmp_path, TABLE, columns=COLUMNS, dsn=dsn_in_file(file)) as capture:
+    with running(server, tmp_path, TABLE, columns=COLUMNS, dsn=in_file(file)) as capture:
         insert(server, 100, 110)
         capture.catch_up()
         admin.command({"updateUser": "rotated", "pwd": "two"})

@@ -18,7 +18,6 @@ from tests.servers.mariadb import MariaDbServer
 from tests.servers.mysql_family import FAMILY, FILES
 
 from headwater.capture import renewal
-from headwater.sources.dsn import dsn_in_file
 from headwater.sources.errors import (
     LogPurged,
     ServerReplaced,
@@ -28,6 +27,7 @@ from headwater.sources.errors import (
 from headwater.sources.mysql.connection import Dsn, connect
 from headwater.sources.mysql.doctor import examine
 from headwater.sources.open import open_source
+from headwater.sources.secret_files import in_file
 
 IMAGES = ["MINIMAL", pytest.param("NOBLOB", marks=pytest.mark.soak)]
 
@@ -265,7 +265,7 @@ def test_a_rotated_password_is_read_from_its_file_by_a_running_capture(mariadb: 
     )
     file.write_text(server.dsn.replace("//headwater:", "//rotated:"))
     try:
-        with running(server, tmp_path, LOG, dsn=dsn_in_file(file)) as capture:
+        with running(server, tmp_path, LOG, dsn=in_file(file)) as capture:
             fill(server, 1, 10)
             capture.catch_up()
             server.execute("ALTER USER rotated@'%' IDENTIFIED BY 'another'", "KILL USER rotated")

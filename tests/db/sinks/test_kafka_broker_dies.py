@@ -105,3 +105,28 @@ def test_the_answer_to_a_commit_is_lost(tmp_path: Path, monkeypatch: pytest.Monk
         assert feed.changes(3, (INSERT, order(3)))
         assert [json.loads(value or b"")["id"] for _, _, value in own.read(sink.topic_of(ORDERS))] == [1, 2, 3]
         assert sink.committed(ORDERS, "q", "b1").epoch == 3
+
+
+@pytest.mark.soak
+def test_a_broker_that_falls_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes our bytes and says nothing, in the middle of a transaction: the batch is there once, and later."""
+    monkeypatch.setattr("headwater.sinks.kafka_channel.SECONDS", 5.0)
+    with contextlib.ExitStack() as ends:
+        proxies: list[TcpProxy] = []
+
+        def advertise(port: int) -> int:
+            proxies.append(ends.enter_context(TcpProxy("127.0.0.1", port)))
+            return proxies[0].port
+
+        own = ends.enter_context(KafkaServer(advertise))
+        sink = KafkaSink(brokers=own.brokers, staging=str(tmp_path), replication=1)
+        feed = Feed(sink)
+        assert feed.changes(1, (INSERT, order(1)))
+        for _ in range(2):  # with the producer that is open, then with a new one
+            proxies[0].swallow()
+            with pytest.raises(SinkUnreachable, match=own.brokers):
+                feed.changes(2, (INSERT, order(2)))
+        proxies[0].resume()
+        proxies[0].cut()
+        assert feed.changes(2, (INSERT, order(2)))
+        assert [json.loads(value or b"")["id"] for _, _, value in own.read(sink.topic_of(ORDERS))] == [1, 2]

@@ -32,7 +32,15 @@ from tests.store.sinks.file_sinks import (
 
 from headwater.sinks import json_rows, kafka_messages, open_sink
 from headwater.sinks import kafka as kafka_sink
-from headwater.sinks.errors import OtherAttempt, SinkBusy, SinkFenced, SinkInputError, SinkRowError, SinkUnreachable
+from headwater.sinks.errors import (
+    OtherAttempt,
+    SinkBusy,
+    SinkFenced,
+    SinkInputError,
+    SinkLoginRefused,
+    SinkRowError,
+    SinkUnreachable,
+)
 from headwater.sinks.kafka import KafkaSink
 from headwater.sinks.kafka_channel import KafkaChannel, KafkaChannels, KafkaCluster
 from headwater.sinks.row_sink import Overtaken
@@ -424,3 +432,26 @@ def test_brokers_that_do_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(SinkUnreachable, match=r"127\.0\.0\.1:1"):
         sink.check()
     assert "hidden" not in repr(sink)
+
+
+def test_a_password_that_is_rotated_in_its_file(
+    kafka: KafkaServer, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "password"
+    settings = {"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "SCRAM-SHA-256", "sasl.username": "cdc"}
+    sink = replace(make(settings=settings | {"sasl.password": f"file:{file}"}), brokers=kafka.login_brokers)
+    feed = Feed(sink)
+    kafka.set_password("cdc", "first-password")
+    file.write_text("first-password\n")
+    assert feed.changes(1, (INSERT, order(1)))
+    kafka.set_password("cdc", "second-password")
+    file.write_text("wrong-password\n")
+    with monkeypatch.context() as patch:
+        patch.setattr("headwater.sinks.kafka_channel.SECONDS", 2.0)
+        with pytest.raises(SinkLoginRefused, match=kafka.login_brokers) as caught:
+            feed.changes(2, (INSERT, order(2)))
+    assert "password" not in caught.value.message
+    file.write_text("second-password\n")
+    assert feed.changes(2, (INSERT, order(2)))
+    assert feed.changes(3, (INSERT, order(3)))
+    assert [value["id"] for value in values(kafka, sink)] == [1, 2, 3]

@@ -27,7 +27,7 @@ from headwater.sinks.errors import (
 )
 from headwater.sinks.postgres import SESSIONS, PostgresSink
 from headwater.sinks.sink import Mode
-from headwater.sources.dsn import dsn_in_file
+from headwater.sources.secret_files import in_file
 from headwater.sources.table import SpecialValues
 
 from .sql_checks import VALUES, check_errors, check_lost_commits, check_types, typed_table
@@ -246,7 +246,7 @@ def test_errors_name_the_next_step_and_never_the_password(database: Database) ->
 def test_a_rotated_password_is_read_from_its_file_for_the_next_session(database: Database, tmp_path: Path) -> None:
     role, file = database.role("writer", "SUPERUSER"), tmp_path / "out.dsn"
     file.write_text(database.dsn_of(role))
-    sink = PostgresSink(dsn_in_file(file))
+    sink = PostgresSink(in_file(file))
     feed = Feed(sink)
     feed.changes(1, (INSERT, order(1)))
     database.execute(

@@ -33,7 +33,7 @@ table = "mirror_{table}"
 [[sink]]
 kind = "iceberg"
 warehouse = "ice"
-catalog_options = { token = "${CATALOG_TOKEN}" }
+catalog_options = { token = "file:${CATALOG_TOKEN_FILE}" }
 [[sink]]
 kind = "table"
 [[sink]]
@@ -48,19 +48,24 @@ path = "console.txt"
 
 
 class SecretPipeline(RunningPipeline):
-    """With the passwords in the environment."""
+    """With the passwords in the environment, and one in a file elsewhere."""
+
+    token_file: Path
 
     def _command(self, *arguments: str) -> tuple[list[str], dict[str, str]]:
         command, environment = super()._command(*arguments)
         server, name = self.database.server, self.database.name  # type: ignore[union-attr]
         return command, environment | SECRETS | {
+            "CATALOG_TOKEN_FILE": str(self.token_file),
             "SHOP_DSN": server.dsn(name, user=f"{name}_reader", password=quote(SECRETS["SOURCE_PASSWORD"], safe="")),
             "SINK_DSN": server.dsn(name, user=f"{name}_writer", password=quote(SECRETS["SINK_PASSWORD"], safe="")),
         }
 
 
 @pytest.fixture
-def pipeline(tmp_path: Path, newest_postgres: Database) -> Iterator[SecretPipeline]:
+def pipeline(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, newest_postgres: Database
+) -> Iterator[SecretPipeline]:
     reader = newest_postgres.role("reader", "SUPERUSER REPLICATION")
     writer = newest_postgres.role("writer", "SUPERUSER")
     newest_postgres.execute(
@@ -72,6 +77,8 @@ def pipeline(tmp_path: Path, newest_postgres: Database) -> Iterator[SecretPipeli
     (tmp_path / "events").mkdir(0o700)
     sinks = SINKS.replace('"events"', f'"{tmp_path}/events"')
     made = SecretPipeline(tmp_path, newest_postgres, '["orders"]', sinks)
+    made.token_file = tmp_path_factory.mktemp("secrets") / "token"
+    made.token_file.write_text(SECRETS["CATALOG_TOKEN"])
     yield made
     made.close()
 
@@ -86,11 +93,12 @@ def test_a_run_leaves_no_secret_and_nothing_for_other_users(
     newest_postgres.execute("INSERT INTO orders SELECT -n, 'new' FROM generate_series(1, 50) n")
     pipeline.wait_until_equal("public.orders")
     commands = b"\n".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pipeline.children())
-    shown = [pipeline.headwater(*words).stdout.encode() for words in (("status",), ("status", "--json"))]
+    words = (("status",), ("status", "--json"), ("doctor",), ("doctor", "--json"))
+    shown = [pipeline.headwater(*some).stdout.encode() for some in words]
     local = list(content(pipeline.folder))  # while Spark runs: it removes its local directories
     assert pipeline.stop() == 0, pipeline.complaints()
 
-    found = chain(local, content(pipeline.folder), [("command lines", commands)], [("status", one) for one in shown])
+    found = chain(local, content(pipeline.folder), [("command lines", commands)], [("output", one) for one in shown])
     assert sorted({(where, name) for where, data in found for name in secrets_in(data, SECRETS)}) == []
     work = pipeline.folder / "headwater/shop"
     assert sorted(open_to_others(work)) == []

@@ -30,9 +30,10 @@ from tests.servers.losing_proxy import losing_proxy
 
 from headwater import failpoints
 from headwater.sinks import open_sink
-from headwater.sinks.errors import SinkUnreachable, SinkUnwritable
+from headwater.sinks.errors import SinkLoginRefused, SinkUnreachable
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode
+from headwater.spark.failure import Failure, Remedy
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order
 from .iceberg_tables import open_table, statuses
@@ -50,6 +51,7 @@ STATUS: dict[type[Exception], int] = {
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     catalog: SqlCatalog
+    token = TOKEN
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -67,7 +69,7 @@ class Handler(BaseHTTPRequestHandler):
         length = int(self.headers.get("Content-Length", 0))
         body = json.loads(self.rfile.read(length)) if length else {}
         try:
-            if self.headers.get("Authorization") != f"Bearer {TOKEN}":
+            if self.headers.get("Authorization") != f"Bearer {self.token}":
                 self._send(401, {"error": {"message": "who?", "type": "NotAuthorizedException", "code": 401}})
                 return
             self._send(200, self._answer(self.path.partition("?")[0].strip("/").split("/")[1:], body))
@@ -219,8 +221,26 @@ def test_a_commit_that_cannot_be_looked_up_keeps_its_files_with_a_rest_catalog_t
         assert statuses(sink) == {1: "paid", 2: "new", 3: "new"}
 
 
+def test_a_token_of_a_rest_catalog_double_that_is_rotated_in_its_file(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    sink = IcebergSink(str(tmp_path / "ours"), catalog_uri=address, catalog_options={"token": f"file:{file}"})
+    feed = Feed(sink)
+    assert feed.changes(1, (INSERT, order(1)))
+    monkeypatch.setattr(Handler, "token", "second-token")
+    with pytest.raises(SinkLoginRefused, match=address) as caught:
+        feed.changes(2, (INSERT, order(2)))
+    assert Failure.of(caught.value).remedy is Remedy.LOGIN
+    file.write_text("second-token\n")
+    assert feed.changes(2, (INSERT, order(2)))
+    assert feed.changes(3, (UPDATE, order(1, "paid")))
+    assert sink.committed(ORDERS, "q", "b1") == Committed(3)
+
+
 def test_a_rest_catalog_that_refuses_us_is_told_without_the_token(address: str, tmp_path: Path) -> None:
     sink = IcebergSink(str(tmp_path), catalog_uri=address, catalog_options={"token": "wrong-token"})
-    with pytest.raises(SinkUnwritable, match="The Iceberg catalog cannot be used") as failed:
+    with pytest.raises(SinkLoginRefused, match=f"The Iceberg catalog at {address} refused the login") as failed:
         sink.check()
     assert "wrong-token" not in str(failed.value)

@@ -14,9 +14,11 @@ import pytest
 from tests.servers.losing_proxy import losing_proxy
 from tests.servers.s3 import s3_server
 
-from headwater.sinks import iceberg_waste
-from headwater.sinks.errors import StagedLost
+from headwater.sinks import iceberg_waste, storage
+from headwater.sinks.errors import SinkLoginRefused, SinkUnreachable, StagedLost
 from headwater.sinks.sink import Committed, Mode
+from headwater.sources.secret_files import SecretUnreadable
+from headwater.spark.failure import Failure, Remedy
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order
 from .lakes import LAKES, At, DeltaLake, IcebergLake, Lake, SinkOfLake
@@ -152,3 +154,95 @@ def test_a_commit_of_delta_whose_answer_is_lost_is_found_and_keeps_its_files(url
         assert lake.statuses() == {0: "new", 1: "paid", 2: "new", 3: "new", 9: "new"}
         assert feed.changes(2, (INSERT, order(10)))
         assert len(lake.statuses()) == 6
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of delta-rs are tried again for a moment only."""
+    monkeypatch.setattr(storage, "BOUNDS", {"timeout": "5s", "retry_timeout": "100ms", "max_retries": "1"})
+
+
+@pytest.mark.parametrize("status", [0, pytest.param(503, marks=pytest.mark.soak)])
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", [DeltaLake, pytest.param(IcebergLake, marks=pytest.mark.soak)])
+def test_an_s3_mock_that_is_away_is_an_error_that_passes(
+    kind: type[Lake], url: str, tmp_path: Path, status: int
+) -> None:
+    with losing_proxy(url) as proxy:
+        lake = kind.in_bucket(proxy.url, tmp_path.name, tmp_path)
+        sink, feed = lake.sink(), Feed(lake.sink())
+        feed.changes(1, (INSERT, order(1)))
+        token = feed.token(2)
+        staged = feed.stage_changes(token, [(INSERT, order(2))])
+        proxy.go_away(status)
+        for call in (
+            sink.check,
+            lambda: sink.committed(ORDERS, "q", "b1"),
+            lambda: feed.stage_history(token, [order(2)]),
+            lambda: sink.commit(ORDERS, token, [staged]),
+            lambda: sink.abort(ORDERS, "q", 1),
+            lambda: list(sink.shown(ORDERS, ["id"])),
+        ):
+            with pytest.raises(SinkUnreachable, match=proxy.url.removeprefix("http://")) as caught:
+                call()
+            assert Failure.of(caught.value).remedy is Remedy.RETRY
+        proxy.come_back()
+        assert sink.commit(ORDERS, token, [staged])
+    assert kind.in_bucket(url, tmp_path.name, tmp_path).statuses() == {1: "new", 2: "new"}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("kind", [DeltaLake, pytest.param(IcebergLake, marks=pytest.mark.soak)])
+def test_keys_of_an_s3_mock_that_are_rotated_in_their_file(kind: type[Lake], url: str, tmp_path: Path) -> None:
+    """The mock looks at the key alone, not at the signature."""
+    file = tmp_path / "key"
+    file.write_text("key-1\n")
+    names = {DeltaLake: ("storage_options", "AWS_ACCESS_KEY_ID"), IcebergLake: ("catalog_options", "s3.access-key-id")}
+    group, name = names[kind]
+    with losing_proxy(url) as proxy:
+        proxy.take_only("key-1")
+        lake = kind.in_bucket(proxy.url, tmp_path.name, tmp_path)
+        lake.options = {**lake.options, group: {**lake.options[group], name: f"file:{file}"}}
+        feed = Feed(as_in_a_task(lake.sink()))
+        assert feed.changes(1, (INSERT, order(1)))
+        proxy.take_only("key-2")
+        with pytest.raises(SinkLoginRefused, match=proxy.url.removeprefix("http://")) as caught:
+            feed.changes(2, (INSERT, order(2)))
+        assert Failure.of(caught.value).remedy is Remedy.LOGIN
+        assert "key-1" not in str(caught.value)
+        file.write_text("key-2\n")
+        assert feed.changes(2, (INSERT, order(2)))
+        assert feed.changes(3, (INSERT, order(3)))
+        file.unlink()
+        with pytest.raises(SecretUnreadable, match="No such file"):
+            feed.changes(4, (INSERT, order(4)))
+    assert kind.in_bucket(url, tmp_path.name, tmp_path).statuses() == {1: "new", 2: "new", 3: "new"}
+
+
+@pytest.mark.soak
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("origin", ["environment", "profile"])
+def test_without_keys_in_its_options_a_lake_takes_those_of_the_machine(
+    lake: Lake, url: str, tmp_path: Path, origin: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An S3 mock looks at the key; roles of instances cannot be had here."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    if origin == "environment":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "machine-key")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    else:
+        keys = tmp_path / "credentials"
+        keys.write_text("[lake]\naws_access_key_id = machine-key\naws_secret_access_key = secret\n")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(keys))
+        monkeypatch.setenv("AWS_PROFILE", "lake")
+    with losing_proxy(url) as proxy:
+        proxy.take_only("machine-key")
+        there = type(lake).in_bucket(proxy.url, tmp_path.name, tmp_path)
+        for group in {"storage_options", "catalog_options"} & set(there.options):
+            kept = {name: value for name, value in there.options[group].items() if "key" not in name.lower()}
+            # delta-rs looks for profiles beside an endpoint only when it is told to
+            there.options = {**there.options, group: {**kept, "AWS_FORCE_CREDENTIAL_LOAD": "true"}}
+        assert Feed(there.sink()).changes(1, (INSERT, order(1)))
+    assert lake.statuses() == {1: "new"}

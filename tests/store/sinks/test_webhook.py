@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from headwater.sinks import open_sink, webhook
-from headwater.sinks.errors import SinkInputError, SinkUnreachable, SinkUnwritable
+from headwater.sinks.errors import SinkInputError, SinkLoginRefused, SinkUnreachable, SinkUnwritable
 from headwater.sinks.sink import Committed
 from headwater.sinks.webhook import WebhookSink
 
@@ -212,6 +212,21 @@ def test_addresses_that_cannot_be_are_refused_without_telling_them(url: str, tmp
     with pytest.raises(SinkInputError) as caught:
         open_sink("webhook", url=url, staging=str(tmp_path))
     assert "password" not in str(caught.value)
+
+
+def test_a_header_in_a_file_is_read_for_each_request(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "authorization"
+    sink = open_sink("webhook", url=server.url, staging=str(tmp_path), headers={"Authorization": f"file:{file}"})
+    feed = Feed(sink)
+    file.write_text("Bearer first\n")
+    feed.changes(1, (INSERT, order(1)))
+    server.answers = [401]
+    with pytest.raises(SinkLoginRefused, match="401 Unauthorized"):
+        feed.changes(2, (INSERT, order(2)))
+    file.write_text("Bearer second\n")
+    feed.changes(2, (INSERT, order(2)))
+    sent = [headers["Authorization"] for _, _, _, headers in server.requests]
+    assert sent == ["Bearer first", "Bearer first", "Bearer second"]
 
 
 def test_it_shows_its_host_alone(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from headwater.capture import CaptureOptions
 from headwater.pipeline.config import PipelineConfig, SinkSection, configure, is_pattern, load, matching
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
 from headwater.pipeline.toml_lines import line_of
+from headwater.sinks.delta import DeltaSink
 from headwater.sinks.sink import Mode
 from headwater.sources.dsn import DsnUnreadable, current_dsn, reread
 from headwater.sources.evolution import SchemaPolicy
@@ -158,6 +159,26 @@ def test_a_sink_in_a_database_may_have_its_connection_string_in_a_file(tmp_path:
     assert config.sink[0].place == "postgresql://writer@db:5432/warehouse"
     both = refused(tmp_path, text.replace("dsn_file", 'dsn = "postgresql://x"\ndsn_file'))
     assert "both dsn and dsn_file" in both.message
+
+
+def test_a_secret_of_a_sink_may_be_in_a_file(tmp_path: Path) -> None:
+    options = 'storage_options = { AWS_SECRET_ACCESS_KEY = "file:keys/secret", x = "file:///not/one" }'
+    text = SMALLEST.replace('path = "lake"', f'path = "lake"\n{options}')
+    error = refused(tmp_path, text)
+    assert error.key == "sink.0.storage_options.AWS_SECRET_ACCESS_KEY"
+    assert "line 8" in error.message
+    assert f"{tmp_path}/keys/secret: No such file" in error.message
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys" / "secret").write_text("hidden\n")
+    config = load(written(tmp_path, text))
+    assert config.sink[0].options["storage_options"] == {
+        "AWS_SECRET_ACCESS_KEY": f"file:{tmp_path}/keys/secret",
+        "x": "file:///not/one",
+    }
+    assert "hidden" not in repr(config.sink[0].open())
+    sink = config.sink[0].open()
+    assert isinstance(sink, DeltaSink)
+    assert sink._root.options == {"AWS_SECRET_ACCESS_KEY": "hidden", "x": "file:///not/one"}
 
 
 def test_an_unset_variable_is_named_and_a_doubled_dollar_is_itself(

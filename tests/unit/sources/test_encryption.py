@@ -9,8 +9,8 @@ import pytest
 from headwater.pipeline.config import configure
 from headwater.pipeline.doctor import plain_connections
 from headwater.sources.diagnosis import Level
-from headwater.sources.dsn import dsn_in_file
 from headwater.sources.encryption import plain_finding
+from headwater.sources.secret_files import in_file
 
 pytestmark = pytest.mark.unit
 
@@ -35,7 +35,7 @@ def test_an_address_without_tls_is_warned_of(address: str, tmp_path: Path) -> No
     assert found.level is Level.WARNING
     assert "secret" not in found.text
     (tmp_path / "dsn").write_text(address)
-    assert plain_finding("source", dsn_in_file(tmp_path / "dsn")) == found
+    assert plain_finding("source", in_file(tmp_path / "dsn")) == found
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.since import parse_since
@@ -13,9 +14,10 @@ from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSectio
 from headwater.pipeline.config.pipeline_config import PipelineConfig
 from headwater.pipeline.config.telling import KeyPath, Teller, keys_at
 from headwater.sinks.errors import SinkInputError
-from headwater.sinks.open import KINDS, SinkOptionError, option_names
-from headwater.sources.dsn import DsnUnreadable, current_dsn, dsn_in_file
+from headwater.sinks.open import KINDS, SinkOptionError, option_names, secret_options
+from headwater.sources.dsn import DsnUnreadable, current_dsn
 from headwater.sources.open import home_of
+from headwater.sources.secret_files import SecretUnreadable, current, in_file, option_in_file, path_of
 
 _PLACES: Final = frozenset({"path", "warehouse"})
 """Options of sinks that are paths, relative to the file."""
@@ -108,6 +110,8 @@ def _completed_sink(sink: SinkSection, place: int, folder: Path, work: Path, tol
             if _DSN in options:
                 raise told.error(path, "has both dsn and dsn_file", "Leave one of them out.")
             options[_DSN] = _dsn_in_file((*path, _DSN_FILE), options.pop(_DSN_FILE), folder, told)
+        for name in secret_options(sink.kind) & set(options):
+            options[name] = _secrets((*path, name), options[name], folder, told)
         for name in option_names(sink.kind):
             if name in _PLACES and isinstance(options.get(name), str):
                 options[name] = _placed(options[name], folder)
@@ -149,12 +153,26 @@ def _check_beginning(sink: SinkSection, path: KeyPath, told: Teller) -> None:
 
 def _dsn_in_file(path: KeyPath, file: str, folder: Path, told: Teller) -> str:
     """What stands for the connection string in *file*. :raises ConfigError: it cannot be read."""
-    dsn = dsn_in_file(folder / Path(file).expanduser())
+    dsn = in_file(folder / Path(file).expanduser())
     try:
         current_dsn(dsn)
     except DsnUnreadable as error:
         raise told.error(path, f"cannot be used. {error.message.rstrip('.')}", error.next_step) from None
     return dsn
+
+
+def _secrets(path: KeyPath, value: Any, folder: Path, told: Teller) -> Any:
+    """*value* of a secret option, with the whole paths of files that have a secret. :raises ConfigError: unreadable."""
+    if isinstance(value, Mapping):
+        return {name: _secrets((*path, name), one, folder, told) for name, one in value.items()}
+    if not isinstance(value, str) or not option_in_file(value):
+        return value
+    secret = in_file(folder / path_of(value).expanduser())
+    try:
+        current(secret)
+    except SecretUnreadable as error:
+        raise told.error(path, f"cannot be used. {error.message.rstrip('.')}", error.next_step) from None
+    return secret
 
 
 def _placed(path: str, folder: Path) -> str:

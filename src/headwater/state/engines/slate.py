@@ -46,6 +46,9 @@ except ImportError as missing:
 
 __all__ = ["Place", "map_errors", "obstore", "run", "slate"]
 
+REQUEST_SECONDS = 30.0
+"""How long one request to the object store waits for its answer."""
+
 RETRY_SECONDS = 30.0
 """How long a request to the object store is tried again before it counts as failed."""
 
@@ -217,7 +220,10 @@ class Place:
                 parts.netloc,
                 prefix=prefix or None,
                 config=config,
-                client_options={"allow_http": "endpoint" in options and endpoint.scheme == "http"},
+                client_options={
+                    "allow_http": "endpoint" in options and endpoint.scheme == "http",
+                    "timeout": timedelta(seconds=REQUEST_SECONDS),
+                },
                 retry_config={"max_retries": 10, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
             )
             return cls(f"slatedb+{url}", objects, f"{prefix}/db".lstrip("/"), url)

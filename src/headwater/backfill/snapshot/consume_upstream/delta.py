@@ -35,6 +35,8 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Cut, VnodeRange
 from headwater.log_store.columns import EPOCH
 from headwater.sinks.storage import Storage
+from headwater.sinks.store_errors import endpoint_of, store_error
+from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream import DEFAULT_VNODE_COUNT
 
@@ -255,7 +257,7 @@ class DeltaUpstream:
 
     @property
     def _files(self) -> Storage:
-        return Storage(self.uri, self.storage)
+        return Storage(self.uri, current_options(self.storage))
 
     def _newest(self) -> Any:
         """:raises UpstreamDropped: it is gone."""
@@ -282,7 +284,7 @@ class DeltaUpstream:
         from deltalake import DeltaTable
 
         def opened() -> Any:
-            return DeltaTable(self._files.address, version=version, storage_options=dict(self.storage) or None)
+            return DeltaTable(self._files.address, version=version, storage_options=self._files.client_options or None)
 
         if version is None:
             return self._asked(opened)
@@ -296,18 +298,24 @@ class DeltaUpstream:
         except TableNotFoundError:
             raise self._dropped() from None
         except (DeltaError, OSError) as error:
+            for name in ("newest", "at"):
+                self._held.pop(name, None)  # opened with keys that can have expired
             if self._is_gone():
                 raise self._dropped() from None
-            raise UpstreamUnreadable(
-                f"Table {self.name} cannot be read: {type(error).__name__}.",
-                next_step="Look at its storage, then retry.",
-            ) from None
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: Exception) -> UpstreamUnreadable:
+        found = store_error(error, self.uri, endpoint_of(self.storage))
+        return UpstreamUnreadable(
+            f"Table {self.name} cannot be read: {found.message if found else f'{type(error).__name__}.'}",
+            next_step="Look at its storage, then retry.",
+        )
 
     def _is_gone(self) -> bool:
         import pyarrow.fs as pafs
 
-        kind = self._files.files.get_file_info("_delta_log").type
-        return bool(self._files.is_local and kind == pafs.FileType.NotFound)
+        files = self._files
+        return files.is_local and bool(files.files.get_file_info("_delta_log").type == pafs.FileType.NotFound)
 
     def _dropped(self) -> UpstreamDropped:
         return UpstreamDropped(f"There is no Delta table at {self.uri}.", next_step="Check its path and the rights.")
@@ -324,6 +332,8 @@ class DeltaUpstream:
                     text = stream.read().decode()
             except FileNotFoundError:
                 raise self._gone(ChangeLogGone, f"the log of version {version}") from None
+            except OSError as error:
+                raise self._unreadable(error) from None
             while len(known) >= _SMALL_LOG:
                 del known[next(iter(known))]
             known[version] = Commit.read(text)
