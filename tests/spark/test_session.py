@@ -5,7 +5,11 @@ from __future__ import annotations
 import fcntl
 import gc
 import subprocess
+import sys
+from importlib import import_module
 from pathlib import Path
+from zipfile import ZipFile
+from zipimport import zipimporter
 
 import pyspark
 import pytest
@@ -192,3 +196,26 @@ def test_what_is_loaded_is_garbage_to_nobody(monkeypatch: pytest.MonkeyPatch) ->
         assert gc.get_freeze_count() > before
     finally:
         gc.unfreeze()
+
+
+def test_importers_of_archives_do_not_outlive_a_task(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    archive = tmp_path / "sent_along.zip"
+    with ZipFile(archive, "w") as file:
+        file.writestr("sent_along_first.py", "value = 1")
+        file.writestr("sent_along_second.py", "value = 2")
+    monkeypatch.syspath_prepend(archive)
+    monkeypatch.setattr(session, "_calls", max(session._FROZEN_AT))
+    assert import_module("sent_along_first").value == 1
+    assert str(archive) in sys.path_importer_cache
+    session.hot()
+    assert not [each for each in sys.path_importer_cache.values() if isinstance(each, zipimporter)]
+    assert import_module("sent_along_second").value == 2, "what is in it can still be imported"
+
+
+@pytest.mark.parametrize(("version", "package"), [("3.5.9", ""), ("4.0.5", ""), ("4.1.4", ".checkpointing")])
+def test_checkpoint_files_are_written_by_a_class_that_the_version_has(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch, version: str, package: str
+) -> None:
+    monkeypatch.setattr(session, "installed_spark", lambda: version)
+    made = options_of(SparkSession.Builder().master("local"), checkpoints="/data")[MANAGER]
+    assert made == f"org.apache.spark.sql.execution.streaming{package}.FileSystemBasedCheckpointFileManager"

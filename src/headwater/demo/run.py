@@ -29,6 +29,7 @@ from headwater.errors import HeadwaterError
 from headwater.log_store import LogConsumer
 from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.verify import Findings, Verification
+from headwater.spark.spark_version import check_spark
 from headwater.state import open_reader
 
 SPOIL: Final = "HEADWATER_DEMO_SPOIL"
@@ -108,8 +109,9 @@ def run_demo(folder: Path, options: DemoOptions, show: Show, hurry: Event | None
     """The whole course, in *folder*; nothing is left running.
 
     :param hurry: when it is set, the processes are ended without waiting for them.
-    :raises HeadwaterError: the pipeline ended, or did not come to its end in time.
+    :raises HeadwaterError: the pipeline ended, or did not come to its end in time; PySpark is missing or unsupported.
     """
+    check_spark()
     began = time.monotonic()
     with ExitStack() as stack:
         database = database_of(options.source)

@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
@@ -22,6 +21,7 @@ from headwater.sources.encryption import finding, plain_finding
 from headwater.sources.open import diagnose
 from headwater.sources.table import SourceTable
 from headwater.spark.java import find_java
+from headwater.spark.spark_version import check_spark
 
 _TIGHT_BYTES: Final = 5 << 30
 _FULL_BYTES: Final = 512 << 20
@@ -80,9 +80,9 @@ def _machine() -> Iterator[Finding]:
     except HeadwaterError as error:
         yield _problem("java", error)
     try:
-        yield Finding("spark", Level.OK, f"pyspark {version('pyspark')}.")
-    except PackageNotFoundError:
-        yield Finding("spark", Level.PROBLEM, "pyspark is not installed.", "-- pip install 'headwater[spark]'")
+        yield Finding("spark", Level.OK, f"PySpark {check_spark()}.")
+    except HeadwaterError as error:
+        yield _problem("spark", error)
 
 
 def _store(config: PipelineConfig) -> Iterator[Finding]:

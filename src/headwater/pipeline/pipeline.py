@@ -116,6 +116,7 @@ class Pipeline:
 
         :param spark: a session to use; one is made otherwise, and ended with the pipeline.
         :raises AlreadyRunning: it is run by another process, or here. :raises ConfigError: it has no sink.
+        :raises SparkMissing: PySpark is not installed. :raises UnsupportedSpark: its version is not supported.
         """
         if self._thread is not None and self._thread.is_alive():
             raise AlreadyRunning(str(self.config.work), "this process", 0)

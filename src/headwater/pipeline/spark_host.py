@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.spark.session import context, launch, prepare_in_background, session
+from headwater.spark.spark_version import check_spark
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -42,9 +43,11 @@ class SparkHost:
     """Gives the queries of a pipeline what runs their jobs; any thread.
 
     :param given: a session of the caller: it is used as it is, and never stopped.
+    :raises SparkMissing: PySpark is not installed. :raises UnsupportedSpark: its version is not supported.
     """
 
     def __init__(self, config: PipelineConfig, given: SparkSession | None = None) -> None:
+        check_spark()
         self._config = config
         self._given = given
         self._lock = threading.Lock()
@@ -99,7 +102,6 @@ class SparkHost:
         """The session, for those who need more than jobs. See :meth:`spark`."""
         self.spark(stop)
         made = self._given or session(self._config.spark.master, **_settings(self._config))
-        _use_here(made)
         return made
 
     def _make(self, attempt: Future[SparkContext | SparkSession]) -> None:
@@ -226,9 +228,3 @@ def _java_ended() -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def _use_here(made: Any) -> None:
-    """Streams find data sources of Python only in a thread that has the session as its active one."""
-    if hasattr(made, "_jsparkSession"):
-        type(made)._get_j_spark_session_class(made._jvm).setActiveSession(made._jsparkSession)

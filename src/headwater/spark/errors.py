@@ -13,6 +13,14 @@ class JavaMissing(SparkError, InputError):
     """Spark needs Java, and there is none, or one that is too old."""
 
 
+class SparkMissing(SparkError, InputError):
+    """PySpark is not installed."""
+
+
+class UnsupportedSpark(SparkError, InputError):
+    """The installed PySpark is too old or too new, or lacks an API that was asked for."""
+
+
 class InvalidOption(SparkError, InputError):
     """An option of the data source that there is not, or a value that it cannot have."""
 

@@ -18,6 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
+from zipimport import zipimporter
+
+from headwater.spark.spark_version import check_spark, installed_spark, minor_version
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -35,13 +38,9 @@ FAST: Final[Mapping[str, str]] = {
 _SECRET: Final = re.compile("secret|password|token|access[.]?key", re.IGNORECASE)
 """Names of settings whose values Spark hides."""
 
-LOCAL_CHECKPOINTS: Final[Mapping[str, str]] = {
-    "spark.sql.streaming.checkpointFileManagerClass": (
-        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-    ),
-    "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
-}
-"""Settings that need a file system whose rename is atomic: half the forks per batch, 30 ms less."""
+_STREAMING: Final = "org.apache.spark.sql.execution.streaming"
+_CHECKPOINTING_PACKAGE: Final = (4, 1)
+"""Spark moved the checkpoint classes to a package of their own in this version."""
 
 ARROW_OPTIONS: Final = "-Darrow.enable_unsafe_memory_access=true"
 """For Java: batches come from Arrow itself, so their bounds are not checked again at each value of each row. A tenth of
@@ -58,11 +57,17 @@ def hot() -> None:
     not looked at. The first calls do it, for what is imported late. Spark also puts the archive of its own classes
     first on the path of Python: who looks for the version of a package, as psycopg does, reads its 13 000 names, for a
     tenth of a second. The first call puts it last.
+
+    Before each task Spark 3.5 to 4.1 invalidates the import caches, and Python then reads the directory of each
+    archive again, once per importer. Importers that a later import needs are created again, without reading anything.
     """
     global _calls
     _calls += 1
     if _calls == 1:
         sys.path[:] = sorted(sys.path, key=lambda entry: entry.endswith(".jar"))
+    for entry, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimporter):
+            del sys.path_importer_cache[entry]
     if _calls in _FROZEN_AT:
         gc.collect()
         gc.freeze()
@@ -88,7 +93,7 @@ def tuned(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     settings = dict(FAST)
     if checkpoints is not None and is_local(checkpoints):
-        settings |= LOCAL_CHECKPOINTS
+        settings |= _local_checkpoints()
     told: Mapping[str, Any] = builder._options
     if _starts_java(told):
         settings |= _start_settings(str(told.get("spark.master", "local")), archive, java_options)
@@ -110,6 +115,7 @@ def session(
 
     :param config: settings over ours. :param java_options: see :func:`tuned`.
     :raises JavaMissing: Spark needs Java.
+    :raises SparkMissing: PySpark is not installed. :raises UnsupportedSpark: its version is not supported.
     """
     builder = _builder(master, app_name, checkpoints, config, java_options)
     _start_java(builder._options)
@@ -163,6 +169,7 @@ def _builder(
     config: Mapping[str, str] | None,
     java_options: str,
 ) -> Any:
+    check_spark()
     from pyspark.sql import SparkSession
 
     builder = SparkSession.Builder().master(master).appName(app_name)
@@ -212,6 +219,16 @@ def is_local(location: str | os.PathLike[str]) -> bool:
     """Whether a path is on a file system of this machine, as far as it says."""
     text = os.fspath(location)
     return ("://" not in text and not text.startswith("dbfs:")) or urlsplit(text).scheme == "file"
+
+
+def _local_checkpoints() -> dict[str, str]:
+    """Settings that need a file system whose rename is atomic: half the forks per batch, 30 ms less."""
+    version = minor_version(installed_spark())
+    package = f"{_STREAMING}.checkpointing" if version and version >= _CHECKPOINTING_PACKAGE else _STREAMING
+    return {
+        "spark.sql.streaming.checkpointFileManagerClass": f"{package}.FileSystemBasedCheckpointFileManager",
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+    }
 
 
 def _starts_java(told: Mapping[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from headwater.private_files import UnsafeDirectory, make_root
 from headwater.spark.directories import cache_directory
 
 _LINKED: Final = ("bin", "data", "jars", "licenses", "sbin")
-_TRIED: Final = ((4, 2), (4, 3))
+_TRIED: Final = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))
 """Versions of pyspark with which this was tried."""
 
 

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from typing import Final
+from inspect import signature
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -138,7 +139,9 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
     """The Arrow schema that Spark wants batches of *schema* to have, to the letter."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    return to_arrow_schema(schema, timezone="UTC")
+    # before 4.2 there is no such argument, and time stamps are in UTC
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(schema, **zone)
 
 
 class Shape:
