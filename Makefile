@@ -9,10 +9,10 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types imports docs check bench results soak crash-matrix ddl-fuzz lock format clean
+.PHONY: help install demo test lint types imports docs check bench results soak crash-matrix ddl-fuzz spark-versions lock format clean
 
 help: ## list the tasks
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-12s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## make .venv with everything for running and developing
 
@@ -64,6 +64,9 @@ crash-matrix: $(STAMP) ## kill every sink at every durable step, print the table
 ddl-fuzz: $(STAMP) ## random schema changes on real databases, every value compared: SEED=1 ROUNDS=60, FUZZ_ARGS=--help for more
 	@sh scripts/install_servers.sh
 	PYTHONPATH=. $(BIN)/python scripts/ddl_fuzz.py --seed $(or $(SEED),1) --rounds $(or $(ROUNDS),60) $(FUZZ_ARGS)
+
+spark-versions: $(STAMP) ## run the demo on several versions of PySpark (gigabytes the first time): SPARK_VERSIONS="3.5.7 4.0.5"
+	$(BIN)/python scripts/spark_versions.py
 
 lock: ## resolve the dependencies anew into constraints.txt
 	$(PYTHON) -m venv $(VENV)-lock && $(VENV)-lock/bin/pip install -q uv
