@@ -17,7 +17,7 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.servers.postgres import Database
 from tests.spark.collecting import mirrored
-from tests.spark.driven import DrivenStream, source_of, wait_for_changes
+from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
 from headwater.backfill.errors import QueryStateLost
 from headwater.spark.capture_process import is_written
@@ -384,3 +384,33 @@ def test_a_first_batch_that_was_not_delivered_is_replayed(start: Start, newest_p
     stream.kill()
     again = start()
     assert len(again.rows(end)) == ROWS
+
+
+def test_batches_follow_each_other_where_spark_does_not_pass_their_start(
+    start: Start, newest_postgres: Database
+) -> None:
+    """The calls and their order are those of PySpark 4.0 and 4.1."""
+    make_table(newest_postgres)
+    first = start(splitRows="100")
+    ends = [first.reader.latestOffset()]
+    starts = [first.reader.initialOffset()]
+    rows = read_all(first.reader, first.schema, first.reader.partitions(starts[0], ends[0]))
+    starts.append(ends[-1])
+    ends.append(first.reader.latestOffset())  # in the checkpoint, never delivered
+    first.kill()
+
+    second = start(splitRows="100")
+    second.reader.partitions(ends[-1], ends[-1])
+    rows += read_all(second.reader, second.schema, second.reader.partitions(starts[-1], ends[-1]))
+    newest_postgres.execute("UPDATE t SET v = 'new' WHERE id <= 3", "DELETE FROM t WHERE id = 4")
+    for _ in range(60):
+        begin, end = ends[-1], second.reader.latestOffset()
+        if end != begin:
+            rows += read_all(second.reader, second.schema, second.reader.partitions(begin, end))
+            ends.append(end)
+        if len(rows) >= ROWS + 4:
+            break
+    changes = [row for row in rows if row["_change_type"] != "insert"]
+    assert len(rows) - len(changes) == ROWS
+    expected = {key: {"id": key, "v": value} for key, value in newest_postgres.execute("SELECT * FROM t")}
+    assert mirrored(sorted(rows, key=lambda row: row["_commit_version"])) == expected

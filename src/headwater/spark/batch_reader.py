@@ -14,7 +14,6 @@ from typing import Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from headwater.ahead import ahead
 from headwater.backfill.log_ranges import LogRanges
@@ -26,6 +25,7 @@ from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
+from headwater.spark.data_source_api import DataSourceReader, Filter, InputPartition
 from headwater.spark.errors import NoCapture
 from headwater.spark.options import STOP, SourceOptions
 from headwater.spark.pushdown import bounds_for

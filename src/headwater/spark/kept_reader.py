@@ -13,11 +13,11 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from headwater.log_store import LogView
 from headwater.log_store.columns import OP
 from headwater.spark.columns import ADDED, CHANGE_TYPE_COLUMN, ON_DEMAND, Columns, discovered
+from headwater.spark.data_source_api import DataSourceReader, InputPartition
 from headwater.spark.errors import InvalidOption, UnsupportedSchema
 from headwater.spark.kept_rows import KeptPlace, KeptRead, vnode_cuts
 from headwater.spark.options import ALL_COLUMNS, NEWEST, STOP, SourceOptions

@@ -10,7 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow.types as pt
-from pyspark.sql.datasource import (
+
+from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.table import SourceTable
+from headwater.spark.data_source_api import (
     EqualTo,
     Filter,
     GreaterThan,
@@ -19,9 +22,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
 )
-
-from headwater.sources.splits import Cut, KeyRange
-from headwater.sources.table import SourceTable
 
 
 @dataclass(frozen=True, slots=True)

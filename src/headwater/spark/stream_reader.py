@@ -13,8 +13,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from headwater.ahead import ahead
 from headwater.backfill.offset import QueryOffset
@@ -24,6 +22,15 @@ from headwater.backfill.reader import read_changes, read_history
 from headwater.backfill.units import LogUnit, Unit
 from headwater.spark.capture_process import CaptureKeeper
 from headwater.spark.columns import Columns
+from headwater.spark.data_source_api import (
+    BatchStarts,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 from headwater.spark.errors import HistoryWaits, StreamRuns, TableChanged
 from headwater.spark.options import STOP, SourceOptions
 from headwater.spark.rows import Rows
@@ -97,6 +104,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._schema = schema
         self._opened: _Opened | None = None
         self._upto: int | None = None
+        self._starts = BatchStarts()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -119,13 +127,16 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """All history, and every change that the source has committed by now."""
         self._upto = self._open.planner.reach_source(_REACH_SECONDS).epoch
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, int]:
         """Waits a moment for something to do: asking is not free. With *available now*, for history to go on.
 
         :raises HistoryWaits: it did not for a minute.
         """
         hot()
-        opened, begin = self._open, QueryOffset.from_json(start)
+        opened, start = self._open, self._starts.start(start, self.initialOffset)
+        begin, limit = QueryOffset.from_json(start), limit or self.getDefaultReadLimit()
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         give_up = time.monotonic() + _HISTORY_SECONDS
         while True:
@@ -134,7 +145,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             end = opened.planner.advance(begin, timeout=patience, max_rows=rows, upto=self._upto)
             planner = opened.planner
             if end != begin or self._upto is None or not planner.has_history or planner.is_waiting():
-                return end.to_json()
+                return self._starts.planned(start, end.to_json())
             if time.monotonic() >= give_up:
                 raise _history_waits(opened)
 
@@ -143,6 +154,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """:raises TableChanged: the table was truncated or its columns changed, and the options say to stop."""
+        self._starts.check(start, end)
         opened, options = self._open, self._options
         begin = QueryOffset.from_json(start)
         units = opened.planner.units(begin, QueryOffset.from_json(end))

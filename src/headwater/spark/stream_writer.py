@@ -25,10 +25,10 @@ from typing import Final
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from headwater.capture.stream_log import write_batch
 from headwater.capture.stream_records import StreamBatch
+from headwater.spark.data_source_api import DataSourceStreamArrowWriter, WriterCommitMessage
 from headwater.spark.errors import InvalidOption
 from headwater.spark.session import hot
 from headwater.spark.staged_rows import StagedPart, StagedRows

@@ -15,8 +15,6 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
@@ -24,6 +22,14 @@ from headwater.backfill.snapshot.consume_upstream.query import UpstreamUnit
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
 from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
+from headwater.spark.data_source_api import (
+    BatchStarts,
+    DataSourceStreamReader,
+    InputPartition,
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
 from headwater.spark.errors import StreamRuns, TableChanged
 from headwater.spark.options import STOP
 from headwater.spark.rows import Rows
@@ -57,6 +63,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema = options, schema
         self._opened: UpstreamPlanner | None = None
         self._upto: int | None = None
+        self._starts = BatchStarts()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_opened": None}
@@ -77,16 +84,21 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The snapshot, and every version that is there by now."""
         self._upto = self._planner.newest_epoch()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, int]:  # noqa: N802 - Spark's name
+    def latestOffset(  # noqa: N802 - Spark's name
+        self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
+    ) -> dict[str, int]:
         """Waits a moment for something to do. :raises RetentionMiss: with *available now*, what follows is gone."""
         hot()
-        return self._planner.latest(QueryOffset.from_json(start), _POLL_SECONDS, self._upto).to_json()
+        start = self._starts.start(start, self.initialOffset)
+        end = self._planner.latest(QueryOffset.from_json(start), _POLL_SECONDS, self._upto)
+        return self._starts.planned(start, end.to_json())
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
         return self._planner.newest().to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """:raises TableChanged: the table is read once more, or its columns changed, and the options say to stop."""
+        self._starts.check(start, end)
         options, planner = self._options, self._planner
         first = QueryOffset.from_json(start)
         made = []
