@@ -79,4 +79,4 @@ format: $(STAMP) ## rewrite the sources in the house format
 	$(BIN)/ruff format .
 
 clean: ## remove what the tasks above made
-	rm -rf $(VENV) site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .cache site dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

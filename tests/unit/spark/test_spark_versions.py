@@ -23,7 +23,7 @@ pytestmark = pytest.mark.unit
 
 SOURCES = Path(headwater.__file__).parents[1]
 OURS = re.compile(r"^\s*from (headwater[\w.]*) import ([\w, ]+|\([^)]*\))", re.MULTILINE)
-COMMANDS = ("headwater.cli.run", "headwater.cli.demo", "headwater.cli.verify")
+COMMANDS = ("headwater.cli.run", "headwater.cli.demo", "headwater.cli.verify", "headwater.cli.upstream")
 IN_SPARK_3_5 = {
     "pyspark": {"__file__", "__version__", "SparkConf", "SparkContext", "cloudpickle"},
     "pyspark.sql": {"SparkSession", "functions", "types"},
