@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.servers.postgres import Database
 
 from headwater.log_store import LogView
+from headwater.spark.data_source_api import ReadAllAvailable
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.types import arrow_schema
 from headwater.state import open_reader

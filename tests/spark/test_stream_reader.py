@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from pyspark.sql import types as st
 from pyspark.sql.datasource import CaseInsensitiveDict
-from pyspark.sql.streaming.datasource import ReadMaxRows
 from tests.servers.postgres import Database
 from tests.spark.collecting import mirrored
 from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
 from headwater.backfill.errors import QueryStateLost
 from headwater.spark.capture_process import is_written
+from headwater.spark.data_source_api import ReadMaxRows
 from headwater.spark.errors import HistoryWaits, NoCapture, StreamRuns, TableChanged, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
 

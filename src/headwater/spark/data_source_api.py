@@ -14,6 +14,7 @@ We look for the names, not at the version: vendors backport.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from headwater.spark.errors import TableChanged, UnsupportedSpark
@@ -73,11 +74,11 @@ except ImportError:  # nobody asks for a limit
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
         """No limit."""
 
+    @dataclass(frozen=True)
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
         """A number of rows."""
 
-        def __init__(self, max_rows: int) -> None:
-            self.max_rows = max_rows
+        max_rows: int
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Spark does not look at it."""
