@@ -101,8 +101,7 @@ class SparkHost:
     def session(self, stop: threading.Event | None = None) -> SparkSession:
         """The session, for those who need more than jobs. See :meth:`spark`."""
         self.spark(stop)
-        made = self._given or session(self._config.spark.master, **_settings(self._config))
-        return made
+        return self._given or session(self._config.spark.master, **_settings(self._config))
 
     def _make(self, attempt: Future[SparkContext | SparkSession]) -> None:
         try:
