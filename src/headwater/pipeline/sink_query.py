@@ -30,23 +30,43 @@ class LoopThread:
     """A delivery loop in a thread of its own; another one when a parked table returns.
 
     :param stop: is set to end it.
+    :param small_in_driver: see :class:`~headwater.backfill.loop.DeliveryLoop`. Then one empty job runs beside the first
+        batches: a Spark that does not work ends the loop before it is needed.
     :ivar loop: once it is open. :ivar error: why it ended, if it ended by itself.
     :ivar batches: that were delivered. :ivar turns: of the loop, with or without a batch.
     """
 
-    def __init__(self, delivery: Deliverable[Planner], jobs: SparkJobs, stop: threading.Event | None = None) -> None:
-        self._delivery, self._jobs = delivery, jobs
+    def __init__(
+        self,
+        delivery: Deliverable[Planner],
+        jobs: SparkJobs,
+        stop: threading.Event | None = None,
+        *,
+        small_in_driver: bool = False,
+    ) -> None:
+        self._delivery, self._jobs, self._small_in_driver = delivery, jobs, small_in_driver
         self._stop = stop or threading.Event()
         self.loop: DeliveryLoop[Planner] | None = None
         self.error: BaseException | None = None
         self.batches = self.turns = 0
         self._thread = threading.Thread(target=self._run, name="headwater-delivery", daemon=True)
         self._thread.start()
+        if small_in_driver:
+            threading.Thread(target=self._check_spark, name="headwater-spark-check", daemon=True).start()
+
+    def _check_spark(self) -> None:
+        try:
+            self._jobs.run(int, [0], f"headwater {self._delivery.name}: check")
+        except CancelledError:
+            pass
+        except BaseException as error:
+            self.error = error
+            self._stop.set()
 
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                with DeliveryLoop(self._delivery, self._jobs) as self.loop:
+                with DeliveryLoop(self._delivery, self._jobs, small_in_driver=self._small_in_driver) as self.loop:
                     self.loop.run(self._stop, self._turned)
                 let_back(self._delivery.store, self._delivery.name, self.loop.planner.returning)
         except CancelledError:
@@ -105,7 +125,9 @@ class SinkQuery(SupervisedQuery):
         refused = letters if self._section.bad_rows == "park" else None
         stop = threading.Event()
         jobs = SparkJobs(lambda: self._host.spark(stop), self._options.query)
-        self._running = LoopThread(Delivery(self._options, sink, refused, letters), jobs, stop)
+        small_in_driver = self._config.spark.small_batches == "driver"
+        delivery = Delivery(self._options, sink, refused, letters)
+        self._running = LoopThread(delivery, jobs, stop, small_in_driver=small_in_driver)
         self._batches = 0
 
     def _look(self) -> None:

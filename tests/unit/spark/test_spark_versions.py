@@ -92,17 +92,18 @@ def installed(folder: Path, version: str) -> Path:
 
 
 @pytest.fixture
-def path(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """No PySpark is imported yet, and none can be found."""
+def path(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The path of imports. No PySpark is imported yet, and none can be found."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "pyspark"]:
         monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if not Path(entry, "pyspark").exists()])
-    return monkeypatch
+    without = [entry for entry in sys.path if not Path(entry, "pyspark").exists()]
+    monkeypatch.setattr(sys, "path", without)
+    return without
 
 
 @pytest.mark.parametrize("version", ["3.5.0", "3.5.2+vendor.1", "4.0.5", "4.10.0", "4.3.0.dev1"])
-def test_versions_from_3_5_on_are_accepted(tmp_path: Path, path: pytest.MonkeyPatch, version: str) -> None:
-    path.syspath_prepend(installed(tmp_path, version))
+def test_versions_from_3_5_on_are_accepted(tmp_path: Path, path: list[str], version: str) -> None:
+    path.insert(0, str(installed(tmp_path, version)))
     assert check_spark() == version
 
 
@@ -115,28 +116,28 @@ def test_versions_from_3_5_on_are_accepted(tmp_path: Path, path: pytest.MonkeyPa
         ("main", "unknown"),
     ],
 )
-def test_other_versions_are_rejected(tmp_path: Path, path: pytest.MonkeyPatch, version: str, reason: str) -> None:
-    path.syspath_prepend(installed(tmp_path, version))
+def test_other_versions_are_rejected(tmp_path: Path, path: list[str], version: str, reason: str) -> None:
+    path.insert(0, str(installed(tmp_path, version)))
     with pytest.raises(UnsupportedSpark, match=reason):
         check_spark()
 
 
-def test_a_pyspark_in_a_zip_file_has_a_version(tmp_path: Path, path: pytest.MonkeyPatch) -> None:
+def test_a_pyspark_in_a_zip_file_has_a_version(tmp_path: Path, path: list[str]) -> None:
     archive = tmp_path / "pyspark.zip"
     with zipfile.ZipFile(archive, "w") as file:
         for part in installed(tmp_path / "plain", "3.5.1").glob("pyspark/*"):
             file.write(part, f"pyspark/{part.name}")
-    path.syspath_prepend(archive)
+    path.insert(0, str(archive))
     assert check_spark() == "3.5.1"
 
 
-def test_without_pyspark_the_next_step_says_how_to_install_it(path: pytest.MonkeyPatch) -> None:
+def test_without_pyspark_the_next_step_says_how_to_install_it(path: list[str]) -> None:
     with pytest.raises(SparkMissing, match=r"pip install 'headwater\[spark\]'"):
         check_spark()
 
 
-def test_the_demo_rejects_a_version_before_it_starts_a_database(tmp_path: Path, path: pytest.MonkeyPatch) -> None:
-    path.syspath_prepend(installed(tmp_path / "old", "3.4.4"))
+def test_the_demo_rejects_a_version_before_it_starts_a_database(tmp_path: Path, path: list[str]) -> None:
+    path.insert(0, str(installed(tmp_path / "old", "3.4.4")))
     folder = tmp_path / "demo"
     folder.mkdir()
     with pytest.raises(UnsupportedSpark, match="too old"):

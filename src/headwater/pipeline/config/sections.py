@@ -81,9 +81,10 @@ class BackfillSection(Section):
 
 
 class SparkSection(Section):
-    """The Spark session that the pipeline starts."""
+    """The Spark that the pipeline starts. ``small_batches``: where they are staged; ``driver``: without a Spark job."""
 
     master: str = "local[*]"
+    small_batches: Literal["spark", "driver"] = "spark"
     conf: dict[str, str] = Field(default_factory=dict)
 
 
