@@ -9,7 +9,7 @@ export PYSPARK_PYTHON := $(CURDIR)/$(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types imports docs check bench results soak crash-matrix ddl-fuzz spark-versions lock format clean
+.PHONY: help install demo test lint types imports docs check bench results scorecard soak crash-matrix ddl-fuzz spark-versions lock format clean
 
 help: ## list the tasks
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  \033[36mmake %-14s\033[0m %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,10 @@ bench: $(STAMP) ## run all benchmarks and print their tables: BENCH="mysql sinks
 results: $(STAMP) ## run all benchmarks, or BENCH="mysql sinks", and write their tables to benchmarks/RESULTS.md
 	@sh scripts/install_servers.sh
 	$(BIN)/python benchmarks/_results.py $(BENCH) $(BENCH_ARGS)
+
+scorecard: $(STAMP) ## one table: parts on the path, crashes, start, latency, idle, memory, lines; SCORECARD_ARGS=--quick
+	@sh scripts/install_servers.sh
+	$(BIN)/python benchmarks/_scorecard.py $(SCORECARD_ARGS)
 
 soak: $(STAMP) ## long crash rounds: minutes, not part of `make test`
 	@sh scripts/install_servers.sh

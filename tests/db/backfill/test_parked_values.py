@@ -8,10 +8,9 @@ import pytest
 from tests.db.backfill.parking import Parking
 from tests.db.backfill.shops import MARIADB, POSTGRES, Shop, only, running, shared
 
-from headwater.failpoints import arm
+from headwater.failpoints import FailpointError, arm
 from headwater.sinks.sink import Mode
 from headwater.sources.table import SpecialValues
-from headwater.spark.failure import ToldError
 
 pytestmark = pytest.mark.db
 
@@ -53,10 +52,10 @@ def test_rows_with_special_values_are_parked_and_resolved(shop: Shop, tmp_path: 
         shop.execute(f"UPDATE orders SET n = 0, day = '{odd}' WHERE id = 2", "UPDATE orders SET n = 0 WHERE id = 5")
         capture.catch_up()
         arm("delivery.before_pending=raise")  # the letters are committed, the batch is not
-        with pytest.raises(ToldError):
+        with pytest.raises(FailpointError):
             query.batch(5.0)
         arm("")
-        query.planner.close()  # another process goes on
+        query.close()  # another process goes on
         query.open()
         query.catch_up()
         assert query.letters.keys() == {2, 5, 7}
