@@ -33,7 +33,8 @@ from _backfill_table import Orders
 from _backfill_writer import LiveWriter
 from _harness import progress, scratch
 from _servers import PostgresServer
-from start import cpu_seconds, visible_rows
+from headwater.spark.session import prepare
+from start import visible_rows
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "headwater"
@@ -48,6 +49,7 @@ MISSION = (
 CHANGES_PER_SECOND = 1000
 _WAIT_SECONDS = 600.0
 _LOOK_SECONDS = 0.1
+_SAMPLE_SECONDS = 0.5
 _SETTINGS = {"wal_level": "logical", "max_wal_size": "4GB"}
 _TOML = """
 [source]
@@ -88,16 +90,15 @@ QUICK = Scale(100_000, 10.0, 5.0)
 
 
 def names_on_the_path() -> tuple[list[str], list[str]]:
-    """The parts of the design that other modules of the product use, and those that none does."""
-    defined: dict[str, Path] = {}
-    used: dict[str, set[Path]] = {name: set() for name in MISSION}
+    """The parts of the design that the product uses outside of their own definition, and those that it does not."""
+    used: set[str] = set()
     for path in SOURCE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef) and node.name in used:
-                defined.setdefault(node.name, path)
-            elif isinstance(node, ast.Name) and node.id in used:
-                used[node.id].add(path)
-    on = [name for name in MISSION if name in defined and used[name] - {defined[name]}]
+        if path.name != "__init__.py":
+            for statement in ast.parse(path.read_text()).body:
+                own = getattr(statement, "name", None)
+                names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)}
+                used |= names - {own}
+    on = [name for name in MISSION if name in used]
     return on, [name for name in MISSION if name not in on]
 
 
@@ -130,6 +131,7 @@ class Run:
         folder.mkdir()
         self.lake = folder / "lake" / orders.full_name
         self._folder, self._orders = folder, orders
+        self._ticks: dict[tuple[int, str], int] = {}
         name = re.sub(r"\W", "_", folder.name)
         toml = _TOML.format(table=orders.full_name, name=name, mode=mode, small_batches=small_batches)
         (folder / "pipeline.toml").write_text(toml)
@@ -156,14 +158,26 @@ class Run:
         :raises RuntimeError: they are not there in time.
         """
         while visible_rows(self.lake) < self._orders.rows:
+            self.cpu()
             if time.monotonic() - self.began > _WAIT_SECONDS:
                 raise RuntimeError(f"The rows did not arrive: {(self._folder / 'out').read_text()[-2000:]}")
             time.sleep(_LOOK_SECONDS)
         return time.monotonic() - self.began
 
-    @property
-    def cpu(self) -> float:
-        return cpu_seconds(self.pid)
+    def cpu(self, seconds: float = 0.0) -> float:
+        """Processor time of all its processes so far, those included that have ended, after *seconds*."""
+        end = time.monotonic() + seconds
+        while True:
+            for pid in self.processes():
+                try:
+                    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+                except OSError:  # it has ended meanwhile
+                    continue
+                self._ticks[pid, fields[19]] = int(fields[11]) + int(fields[12])
+            left = end - time.monotonic()
+            if left <= 0:
+                return sum(self._ticks.values()) / os.sysconf("SC_CLK_TCK")
+            time.sleep(min(left, _SAMPLE_SECONDS))
 
     def processes(self) -> list[int]:
         parents = {}
@@ -199,12 +213,11 @@ def measured(scale: Scale, small_batches: str) -> Iterator[Row]:
         run = Run(folder / f"live_{small_batches}", small, "changes", small_batches)
         with progress(f"1,000 changes per second{label}"), run.running():
             seconds = run.wait_for_rows()
-            yield Row(f"first rows of a table of 1,000{label}", f"{seconds:.1f} s, {run.cpu:.1f} CPU s")
+            yield Row(f"first rows of a table of 1,000{label}", f"{seconds:.1f} s, {run.cpu():.1f} CPU s")
             with LiveWriter(small, CHANGES_PER_SECOND, folder, span=small.rows) as writer:
-                time.sleep(scale.live_seconds / 4)  # warm
-                since, cpu = time.time(), run.cpu
-                time.sleep(scale.live_seconds)
-                cores = (run.cpu - cpu) / scale.live_seconds
+                cpu = run.cpu(scale.live_seconds / 4)  # warm
+                since = time.time()
+                cores = (run.cpu(scale.live_seconds) - cpu) / scale.live_seconds
                 yield Row(f"processes, memory (PSS){label}", f"{len(run.processes())}, {run.memory() / 1e9:.2f} GB")
                 commits = writer.stop()
             waited = latencies(run.lake, commits, since)
@@ -213,16 +226,15 @@ def measured(scale: Scale, small_batches: str) -> Iterator[Row]:
                 f"latency at 1,000 changes/s, Delta changes, p50, p99, cores{label}",
                 f"{p50:.2f} s, {p99:.2f} s, {cores:.2f}",
             )
-            time.sleep(5)  # what waited is done
-            cpu = run.cpu
-            time.sleep(scale.idle_seconds)
-            yield Row(f"idle, one table{label}", f"{100 * (run.cpu - cpu) / scale.idle_seconds:.1f} % of a core")
+            cpu = run.cpu(5.0)  # what waited is done
+            idle = (run.cpu(scale.idle_seconds) - cpu) / scale.idle_seconds
+            yield Row(f"idle, one table{label}", f"{100 * idle:.1f} % of a core")
         if small_batches == "spark":
             orders = Orders.load(database, "large", scale.rows)
             run = Run(folder / "backfill", orders, "mirror", small_batches)
             with progress(f"backfill of {scale.rows:,} rows"), run.running():
                 seconds = run.wait_for_rows()
-                per_million = run.cpu * 1e6 / scale.rows
+                per_million = run.cpu() * 1e6 / scale.rows
                 yield Row(f"backfill of {scale.rows:,} rows", f"{seconds:.1f} s, {per_million:.0f} CPU s per million")
 
 
@@ -233,6 +245,8 @@ def rows(quick: bool) -> Iterator[Row]:
     yield Row("named parts on the path of a row", f"{len(on)} of {len(MISSION)}{missing}")
     yield Row("crash matrix", crash_matrix())
     scale = QUICK if quick else FULL
+    with progress("creating the archive of Spark's classes"):
+        prepare()  # else the first run does it in the background
     for small_batches in ("spark", "driver"):
         yield from measured(scale, small_batches)
     yield from packages()
