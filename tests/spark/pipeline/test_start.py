@@ -68,7 +68,7 @@ def test_a_sink_plans_while_java_starts_and_stops_without_it(
     try:
         wait_until((home / "started").exists)
         wait_until(lambda: query_status(config.store, config.query(config.sink[0])) is not None)
-        assert orders.status().sinks[0].state == "running"
+        wait_until(lambda: orders.status().sinks[0].state == "running")
     finally:
         orders.ask_to_stop()
         (home / "go").touch()
