@@ -1,8 +1,8 @@
 """The scorecard: one table of what the product is and does, measured now. ``make scorecard`` prints it, and writes
-``benchmarks/SCORECARD.md`` unless it is told to be quick.
+``benchmarks/SCORECARD.md``, except with ``--quick``.
 
 What is counted (parts of the design on the path, the crash matrix, lines) is read from this checkout. What is measured
-runs ``headwater run`` as a process of its own on a real Postgres, into Delta: the start, a mirrored backfill, 1,000
+runs ``headwater run`` on a real Postgres, into Delta: the start, a mirrored backfill, 1,000
 changes per second, and then nothing. A busy machine makes the measured rows worse; the table shows its load.
 """
 
@@ -103,8 +103,8 @@ def names_on_the_path() -> tuple[list[str], list[str]]:
 
 
 def crash_matrix() -> str:
-    found = re.search(r"on (\S+): ([\d,]+) kills, (\d+) failures", (ROOT / "docs" / "crash_matrix.md").read_text())
-    return f"{found[2]} kills, {found[3]} failures ({found[1]})" if found else "unknown"
+    summary = re.search(r"on (\S+): ([\d,]+) kills, (\d+) failures", (ROOT / "docs" / "crash_matrix.md").read_text())
+    return f"{summary[2]} kills, {summary[3]} failures ({summary[1]})" if summary else "unknown"
 
 
 def packages() -> Iterator[Row]:
@@ -200,8 +200,8 @@ class Run:
                 text = Path(f"/proc/{pid}/smaps_rollup").read_text()
             except OSError:
                 continue
-            found = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
-            total += 1024 * int(found[1]) if found else 0
+            pss = re.search(r"^Pss:\s+(\d+) kB", text, re.MULTILINE)
+            total += 1024 * int(pss[1]) if pss else 0
         return total
 
 
@@ -252,11 +252,11 @@ def rows(quick: bool) -> Iterator[Row]:
     yield from packages()
 
 
-def write(facts: dict[str, Any], found: list[Row]) -> None:
+def write(facts: dict[str, Any], card: list[Row]) -> None:
     """As Markdown, for readers of the repository."""
     lines = ["# Scorecard", "", "`make scorecard` measures it again.", ""]
     lines += [f"- {name.capitalize()}: {value}" for name, value in facts.items()]
-    lines += ["", "| | |", "|---|---|", *(f"| {row.name} | {row.value} |" for row in found)]
+    lines += ["", "| | |", "|---|---|", *(f"| {row.name} | {row.value} |" for row in card)]
     SCORECARD.write_text("\n".join(lines) + "\n")
 
 
@@ -265,21 +265,21 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rows and seconds: two minutes")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     options = parser.parse_args()
-    found = list(rows(options.quick))
+    card = list(rows(options.quick))
     facts: dict[str, Any] = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "command": " ".join(["make scorecard", *sys.argv[1:]]),
         "load": round(os.getloadavg()[2], 1),
     }
     if options.json:
-        print(json.dumps(facts | {"rows": [row._asdict() for row in found]}))
+        print(json.dumps(facts | {"rows": [row._asdict() for row in card]}))
         return
     if not options.quick:
-        write(facts, found)
+        write(facts, card)
     table = Table(title=", ".join(f"{name}: {value}" for name, value in facts.items()))
     table.add_column("what")
     table.add_column("value", overflow="fold")
-    for row in found:
+    for row in card:
         table.add_row(*row)
     Console().print(table)
 

@@ -63,7 +63,7 @@ class Delivery:
         return DeadLetters(path)
 
     def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> QueryPlanner:
-        """Plans its batches; whoever planned them before is fenced."""
+        """The planner of its batches. An earlier one is fenced."""
 
         def committed(table: SourceTable, backfill: str) -> Committed:
             return self.sink.committed(table, self.name, backfill)
@@ -188,7 +188,7 @@ def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
     if path is None and table.parking:
         raise UnsupportedTable(
             table.full_name,
-            "rows of it may be parked, and this query has no place for them.",
+            "its rows can be parked, and this query has no directory for parked rows.",
             next_step=f"Set special_values of {table.full_name} to text, null or stop.",
         )
     if path is None or not (table.parking or (Path(path) / DeadLetters(path).directory_of(table)).is_dir()):

@@ -107,7 +107,7 @@ class Deliverable(Protocol[P]):
 
 
 class DeliveryLoop(Generic[P]):
-    """The batches of one query; one thread. Whoever delivered for the query before is fenced.
+    """The batches of one query; one thread. An earlier loop of the query is fenced.
 
     :param small_in_driver: small batches are staged in this thread, by the functions that tasks run.
     :ivar planner: what it asks for the next batch. :ivar position: what the sink has.

@@ -27,7 +27,7 @@ _CANCEL_SECONDS: Final = 5.0
 
 
 class LoopThread:
-    """A delivery loop in a thread of its own; another one when a parked table returns.
+    """A delivery loop in its own thread; another one when a parked table returns.
 
     :param stop: is set to end it.
     :param small_in_driver: see :class:`~headwater.backfill.loop.DeliveryLoop`. Then one empty job runs beside the first

@@ -37,7 +37,7 @@ class UpstreamDelivery:
         return self.query.store
 
     def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> UpstreamPlanner:
-        """Plans its batches; whoever planned them before is fenced."""
+        """The planner of its batches. An earlier one is fenced."""
         return UpstreamPlanner(self.query, recover=recover, takeover=True)
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:
