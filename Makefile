@@ -25,6 +25,7 @@ demo: $(STAMP) ## run the main job on this machine, nothing to set up
 
 test: $(STAMP) ## run all tests (makes its own virtual environment)
 	@sh scripts/install_servers.sh
+	@PIP=$(BIN)/pip sh scripts/install_oldest_spark.sh
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder $(PYTEST_ARGS)
 
 lint: $(STAMP) ## ruff: lint and format
@@ -53,7 +54,7 @@ results: $(STAMP) ## run all benchmarks, or BENCH="mysql sinks", and write their
 	@sh scripts/install_servers.sh
 	$(BIN)/python benchmarks/_results.py $(BENCH) $(BENCH_ARGS)
 
-scorecard: $(STAMP) ## one table: parts on the path, crashes, start, latency, idle, memory, lines; SCORECARD_ARGS=--quick
+scorecard: $(STAMP) ## start, latency, idle, memory, lines, beside a version before: SCORECARD_ARGS="--before FOLDER"
 	@sh scripts/install_servers.sh
 	$(BIN)/python benchmarks/_scorecard.py $(SCORECARD_ARGS)
 

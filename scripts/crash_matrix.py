@@ -1,4 +1,4 @@
-"""Kill every sink in every mode at every durable step of a delivery, and write docs/crash_matrix.md."""
+"""Kill or freeze every sink in every mode at every durable step of a delivery, and write docs/crash_matrix.md."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.crash.sinks.matrix import EXACT, GROUPS, Cell, Matrix, group_of, tried
+from tests.crash.sinks.matrix import EXACT, GROUPS, Cell, How, Matrix, group_of, tried
 from tests.db.sinks.cases import Servers
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "crash_matrix.md"
@@ -21,7 +21,10 @@ and become wider, history of keys that are there, a range that is read again, a 
 (`_commit_version`, key) is there twice; its token is that of the last batch; the coordinator has one COMMITTED row; the
 log waits for nobody; nothing is left in staging. *In a recovery*: a process was killed with a batch PENDING, and the
 one that takes over was killed there, too. *Staged files damaged*: a process was killed with a batch PENDING, then its
-staged files were cut to half their size; the one that takes over stages the batch again.
+staged files were cut to half their size; the one that takes over stages the batch again. *Frozen*: the process is
+stopped (`SIGSTOP`) at the step; the next one takes over and delivers everything; then the first is continued. It must
+be refused, and what the sink has must not change. *Everything forgotten*: the next process forgets the state of the
+query before it begins, as `headwater sink drop` and `resume` do: no token of then helps, only its generation does.
 """
 
 
@@ -32,7 +35,7 @@ def document(results: dict[Cell, str | None], seconds: float) -> str:
         "",
         *TEXT.splitlines(),
         "",
-        f"Made by `make crash-matrix` on {datetime.now(UTC):%Y-%m-%d}: {len(results)} kills, "
+        f"Made by `make crash-matrix` on {datetime.now(UTC):%Y-%m-%d}: {len(results)} rows, "
         f"{sum(wrong is not None for wrong in results.values())} failures, {seconds:.0f} s.",
         "`console` and `webhook` promise less, [at least once](sinks.md), and are not in it.",
     ]
@@ -47,17 +50,18 @@ def document(results: dict[Cell, str | None], seconds: float) -> str:
         ]
         lines.append("|---" * (2 + len(modes)) + "|")
         order = {name: place for place, (name, _) in enumerate(GROUPS)}
-        rows = {(cell.again, cell.damaged, order[group_of(cell.step)], cell.step) for cell in of_kind}
-        for again, damaged, _, step in sorted(rows):
+        hows = list(How)
+        rows = {(hows.index(cell.how), order[group_of(cell.step)], cell.step) for cell in of_kind}
+        for how, _, step in sorted(rows):
             shown = [
                 [
                     wrong
                     for cell, wrong in of_kind.items()
-                    if (cell.again, cell.damaged, cell.step, cell.case.mode) == (again, damaged, step, m)
+                    if (cell.how, cell.step, cell.case.mode) == (hows[how], step, m)
                 ]
                 for m in modes
             ]
-            name = group_of(step) + (", in a recovery" if again else ", staged files damaged" if damaged else "")
+            name = ", ".join(filter(None, (group_of(step), hows[how].value)))
             lines.append(f"| {name} | `{step}` | " + " | ".join(map(_verdict, shown)) + " |")
     return "\n".join(lines) + "\n"
 
@@ -72,6 +76,7 @@ def _verdict(problems: list[str | None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Kill every sink at every durable step of a delivery.")
     parser.add_argument("--only", default="", help="cases whose name has this text, for example delta-mirror")
+    parser.add_argument("--how", default="", help="rows whose kind has this text, for example frozen")
     parser.add_argument("--jobs", type=int, default=2, help="so many at a time")
     parser.add_argument("--no-document", action="store_true", help="leave docs/crash_matrix.md as it is")
     arguments = parser.parse_args()
@@ -82,16 +87,17 @@ def main() -> None:
         for case in EXACT:
             if arguments.only not in str(case):
                 continue
-            for cell, wrong in tried(matrix, matrix.cells(case), arguments.jobs):
+            cells = [cell for cell in matrix.cells(case) if arguments.how in cell.how.value]
+            for cell, wrong in tried(matrix, cells, arguments.jobs):
                 results[cell] = wrong
                 verdict = "ok" if wrong is None else f"FAILED: {wrong}"
-                how = "in a recovery" if cell.again else "damaged" if cell.damaged else f"pass {cell.at}"
+                how = f"{cell.how.value or 'pass'} {cell.at}"
                 print(
-                    f"{case.kind:9} {case.mode.value:8} {group_of(cell.step):19} {cell.step:36} {how:14} {verdict}",
+                    f"{case.kind:9} {case.mode.value:8} {group_of(cell.step):19} {cell.step:36} {how:30} {verdict}",
                     flush=True,
                 )
     failures = sum(wrong is not None for wrong in results.values())
-    print(f"{len(results)} kills, {failures} failures, {time.monotonic() - began:.0f} s")
+    print(f"{len(results)} rows, {failures} failures, {time.monotonic() - began:.0f} s")
     if not arguments.no_document:
         DOCUMENT.write_text(document(results, time.monotonic() - began))
     sys.exit(bool(failures or not results))

@@ -14,7 +14,11 @@ class Here:
     """Inputs and results are pickled, as on their way through Spark."""
 
     def __init__(self, parallelism: int = 2) -> None:
-        self.parallelism = parallelism
+        self._parallelism = parallelism
+
+    @property
+    def parallelism(self) -> int:
+        return self._parallelism
 
     def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
         travelled: list[T] = pickle.loads(pickle.dumps(list(inputs)))

@@ -104,7 +104,7 @@ def test_a_demo_whose_mirror_was_spoiled_says_so(temporary: Path) -> None:
 @pytest.mark.parametrize(
     ("number", "sign", "times"),
     [
-        (signal.SIGINT, "store/run/facts.json", 3),
+        (signal.SIGINT, "store/run/run.lock", 3),
         pytest.param(signal.SIGTERM, "lake/public.orders/_delta_log", 1, marks=pytest.mark.soak),
     ],
 )

@@ -104,7 +104,8 @@ class FuzzPipeline(RunningPipeline):
         section = config.sink[0]
         try:
             described = {one.full_name: one for one in described_tables(config.store)}
-            delivery = QueryDelivery(config.store, config.query(section), section.open(), described[f"public.{table}"])
+            query, sink = config.query(section), section.open()
+            delivery = QueryDelivery(config.store, config.state, query, sink, described[f"public.{table}"])
             return delivery(position, 0.0)
         except (HeadwaterError, KeyError):
             return False

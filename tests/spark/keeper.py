@@ -19,6 +19,7 @@ from headwater.sinks.kept_tables import KeptTables
 from headwater.sinks.sink import Token
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
+from headwater.state.query_store import open_query_store, own_state
 from headwater.stream import Epoch
 from headwater.stream.op import Op
 from headwater.versioned import VersionedTable
@@ -38,8 +39,8 @@ class Keeper:
         self.store = str(self.capture.store)
         self.folder = str(self.capture.store / "tables")
         self.sink = KeptTables(self.folder, merge_runs=2, retention_seconds=1.0)
-        self._model = ConsumerGroup.open(self.store, "model")
-        self._group = ConsumerGroup.open(self.store, QUERY)
+        self._stores = [open_query_store(own_state(self.store, name), name) for name in ("model", QUERY)]
+        self._model, self._group = (ConsumerGroup(self.store, store) for store in self._stores)
         self._delivered = self.newest()
         for table in self._described(self._delivered).values():
             self._model.consumer(table.full_name)
@@ -119,6 +120,8 @@ class Keeper:
         self.fold_off()
         self._group.close()
         self._model.close()
+        for store in self._stores:
+            store.close()
         self.capture.stop()
 
     def _described(self, epoch: int) -> dict[str, SourceTable]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,11 +14,11 @@ from tests.servers.postgres import Database
 from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_changes
 
 from headwater.log_store.errors import InvalidOffset
-from headwater.sources.errors import SnapshotExpired, SourceNotFound
+from headwater.sources.errors import SourceBusy, SourceNotFound
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
-from headwater.spark import snapshot_process
+from headwater.spark import batch_reader, table_parts
 from headwater.spark.columns import Columns
-from headwater.spark.errors import NoCapture, SparkError, TableChanged
+from headwater.spark.errors import NoCapture, TableChanged
 from headwater.spark.options import SourceOptions
 from headwater.spark.tables import find_table
 from headwater.versioned import TableNotKept
@@ -38,11 +36,6 @@ def make_table(database: Database, rows: int) -> None:
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         f"INSERT INTO t SELECT n, 'row ' || n FROM generate_series(1, {rows}) n",
     )
-
-
-def keepers(database: Database) -> int:
-    """Sessions that hold a snapshot open and idle."""
-    return int(database.value("SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction'"))
 
 
 def test_all_tasks_see_one_snapshot_whenever_they_read(newest_postgres: Database, tmp_path: Path) -> None:
@@ -73,43 +66,30 @@ def test_m29_a_standby_is_read_while_it_replays(start_postgres: StartPostgres, t
         standby.close()
 
 
-def test_a_snapshot_that_nobody_reads_in_ends(newest_postgres: Database, tmp_path: Path) -> None:
-    make_table(newest_postgres, 20)
-    reader, schema, partitions = batch(newest_postgres, tmp_path, splitRows="10", snapshotSeconds="2")
-    folder = Path(partitions[0].kept.folder)
-    end = time.monotonic() + 30
-    while folder.exists():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-    assert keepers(newest_postgres) == 0
-    with pytest.raises(SnapshotExpired, match=r"gone .* Load the table again.* cache"):
-        read_all(reader, schema, partitions)
-
-
 def test_a_read_that_cannot_be_planned_in_time_says_why(
     newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_process, "START_SECONDS", 1.0)
+    monkeypatch.setattr(batch_reader, "START_SECONDS", 1.0)
     make_table(newest_postgres, 20)
-    options = SourceOptions.parse(source_of(newest_postgres, tmp_path, "t", snapshotSeconds="3").options)
-    table = find_table(options)
+    source = source_of(newest_postgres, tmp_path, "t")
+    reader: Any = source.reader(source.schema())
     with newest_postgres.connect() as locking:
         locking.execute("BEGIN")
         locking.execute("LOCK TABLE t")
-        with pytest.raises(SparkError, match=r"not be planned within 3 s.* lock .*snapshotSeconds"):
-            snapshot_process.keep_snapshot(options, table)
+        with pytest.raises(SourceBusy, match="lock timeout"):
+            reader.partitions()
 
 
 def test_parts_that_nobody_sized_are_as_many_as_tasks_can_use() -> None:
     cuts = [None, *(Cut((str(block),)) for block in range(1, 50)), None]
     splits = [Split(number, KeyRange(low, high), 100) for number, (low, high) in enumerate(pairwise(cuts))]
-    joined = snapshot_process._joined(splits, 16)
+    joined = table_parts._joined(splits, 16)
     assert len(joined) == 16
     assert (joined[0].range.start, joined[-1].range.end) == (None, None)
     assert all(low.range.end == high.range.start for low, high in pairwise(joined)), "nothing is left out"
     assert {part.rows for part in joined} == {300, 400}
-    assert [part.range for part in snapshot_process._joined(splits[:3], 16)] == [split.range for split in splits[:3]]
-    assert snapshot_process._joined([], 16) == []
+    assert [part.range for part in table_parts._joined(splits[:3], 16)] == [split.range for split in splits[:3]]
+    assert table_parts._joined([], 16) == []
 
 
 def test_a_table_is_read_by_its_blocks_and_by_key_where_filters_ask_for_keys(
@@ -117,22 +97,10 @@ def test_a_table_is_read_by_its_blocks_and_by_key_where_filters_ask_for_keys(
 ) -> None:
     make_table(newest_postgres, 2000)
     _, _, partitions = batch(newest_postgres, tmp_path)
-    assert [(part.kept.kind, part.part) for part in partitions] == [(SplitKind.HEAP, KeyRange())]
+    assert [(part.kind, part.part) for part in partitions] == [(SplitKind.HEAP, KeyRange())]
     reader: Any = source_of(newest_postgres, tmp_path, "t", pushdown="true").reader(batch(newest_postgres, tmp_path)[1])
     reader.pushFilters([GreaterThan(("id",), 5)])
-    assert {part.kept.kind for part in reader.partitions()} == {SplitKind.KEY}
-
-
-def test_the_marks_of_tasks_say_when_a_snapshot_is_needed_no_more(tmp_path: Path) -> None:
-    needed = snapshot_process._is_needed
-    assert needed(tmp_path, 2, 600)
-    list(snapshot_process.marked(str(tmp_path), 0, iter([])))
-    assert needed(tmp_path, 2, 600)
-    list(snapshot_process.marked(str(tmp_path), 1, iter([])))
-    assert needed(tmp_path, 2, 600), "for a while: a task may be tried again"
-    for path in tmp_path.iterdir():
-        os.utime(path, (0, 0))
-    assert not needed(tmp_path, 2, 600)
+    assert {part.kind for part in reader.partitions()} == {SplitKind.KEY}
 
 
 def test_filters_on_the_key_run_in_the_database(newest_postgres: Database, tmp_path: Path) -> None:

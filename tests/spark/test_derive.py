@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from tests.deriving import Deriving
 from tests.servers.postgres import Database
 from tests.spark.keeper import Keeper, Row
 from tests.spark.test_kept_tables import LEFT, RIGHT, Transfers, fill
 
 from headwater.derive.derivation import Derivation
 from headwater.derive.errors import EpochLost, FunctionChanged, KeyNotUnique, ResultChanged
-from headwater.derive.runner import DerivedRunner, Place, release_pins
+from headwater.derive.planner import release_pins
 from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
 
@@ -85,10 +86,9 @@ def keeper(newest_postgres: Database, tmp_path: Path) -> Iterator[Keeper]:
 
 def runner_of(
     keeper: Keeper, spark: Any, name: str, function: Callable[..., Any], tables: list[str], by: list[str], sink: Sink
-) -> DerivedRunner:
+) -> Deriving:
     derivation = Derivation.of(name, function, tables, by)
-    place = Place(keeper.store, keeper.folder, f"shop-{name}")
-    return DerivedRunner(place, derivation, function, sink, spark, lambda kind, fields: None)
+    return Deriving(keeper.store, keeper.folder, derivation, function, sink, spark)
 
 
 def delivered(folder: Path, name: str) -> list[Row]:
@@ -170,13 +170,9 @@ def test_what_changed_meanwhile_stops_a_derived_table(
 
     newest_postgres.execute(f"UPDATE {LEFT} SET amount = 5000 WHERE id = 151")
     keeper.catch_up()
-    with (
-        closing(runner_of(keeper, spark, "rich", other, case[2], case[3], sink)) as runner,
-        pytest.raises(FunctionChanged, match=r"are not those that made.*sink drop rich"),
-    ):
-        runner.step()
-    place, derivation = Place(keeper.store, keeper.folder, "shop-rich"), Derivation.of("rich", other, [LEFT], ["id"])
-    release_pins(place, derivation)
+    with pytest.raises(FunctionChanged, match=r"are not those that made.*sink drop rich"):
+        runner_of(keeper, spark, "rich", other, case[2], case[3], sink)
+    release_pins(keeper.store, keeper.folder, "shop-rich", [LEFT])
     assert keeper.fold() > 0
     with (
         closing(runner_of(keeper, spark, "rich", case[0], case[2], case[3], sink)) as runner,

@@ -6,15 +6,24 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable
+from tests.db.capture.running import running
+from tests.servers.postgres import Database
 
+from headwater.backfill.claims import Delivery
+from headwater.backfill.loop import DeliveryLoop
+from headwater.backfill.query import QueryOptions
 from headwater.errors import TransientError
+from headwater.sinks.open import open_sink
 from headwater.spark.failure import Failure, Remedy
-from headwater.spark.jobs import SparkJobs
+from headwater.spark.jobs import FrameJobs, SparkJobs
 
 CONNECT = """
 from pyspark.sql import SparkSession
@@ -33,6 +42,10 @@ def fail(number: int) -> int:
     raise TransientError("The bucket is away.", next_step="Wait.")
 
 
+def break_down(number: int) -> int:
+    raise ValueError(f"no such number: {number}")
+
+
 def sleep(seconds: float) -> None:
     time.sleep(seconds)
 
@@ -46,29 +59,88 @@ def check(spark: Any) -> None:
         jobs.run(fail, [1], "headwater shop 8")
     failure = Failure.of(raised.value)
     assert (failure.kind, failure.remedy, failure.message) == ("TransientError", Remedy.RETRY, "The bucket is away.")
-    raised_by_cancel: list[BaseException] = []
-    began = threading.Event()
+    with pytest.raises(Exception) as broken:  # noqa: PT011 - Spark wraps it
+        jobs.run(break_down, [7], "headwater shop 8")
+    failure = Failure.of(broken.value)
+    assert (failure.kind, failure.remedy) == ("ValueError", Remedy.UNSURE)
+    assert failure.message == "ValueError: no such number: 7"
+    check_cancel(jobs, sleep)
+
+
+def check_cancel(jobs: SparkJobs, function: Callable[[float], None]) -> None:
+    """A job that takes two minutes ends when it is cancelled."""
+    raised: list[BaseException] = []
 
     def run() -> None:
-        began.set()
         try:
-            jobs.run(sleep, [120.0], "headwater shop 9")
+            jobs.run(function, [120.0], "headwater shop 9")
         except Exception as error:
-            raised_by_cancel.append(error)
+            raised.append(error)
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    began.wait()
     end = time.monotonic() + 60
     while thread.is_alive():
         assert time.monotonic() < end
         jobs.cancel()
         thread.join(0.2)
-    assert raised_by_cancel
+    assert raised
 
 
 def test_jobs_of_a_classic_session(spark: Any) -> None:
     check(spark)
+
+
+def test_what_a_function_does_with_frames_is_in_the_group_and_the_pool_of_its_sink(spark: Any) -> None:
+    context, jobs = spark.sparkContext, FrameJobs(spark, "shop view")
+    assert jobs.run(lambda rows: spark.range(rows).count(), [3, 4], "shop 7") == [3, 4]
+    assert len(context.statusTracker().getJobIdsForGroup("shop view")) >= 2
+    names = ("spark.job.description", "spark.scheduler.pool")
+    assert [context.getLocalProperty(name) for name in names] == ["shop 7", "shop view"]
+
+    def slow(seconds: float) -> None:
+        spark.range(1).rdd.map(lambda _: time.sleep(seconds)).collect()
+
+    check_cancel(jobs, slow)
+
+
+def test_small_tables_share_a_task_and_a_large_one_is_spread_over_the_slots(
+    spark: Any, newest_postgres: Database, tmp_path: Path
+) -> None:
+    small = [f"small{number}" for number in range(24)]
+    newest_postgres.execute(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in (*small, "large")))
+    tables = tuple(f"public.{name}" for name in (*small, "large"))
+    context = spark.sparkContext
+
+    def tasks() -> list[int]:
+        """Of each job so far."""
+        tracker = context.statusTracker()
+        jobs = [tracker.getJobInfo(number) for number in sorted(tracker.getJobIdsForGroup("many"))]
+        return [tracker.getStageInfo(stage).numTasks for job in jobs for stage in job.stageIds]
+
+    with running(newest_postgres, tmp_path, *tables) as capture:
+        options = QueryOptions(str(capture.store), newest_postgres.dsn, "many", tables, history=False)
+        delivery = Delivery(options, open_sink("delta", path=str(tmp_path / "lake"), mode="changes"))
+        with DeliveryLoop(delivery, SparkJobs(spark, "many")) as loop:
+
+            def deliver(*statements: str) -> list[int]:
+                before = len(tasks())
+                with newest_postgres.connect() as session, session.transaction():
+                    for statement in statements:
+                        session.execute(statement)
+                capture.catch_up()
+                while loop.plan(0.2):
+                    loop.deliver()
+                return tasks()[before:]
+
+            assert deliver(*(f"INSERT INTO {name} VALUES (1)" for name in small[:8])) == [1]
+            fill = "INSERT INTO large SELECT generate_series(1, 200000)"
+            assert deliver(fill, *(f"INSERT INTO {name} VALUES (2)" for name in small)) == [8]
+    files = pa.table(DeltaTable(tmp_path / "lake" / "public.large").get_add_actions())
+    shares = files["num_records"].to_pylist()
+    assert len(shares) == context.defaultParallelism
+    assert sum(shares) == 200_000
+    assert max(shares) < 110_000
 
 
 @pytest.mark.soak

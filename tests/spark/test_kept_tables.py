@@ -181,12 +181,14 @@ def test_an_epoch_is_pinned_while_it_is_read_and_let_go_afterwards(
 ) -> None:
     fill(newest_postgres)
     epoch = keeper.catch_up()
-    assert read(spark, keeper, LEFT, asOfEpoch=epoch).count() == ACCOUNTS
+    frame = read(spark, keeper, LEFT, asOfEpoch=epoch, snapshotSeconds=15)
+    assert frame.count() == ACCOUNTS
     pins = keeper.table(LEFT).pins()
     assert [(pin.owner, pin.epoch) for pin in pins] == [("spark read", epoch)]
     newest_postgres.execute(f"UPDATE {LEFT} SET amount = 0")
     keeper.catch_up()
     assert keeper.fold() <= epoch, "the base does not go past it"
+    assert {row["amount"] for row in frame.collect()} == {MONEY}, "every action reads the same epoch"
     end = time.monotonic() + 60
     while keeper.table(LEFT).pins():
         assert time.monotonic() < end
@@ -194,6 +196,8 @@ def test_an_epoch_is_pinned_while_it_is_read_and_let_go_afterwards(
     assert keeper.fold() > epoch
     with pytest.raises(Exception, match=r"epoch \d+ is gone|is folded"):
         read(spark, keeper, LEFT, asOfEpoch=epoch).count()
+    with pytest.raises(Exception, match=r"is folded"):
+        frame.count()
 
 
 def test_a_table_that_is_not_kept_says_what_to_do(spark: Any, keeper: Keeper) -> None:

@@ -22,6 +22,7 @@ from headwater.sinks.sink import Sink
 from headwater.spark.errors import InvalidOption
 from headwater.spark.jobs import SparkJobs
 from headwater.spark.upstream_options import UpstreamSourceOptions
+from headwater.state.query_store import own_state
 
 
 @pytest.fixture
@@ -98,7 +99,8 @@ class Delivery:
         self.running: LoopThread
 
     def start(self) -> None:
-        self.running = LoopThread(UpstreamDelivery(self.query, self.sink), SparkJobs(self.spark, "copy"))
+        delivery = UpstreamDelivery(self.query, self.sink)
+        self.running = LoopThread(lambda: delivery, "copy", SparkJobs(self.spark, "copy"))
 
     def rows(self) -> Rows:
         upstream = self.query.upstream
@@ -128,10 +130,14 @@ def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_wi
     store = delivery.query.store
     delivery.start()
     try:
-        wait_for(lambda: (found := status(store, "copy")) is not None and found.value["phase"] == "stopped")
+        wait_for(
+            lambda: (
+                (found := status(own_state(store, "copy"), "copy")) is not None and found.value["phase"] == "stopped"
+            )
+        )
         assert delivery.running.is_alive
         assert delivery.rows() == kept
-        ask_query(store, "copy", RESNAPSHOT, {}, seconds=60.0)
+        ask_query(own_state(store, "copy"), "copy", RESNAPSHOT, {}, seconds=60.0)
         wait_for(lambda: delivery.rows() == {1: "y", 2: "z"})
         lake.append({3: "more"})
         wait_for(lambda: delivery.rows() == rows_of(lake))

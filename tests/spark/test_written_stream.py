@@ -18,7 +18,6 @@ from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState, TableState
-from headwater.capture.requests import Request
 from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, LogConsumer, LogView
@@ -29,6 +28,7 @@ from headwater.spark.errors import InvalidOption, NoCapture, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.write_options import WriteOptions
 from headwater.state import WriteBatch, open_reader, open_writer
+from headwater.state.requests import Request
 from headwater.stream import Epoch
 from headwater.stream.errors import ChunkError
 
@@ -405,7 +405,7 @@ def test_what_a_written_log_has_not_is_told(tmp_path: Path, monkeypatch: pytest.
         QueryOptions(str(tmp_path / "store"), "", "q", (LOG,))
     planner = QueryPlanner(QueryOptions(str(tmp_path / "store"), "", "q", (LOG,), history=False))
     try:
-        request = Request("1", RESNAPSHOT, {"table": LOG})
+        request = Request(RESNAPSHOT, {"table": LOG})
         with pytest.raises(InvalidQuery, match="no database"):
             planner._requests.mutation(request, planner._tables)
     finally:

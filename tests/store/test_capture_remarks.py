@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headwater.capture.requests import REMARK, Answers, Requests, remark
+from headwater.capture.requests import REMARK, remark
 from headwater.state import Catalog, WriteBatch, open_writer
+from headwater.state.requests import Answers, Inbox
 
 
 def test_what_many_tasks_of_a_plan_saw_is_one_request(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with open_writer(store) as writer, writer.snapshot() as view:
         batch = WriteBatch()
-        answers = Answers(Catalog.load(view), view, batch)
+        answers = Answers(Catalog.load(view), writer, batch)
         for count in (3, 40):
             remark(store, "shop.orders", f"{count} values of total are null: string, and not long.", "plan 1")
         remark(store, "shop.orders", "5 values of total are null: string, and not long.", "plan 2")
         remark(store, "shop.orders", "5 values of note are null: string, and not long.", "plan 2")
         remark(store, "shop.lines", "5 values of note are null: string, and not long.", "plan 2")
-        requests = Requests(store)
-        found = requests.unanswered(answers)
+        inbox = Inbox(str(store))
+        found = inbox.open(answers, now=True)
         assert {request.kind for request in found} == {REMARK}
         assert len(found) == 4
         for request in found:
             answers.put(batch, request.id, None)
         remark(store, "shop.orders", "7 values of total are null: string, and not long.", "plan 1")
-        assert not requests.unanswered(answers)
-        requests.close()
+        assert not inbox.open(answers, now=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from headwater.pipeline.sink_commands import add_sink
-from headwater.pipeline.sink_requests import SinkRequests, SinkWish
+from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.private_files import UnsafeDirectory, make_private, make_root, open_private, replace_private
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.storage import Storage
@@ -62,7 +63,8 @@ def test_files_are_private_and_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_what_is_ours_is_private(tmp_path: Path) -> None:
     work = tmp_path / "work"
     open_writer(work).close()
-    SinkRequests(work).put_wish("delta", SinkWish(paused=True))
+    with closing(SinkControl(str(work / "pipelines/shop"))) as control:
+        control.set_desired_state("delta", DesiredState.PAUSED)
     Storage(str(work / "staging/console"), is_private=True).within("t").check()
     DeadLetters(str(work / "dead_letters/delta"))._sink.check()
     with locked(work / "tables"):

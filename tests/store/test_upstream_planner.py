@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +19,8 @@ from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOption
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
-from headwater.capture.requests import Request, put_request
 from headwater.log_store.columns import OP
+from headwater.state.requests import Request, leave
 from headwater.stream import Op
 
 
@@ -80,14 +79,13 @@ class Query:
             pass
 
     def ask(self, kind: str, **detail: object) -> None:
-        request = Request(uuid.uuid4().hex, kind, dict(detail))
-        put_request(self.made.store, ("query_requests", "copy"), request, 1e12)
-        self.planner._requests._looked = -1e9  # a second has passed
+        leave(self.made.state_location, Request(kind, dict(detail), "copy"))
+        self.planner._inbox._looked = -1e9  # some time has passed
         self.batch()
 
     @property
     def status(self) -> dict[str, object]:
-        found = status(self.made.store, "copy")
+        found = status(self.made.state_location, "copy")
         assert found is not None
         return found.value
 

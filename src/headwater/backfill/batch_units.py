@@ -11,28 +11,36 @@ from headwater.backfill.log_ranges import TableChanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import PlanRecord
 from headwater.backfill.query_table import QueryTable
-from headwater.backfill.units import LogUnit, SplitUnit, Unit, covered
+from headwater.backfill.tasks import Slots, tasks_of
+from headwater.backfill.units import LogUnit, SplitUnit, covered
 from headwater.sources.snapshots import ExportedSnapshot
 from headwater.sources.table import SourceTable
 from headwater.stream import DEFAULT_VNODE_COUNT
 
-_SMALL_ROWS: Final = 20_000
-"""Changes of a table up to this many are read by one task."""
 _SHARES: Final = (4, 2, 1)
 """What tasks that run side by side read, one after the other: with the small ones last, they end together."""
 
 
-def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, parallelism: int) -> list[LogUnit]:
+def log_units(table: QueryTable, changes: TableChanges, end: QueryOffset, slots: Slots) -> list[LogUnit]:
     """The changes of *table* in a batch up to *end*, by ranges of vnodes."""
     if changes.emptied and table.executor is not None:  # the sink empties its table; history follows
         return [LogUnit(changes.table, end.epoch, end.epoch, 0, 1, end.plan, truncated=changes.truncated)]
     kept = table.filter(end.plan)
-    parts = parallelism if changes.rows > _SMALL_ROWS else 1
     count = table.consumer.vnode_count or DEFAULT_VNODE_COUNT
+    parts = min(tasks_of(changes.rows, changes.size, slots), count)
     cuts = [count * part // parts for part in range(parts + 1)]
     return [
         LogUnit(
-            changes.table, changes.after, end.epoch, low, high, end.plan, kept, changes.truncated, changes.rows // parts
+            changes.table,
+            changes.after,
+            end.epoch,
+            low,
+            high,
+            end.plan,
+            kept,
+            changes.truncated,
+            changes.rows // parts,
+            changes.size // parts,
         )
         for low, high in pairwise(cuts)
     ]
@@ -44,7 +52,7 @@ def split_units(
     plan: PlanRecord,
     snapshot: ExportedSnapshot,
     upto: int,
-    parallelism: int,
+    slots: Slots,
     *,
     by_number: bool,
 ) -> list[SplitUnit]:
@@ -54,6 +62,9 @@ def split_units(
     :param by_number: see :meth:`QueryTable.readable`.
     """
     readable = table.readable(newest, snapshot, by_number=by_number)
+    handed = table.handed_out(plan.number)
+    rows = sum(part.rows for part in handed)
+    tasks = tasks_of(rows, 0, slots) if rows or len(handed) < 2 else slots()
     return [
         SplitUnit(
             table=readable,
@@ -72,13 +83,8 @@ def split_units(
             replaces=table.replaces,
             rereads=table.rereads,
         )
-        for parts in groups(table.handed_out(plan.number), parallelism)
+        for parts in ([handed] if handed and tasks == 1 else groups(handed, tasks))
     ]
-
-
-def large_first(units: Sequence[Unit]) -> list[Unit]:
-    """*units* in the order in which they are best begun."""
-    return sorted(units, key=lambda unit: 0 if isinstance(unit, LogUnit) else unit.rows, reverse=True)
 
 
 def groups(parts: Sequence[HandedOut], parallelism: int) -> list[list[HandedOut]]:

@@ -15,6 +15,7 @@ from headwater.backfill.keeping import Keeping
 from headwater.backfill.planner import QueryPlanner, Recover
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, parked_history, read_changes, read_history
+from headwater.backfill.tasks import Slots
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
 from headwater.sinks.dead_letters import DeadLetters, ParkedRows, Refusing, Sieve
 from headwater.sinks.errors import SinkRowError
@@ -48,6 +49,10 @@ class Delivery:
         return self.options.store
 
     @property
+    def state(self) -> str:
+        return self.options.state_location
+
+    @property
     def may_park(self) -> tuple[str, ...]:
         """Tables that may be parked, but for the last of them: without a backfill their missing rows never come."""
         return self.options.tables if self.options.history else ()
@@ -62,7 +67,7 @@ class Delivery:
         assert path is not None
         return DeadLetters(path)
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> QueryPlanner:
+    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> QueryPlanner:
         """The planner of its batches. An earlier one is fenced."""
 
         def committed(table: SourceTable, backfill: str) -> Committed:
@@ -75,6 +80,7 @@ class Delivery:
             parked=parked,
             keeping=Keeping.of(self.sink, self.name),
             takeover=True,
+            slots=slots,
         )
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:

@@ -1,4 +1,4 @@
-"""Requests to a running query, and its status: from any process, through stores beside the capture's.
+"""Requests to a running query, and its status: from any process, through the query's state.
 
 =============  ==========================================  ======================================================
 request        detail                                      effect
@@ -10,33 +10,31 @@ request        detail                                      effect
                                                            once more
 =============  ==========================================  ======================================================
 
-A request is done once, at a barrier, and its answer is sealed with what it did.
+A request is done once, at a barrier, and its answer is sealed with what it did (:mod:`headwater.state.requests`).
 """
 
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headwater.backfill.cdc.executor import Renewal
 from headwater.backfill.errors import InvalidQuery
-from headwater.backfill.plans import FOLDER, QueryState
+from headwater.backfill.plans import QueryState
 from headwater.backfill.query import QueryOptions
-from headwater.capture.requests import Answers, Request, Requests, put_request, wait_for_answer
 from headwater.errors import HeadwaterError
 from headwater.sources.snapshots import SnapshotSource
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceTable
-from headwater.state.beside import open_beside_reader
 from headwater.state.errors import StoreNotFound
+from headwater.state.query_store import QueryReader
+from headwater.state.requests import Answers, Request, ask, inbox_of
 from headwater.stream import Mutation, Pause, Resume, Throttle
 from headwater.stream.mutation import ALL_TARGETS
 
 PAUSE, RESUME, THROTTLE, RESNAPSHOT = "pause", "resume", "throttle", "resnapshot"
-_REQUESTS = "query_requests"
 
 
 class _Table(Protocol):
@@ -63,13 +61,12 @@ class QueryRequests:
 
     def __init__(self, options: QueryOptions, state: QueryState, source: SnapshotSource) -> None:
         self._source, self._has_source = source, bool(options.source)
-        self._requests = Requests(options.store, _REQUESTS, options.query)
+        self._inbox, self._query = inbox_of(options.state_location), options.query
         self._state = state
-        with state.store.snapshot() as view:
-            self._answers = Answers(state.catalog, view, state.batch)
+        self._answers = Answers(state.catalog, state.store, state.batch)
 
-    def new(self) -> list[Request]:
-        return self._requests.new(self._answers)
+    def open(self) -> list[Request]:
+        return self._inbox.open(self._answers, self._query)
 
     def mutation(self, request: Request, tables: Mapping[str, _Table]) -> tuple[Mutation | None, dict[str, Renewal]]:
         """What *request* means: a mutation of the next barrier, and the tables that are read once more.
@@ -99,8 +96,9 @@ class QueryRequests:
         """Seal the answer with the next save."""
         self._answers.put(self._state.batch, request.id, problem)
 
-    def close(self) -> None:
-        self._requests.close()
+    def remove(self, request: Request) -> None:
+        """Once its answer is sealed."""
+        self._inbox.remove(request)
 
 
 def _renewal(request: Request, table: SourceTable, source: SnapshotSource) -> Renewal:
@@ -119,23 +117,21 @@ def _renewal(request: Request, table: SourceTable, source: SnapshotSource) -> Re
     return Renewal(request.id, part, tuple(table.column(name).field_id for name in columns) if columns else None)
 
 
-def ask_query(location: str, query: str, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> dict[str, Any]:
-    """Ask the running query, and wait for its answer.
+def ask_query(state: str, query: str, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> dict[str, Any]:
+    """Ask the running query whose state is at *state*, and wait for its answer.
 
-    :raises HeadwaterError: what it answered. :raises TransientError: no answer in time.
+    :raises RequestFailed: what it answered. :raises NoAnswer: none in time.
     :raises StoreNotFound: there is no such query.
     """
-    request = uuid.uuid4().hex
-    end = time.monotonic() + seconds
-    with open_beside_reader(location, FOLDER, query) as reader:
-        put_request(location, (_REQUESTS, query), Request(request, kind, detail), end)
-        return wait_for_answer(reader, request, end, f"query {query!r}", seconds)
+    with QueryReader(state, query) as reader:
+        reader.snapshot().close()
+    return ask(state, Request(kind, detail, query), lambda: QueryReader(state, query), seconds, f"query {query!r}")
 
 
-def status(location: str, query: str) -> QueryStatus | None:
-    """What the query *query* of the store at *location* has told last; ``None``: nothing yet."""
+def status(state: str, query: str) -> QueryStatus | None:
+    """What the query *query* whose state is at *state* has reported last; ``None``: nothing yet."""
     try:
-        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+        with QueryReader(state, query) as reader, reader.snapshot() as view:
             value = QueryState.read_status(view)
     except StoreNotFound:
         return None

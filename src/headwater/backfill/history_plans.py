@@ -15,6 +15,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import PlanRecord, QueryState, history_position
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
+from headwater.backfill.tasks import Slots
 from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.errors import TransientError
 from headwater.sinks.sink import Committed
@@ -35,6 +36,7 @@ class HistoryPlans:
 
     :param tables: of the query, by name; its planner changes them.
     :param committed: what the sink has of a table, where the sink can tell. :param save: makes the state durable.
+    :param slots: see :data:`~headwater.backfill.tasks.Slots`.
     :ivar problem: why no snapshot can be had.
     """
 
@@ -46,9 +48,11 @@ class HistoryPlans:
         source: SnapshotSource,
         committed: CommittedOf | None,
         save: Callable[[], None],
+        slots: Slots,
     ) -> None:
         self._options, self._state, self._tables = options, state, tables
         self._source, self._committed, self._save = source, committed, save
+        self._ask_slots, self._known_slots = slots, 1
         self._held = HeldSnapshot()
         self._retaken = False
         self.problem: str | None = None
@@ -152,9 +156,16 @@ class HistoryPlans:
         return made
 
     def _budget(self) -> int:
-        """Rows that are read in about one interval, as the last plans went; a split for each task at least."""
-        least = self._options.parallelism * self._options.split_rows
+        """Rows that are read in about one interval, as the last plans went; a split for each task at least.
+
+        The slots are those of the last batch that needed more than one: a plan does not wait for Spark.
+        """
+        least = self._known_slots * self._options.split_rows
         return max(least, self._held.rows_in(self._options.interval_seconds))
+
+    def _slots(self) -> int:
+        self._known_slots = self._ask_slots()
+        return self._known_slots
 
     def _stretched(self, budget: int, names: Sequence[str]) -> int:
         """All that is left of the tables *names*, where that is not many more."""
@@ -199,16 +210,17 @@ class HistoryPlans:
         for name in names:
             kept = self._tables[name].kept
             if kept is not None:
-                made += kept.units(plan, self._options.parallelism)
+                made += kept.units(plan, self._slots)
         names = [name for name in names if self._tables[name].kept is None]
         if not names:
             return made
-        snapshot = self._held.of(end.plan, ask=recovering) or self._retake(ranges, names)
+        snapshot = self._held.of(end.plan, ask=recovering)
+        if snapshot is None or self._is_overtaken(snapshot, ranges, end, names):
+            snapshot = self._retake(ranges, names)
         for name in names:
             newest = ranges.following(name, end.epoch)
             by_number = isinstance(self._source, UnsharedSnapshots)
-            parallelism = self._options.parallelism
-            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, parallelism, by_number=by_number)
+            made += split_units(self._tables[name], newest, plan, snapshot, end.epoch, self._slots, by_number=by_number)
         return made
 
     def _retake(self, ranges: LogRanges, names: Sequence[str]) -> ExportedSnapshot:
@@ -224,11 +236,11 @@ class HistoryPlans:
             self._require_current(snapshot, ranges, names)
             plan = self._state.plan
             for name in names:
-                table = self._tables[name]
-                if table.has_moved(snapshot):
+                table, following = self._tables[name], ranges.following(name, plan.upto)
+                shared = not isinstance(self._source, UnsharedSnapshots)
+                if table.has_moved(snapshot) or (shared and table.is_renamed(snapshot, following)):
                     table.read_anew()
                     continue
-                following = ranges.following(name, plan.upto)
                 exact = self._committed is not None and table.has_columns_of(snapshot, following)
                 table.retake(plan.number, snapshot.mark, exact=exact)
             plan.attempt += 1
@@ -243,17 +255,32 @@ class HistoryPlans:
         self._retaken = True
         return snapshot
 
+    def _is_overtaken(
+        self, snapshot: ExportedSnapshot, ranges: LogRanges, end: QueryOffset, names: Sequence[str]
+    ) -> bool:
+        """Whether the log has come to a change of columns that *snapshot*, which is older, does not have.
+
+        A column that was renamed would count as one that was added and one that was dropped, and be read as null.
+        """
+        if isinstance(self._source, UnsharedSnapshots):
+            return self._unlike(snapshot, ranges, names) is not None
+        return any(self._tables[name].is_renamed(snapshot, ranges.following(name, end.epoch)) for name in names)
+
+    def _unlike(self, snapshot: ExportedSnapshot, ranges: LogRanges, names: Sequence[str]) -> str | None:
+        """A table that has other columns in *snapshot* than in its log."""
+        if not self._options.new_columns:
+            return None
+        tables = (self._tables[name] for name in names if ranges.stopped(name) is None)
+        return next((table.name for table in tables if not table.has_columns_of(snapshot, table.latest)), None)
+
     def _require_current(self, snapshot: ExportedSnapshot, ranges: LogRanges, names: Sequence[str]) -> None:
         """:raises LogBehind: which columns are which is told by the log, and it has not come to the snapshot."""
-        if not isinstance(self._source, UnsharedSnapshots) or not self._options.new_columns:
-            return
-        for name in names:
-            table = self._tables[name]
-            if ranges.stopped(name) is None and not table.has_columns_of(snapshot, table.latest):
-                raise LogBehind(
-                    f"The columns of {name} have changed, and the capture has not come to that.",
-                    next_step="Look whether it runs: headwater status",
-                )
+        unlike = self._unlike(snapshot, ranges, names) if isinstance(self._source, UnsharedSnapshots) else None
+        if unlike is not None:
+            raise LogBehind(
+                f"The columns of {unlike} have changed, and the capture has not come to that.",
+                next_step="Look whether it runs: headwater status",
+            )
 
     def check_attempt(self) -> None:
         """A plan was read twice; an older run may have committed its rows of the first snapshot after all."""

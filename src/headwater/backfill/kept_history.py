@@ -28,6 +28,7 @@ from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.snapshot.executor import SnapshotBackfillExecutor, SnapshotOptions
 from headwater.backfill.snapshot.parts import Layout, groups
 from headwater.backfill.snapshot.record import SnapshotPhase
+from headwater.backfill.tasks import Slots, tasks_of
 from headwater.backfill.units import SnapshotUnit
 from headwater.stream import DEFAULT_VNODE_COUNT, VnodeBitmap
 from headwater.versioned import BaseGone, NotComplete, TableNotKept, VersionedTable
@@ -136,12 +137,13 @@ class KeptHistory:
         parts = self.executor.hand_out(plan, budget)
         return sum(part.rows for part in parts) if parts else None
 
-    def units(self, plan: PlanRecord, parallelism: int) -> list[SnapshotUnit]:
+    def units(self, plan: PlanRecord, slots: Slots) -> list[SnapshotUnit]:
         """What tasks read of *plan*."""
         parts, epoch = self.executor.handed_out(plan.number), self.executor.epoch
         if not parts:
             return []
         table, layout = self._kept.table(epoch), self.executor.layout or self._layout(epoch)
+        tasks = tasks_of(sum(part.rows for part in parts), 0, slots)
         return [
             SnapshotUnit(
                 table=table,
@@ -153,7 +155,7 @@ class KeptHistory:
                 commit_time_us=self.executor.commit_time_us,
                 rows=sum(part.rows for part in group),
             )
-            for group in groups(parts, layout, 2 * parallelism)
+            for group in groups(parts, layout, 2 * tasks if tasks > 1 else 1)
         ]
 
     def let_go(self) -> None:

@@ -37,6 +37,7 @@ class TableChanges:
 
     :ivar table: the table as it is at the end of the range.
     :ivar after: where the range begins: after a gap in the log, the rows before it do not count.
+    :ivar size: the bytes that the log stores for the rows.
     :ivar events: whether something beside rows happened. :ivar truncated: epoch and seq of the last TRUNCATE.
     :ivar defaulted: the field ids of columns that came with a value for the rows that were there.
     :ivar emptied: the table was captured anew in another shape: what the sink has of it goes, and is read again.
@@ -51,6 +52,7 @@ class TableChanges:
     emptied: bool = False
     defaulted: tuple[int, ...] = ()
     renewed: tuple[int, int] | None = None
+    size: int = 0
 
     def __bool__(self) -> bool:
         return self.rows > 0 or self.events
@@ -123,7 +125,7 @@ class LogRanges:
         renewals = [(int(event.epoch), event.seq) for event in events if self._empties(event)]
         if renewals:
             after = renewals[-1][0] - 1
-        rows = sum(end.rows for end in self._views[name].epochs(after, upto))
+        ends = [(end.rows, end.size) for end in self._views[name].epochs(after, upto)]
         truncates = [event for event in events if event.kind == TRUNCATE]
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
         renewed = [(int(event.epoch), event.seq) for event in events if RENEWED in event.detail]
@@ -131,12 +133,13 @@ class LogRanges:
         return TableChanges(
             table,
             after,
-            rows,
+            sum(rows for rows, _ in ends),
             bool(events),
             max(emptied, default=None),
             bool(renewals),
             _defaulted(table, events),
             renewed[-1] if renewed else None,
+            sum(size for _, size in ends),
         )
 
     def _before_renewal(self, after: int, upto: int) -> int:

@@ -5,7 +5,8 @@ step       what is durable after it
 =========  ===================================================================================================
 plan       the batch: where it begins, where it ends, and which parts of the backfill it reads
 stage      nothing that counts: tasks write files or tables of their own names
-commit     first *pending*, with what was staged; then the rows with their token, in the sink itself; then *committed*
+commit     first *pending*, with what was staged; then the rows with their token, in the sink itself; *committed* with
+           the next plan, or within a second when there is none
 =========  ===================================================================================================
 
 A loop that starts again commits what is pending, and delivers a planned batch that is not committed once more, with
@@ -15,25 +16,24 @@ the same bounds: so a batch has one token, however often it is tried.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 from headwater.backfill.claims import BatchTooLarge, Budget, Claim, StagedClaims
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import Recover
+from headwater.backfill.tasks import Slots, cost, packed
 from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import read_parked
-from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.delivery_record import DeliveryState, now_ms
 from headwater.sinks.sink import Sink, Staged, Token
 from headwater.sources.table import SourceTable
+from headwater.state.query_store import QueryStore
 
 _POLL_SECONDS: Final = 0.5
-_TASKS_PER_SLOT: Final = 4
-"""So many tasks of a batch for each that runs at a time: a task costs a tenth of a second, whatever it does."""
-
 _SMALL_ROWS: Final = 5_000
 _SMALL_BYTES: Final = 4 << 20
 """A batch up to these is small: a Spark job would cost more than its rows."""
@@ -43,11 +43,11 @@ R = TypeVar("R")
 
 
 class Jobs(Protocol):
-    """Runs functions elsewhere, side by side."""
+    """Runs functions side by side, as jobs that can be cancelled."""
 
     @property
     def parallelism(self) -> int:
-        """How many run at a time."""
+        """How many run at a time, now; it can wait until that is known."""
 
     def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
         """What *function* returns for each of *inputs*, in any order; it may run more than once for one of them.
@@ -80,8 +80,9 @@ P = TypeVar("P", bound=Planner, covariant=True)
 class Deliverable(Protocol[P]):
     """What is delivered, and where; it travels to tasks. See :class:`~headwater.backfill.claims.Delivery`.
 
-    :ivar name: of the query. :ivar store: its state is beside it. :ivar parks_rows: rows that the sink refuses are
-        parked. :ivar may_park: tables that may be parked, but for the last of them.
+    :ivar name: of the query. :ivar store: of its logs. :ivar state: where its state is.
+    :ivar parks_rows: rows that the sink refuses are parked.
+    :ivar may_park: tables that may be parked, but for the last of them.
     """
 
     @property
@@ -89,6 +90,9 @@ class Deliverable(Protocol[P]):
 
     @property
     def store(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
 
     @property
     def sink(self) -> Sink: ...
@@ -99,7 +103,7 @@ class Deliverable(Protocol[P]):
     @property
     def may_park(self) -> Sequence[str]: ...
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> P: ...
+    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> P: ...
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims: ...
 
@@ -111,11 +115,13 @@ class DeliveryLoop(Generic[P]):
 
     :param small_in_driver: small batches are staged in this thread, by the functions that tasks run.
     :ivar planner: what it asks for the next batch. :ivar position: what the sink has.
+    :ivar waits_for: what it waits for now, and since when (milliseconds); ``None``: for nothing that can hang.
     :raises HeadwaterError: what is pending cannot be settled, or the state cannot be read.
     """
 
     def __init__(self, delivery: Deliverable[P], jobs: Jobs, *, small_in_driver: bool = False) -> None:
         self._delivery, self._jobs, self._small_in_driver = delivery, jobs, small_in_driver
+        self.waits_for: tuple[str, int] | None = None
         with ExitStack() as stack:
             self.planner, self._coordinator = self._open(stack)
             records = self._coordinator.records
@@ -141,8 +147,10 @@ class DeliveryLoop(Generic[P]):
             planned = self.plan(_POLL_SECONDS, upto)
             if planned:
                 self.deliver()
-            elif until():
-                break
+            else:
+                self._coordinator.flush()
+                if until():
+                    break
             turned(planned)
 
     def plan(self, timeout: float, upto: int | None = None) -> bool:
@@ -176,15 +184,15 @@ class DeliveryLoop(Generic[P]):
         delivery = self._delivery
         coordinators: list[Coordinator] = []
 
-        def recover(generation: int, backfill: str, tables: Sequence[SourceTable]) -> None:
-            coordinators.append(stack.enter_context(Coordinator(delivery.store, delivery.name, generation)))
+        def recover(store: QueryStore, backfill: str, tables: Sequence[SourceTable]) -> None:
+            coordinators.append(Coordinator(store))
             coordinators[0].recover(delivery.sink, backfill, tables)
 
         def parked() -> dict[str, str]:
-            found = coordinators[0].parked() if coordinators else read_parked(delivery.store, delivery.name)
+            found = coordinators[0].parked() if coordinators else read_parked(delivery.state, delivery.name)
             return {name: table["reason"] for name, table in found.items()}
 
-        planner = delivery.open_planner(recover, parked)
+        planner = delivery.open_planner(recover, parked, lambda: self._jobs.parallelism)
         stack.callback(planner.close)
         return planner, coordinators[0]
 
@@ -198,7 +206,7 @@ class DeliveryLoop(Generic[P]):
             Claim(
                 unit,
                 replace(token, attempt=unit.attempt) if isinstance(unit, SplitUnit | SnapshotUnit) else token,
-                unit.table.full_name in suspects,
+                bool(suspects) and unit.table.full_name in suspects,
             )
             for unit in planner.units(start, end)
         ]
@@ -209,11 +217,12 @@ class DeliveryLoop(Generic[P]):
                 return self._delivery.stage(claims, Budget(_SMALL_ROWS, _SMALL_BYTES))
             except BatchTooLarge:
                 pass  # the planner knows rows only by estimate
-        tasks = min(len(claims), _TASKS_PER_SLOT * self._jobs.parallelism)
-        inputs = [claims[task::tasks] for task in range(tasks)]
         description = f"headwater {self._delivery.name} {epoch}"
         result = StagedClaims()
-        for staged in self._jobs.run(self._delivery.stage, inputs, description):
+        with self._waiting("Spark"):
+            inputs = packed(claims, [cost(claim.unit) for claim in claims], lambda: self._jobs.parallelism)
+            answers = self._jobs.run(self._delivery.stage, inputs, description)
+        for staged in answers:
             result.add(staged)
         return result
 
@@ -221,10 +230,19 @@ class DeliveryLoop(Generic[P]):
         delivery = self._delivery
         if result.parked:
             delivery.commit_parked(result.parked)
-        self._coordinator.deliver(
-            delivery.sink,
-            result.staged,
-            result.failures,
-            parks_rows=delivery.parks_rows,
-            tables=delivery.may_park,
-        )
+        with self._waiting("the sink"):
+            self._coordinator.deliver(
+                delivery.sink,
+                result.staged,
+                result.failures,
+                parks_rows=delivery.parks_rows,
+                tables=delivery.may_park,
+            )
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        self.waits_for = what, now_ms()
+        try:
+            yield
+        finally:
+            self.waits_for = None

@@ -19,17 +19,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Final
 
-from headwater.backfill.batch_units import large_first, log_units
+from headwater.backfill.batch_units import log_units
 from headwater.backfill.checkpoint import check_end, check_start
 from headwater.backfill.control import QueryRequests
 from headwater.backfill.errors import LogBehind, QueryStateLost
 from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
-from headwater.backfill.log_ranges import LogRanges
+from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.plans import FOLDER, PlanRecord, QueryState
+from headwater.backfill.plans import PlanRecord, QueryState
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_tables import QueryTables
+from headwater.backfill.tasks import Slots
 from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceRecord, SourceState
 from headwater.errors import HeadwaterError
@@ -37,7 +38,7 @@ from headwater.log_store import ConsumerGroup
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
-from headwater.state.beside import open_beside_writer
+from headwater.state.query_store import QueryStore, open_query_store
 
 _LOOK_SECONDS: Final = 0.05
 _LOCK_SECONDS: Final = 2.0
@@ -49,19 +50,20 @@ _REST_SECONDS: Final = 0.1
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
-Recover = Callable[[int, str, Sequence[SourceTable]], None]
+Recover = Callable[[QueryStore, str, Sequence[SourceTable]], None]
 
 
 class QueryPlanner:
     """Plans the batches of one query.
 
     :param committed: what the sink has of a table, where the sink can tell: then a lost snapshot costs nothing.
-    :param recover: called before anything is planned, with the generation of this planner, what names its state, and
-        the tables: what earlier ones left pending at the sink is settled.
+    :param recover: called before anything is planned, with the state of the query, what names it, and the tables:
+        what earlier ones left pending at the sink is settled.
     :param parked: the tables that the sink does not take, and why: they are left out. Those that come back are read
         once more.
     :param keeping: where the sink keeps tables of our own.
     :param takeover: another process that plans this query is fenced.
+    :param slots: how many tasks run at a time; asked where a batch needs more than one.
     :ivar returning: parked tables that were captured again: with a planner that is opened once they are let back they
         are read once more.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
@@ -76,12 +78,15 @@ class QueryPlanner:
         parked: Callable[[], Mapping[str, str]] | None = None,
         keeping: Keeping | None = None,
         takeover: bool = False,
+        slots: Slots = lambda: 2,
     ) -> None:
-        self._options = options
+        self._options, self._slots = options, slots
         self._parked = parked or dict
         self._keeping = keeping
         self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
         self._at: QueryOffset | None = None
+        self._ranged: tuple[QueryOffset, QueryOffset, dict[str, TableChanges]] | None = None
+        self._nothing: tuple[QueryOffset, int | None, int | None, int] | None = None
         self._forgotten: QueryOffset | None = None
         self._end: tuple[int, SourceRecord] | None = None
         self._looked = self._truncated = self._told = 0.0
@@ -89,21 +94,17 @@ class QueryPlanner:
         self.returning: Sequence[str] = ()
         with ExitStack() as stack:
             self._reader = stack.enter_context(open_reader(options.store))
-            self._state = QueryState(
-                stack.enter_context(open_beside_writer(options.store, FOLDER, options.query, takeover=takeover))
-            )
+            store = stack.enter_context(open_query_store(options.state_location, options.query, takeover=takeover))
+            self._state = QueryState(store)
             self._requests = QueryRequests(options, self._state, self._source)
-            stack.callback(self._requests.close)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables, keyed=options.keyed)
-                consumers = stack.enter_context(ConsumerGroup.open(options.store, options.query, takeover=takeover))
+                consumers = stack.enter_context(ConsumerGroup(options.store, store))
                 self._tables = QueryTables(options, self._state, consumers, view, ranges, self._parked())
-            self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save)
-            owner = self._state.store.owner()
-            assert owner is not None
-            self.generation = owner.generation
+            self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save, slots)
+            self.generation = store.generation
             if recover is not None:
-                recover(self.generation, self.backfill_id, [table.table for table in self._tables.values()])
+                recover(store, self.backfill_id, [table.table for table in self._tables.values()])
             self._tables.begin(committed)
             self._save()
             self._stack = stack.pop_all()
@@ -209,7 +210,8 @@ class QueryPlanner:
             self._serve()
             self._commit(start)
             rests = upto is None and self._rests()
-            made = start if rests else self._next(start, max_rows or self._options.max_rows, upto)
+            most = max_rows or self._options.max_rows
+            made = start if rests or self._has_nothing(start, most, upto) else self._next(start, most, upto)
             left = deadline - time.monotonic()
             self._moved |= made != start
             self._tell()
@@ -226,6 +228,7 @@ class QueryPlanner:
         plan = self._state.plan
         if start == self._at and start.plan == plan.number:
             return
+        self._nothing = None
         check_start(self._options.query, start, plan.number, self._state.delivered)
         self._roll_back(start)
         self._history.check_attempt()
@@ -265,8 +268,7 @@ class QueryPlanner:
         if start != self._forgotten and now - self._truncated >= _COMMIT_SECONDS:
             self._truncated, self._forgotten = now, start
             self._state.put_delivered(start)
-            self._save()  # a query without a checkpoint never begins before what the logs hold
-            self._tables.forget(start.epoch)
+            self._tables.forget(start.epoch)  # both in one seal: a query never begins before what the logs hold
 
     # -- planning --------------------------------------------------------------------------------------------------
 
@@ -281,7 +283,14 @@ class QueryPlanner:
         made = self._planned(start, max_rows, upto)
         if self._keeping is not None and made != start:
             self._keeping.after(self._tables.values(), self.backfill_id)
+        waits_for_epoch = made == start and self._keeping is None and self.is_history_done()
+        self._nothing = (start, max_rows, upto, self._seen) if waits_for_epoch else None
         return made
+
+    def _has_nothing(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> bool:
+        """Whether there was nothing to plan after *start*, and there can be nothing before the next epoch."""
+        known = self._nothing
+        return known is not None and known == (start, max_rows, upto, int(self._reader.committed_epoch()))
 
     def _planned(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         with self._reader.snapshot() as view:
@@ -294,7 +303,8 @@ class QueryPlanner:
             end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
-            found = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
+            ranged = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
+            found = dict(ranged)
             for name, table in self._tables.items():
                 changes = found[name] = table.see(found[name], ranges.since(name, end), start.epoch, end)
                 if self._tables[name].reads_source:
@@ -312,6 +322,7 @@ class QueryPlanner:
         if not planned and not any(found.values()) and not (late and end > start.epoch):
             return start
         made = QueryOffset(end, self._state.plan.number if planned else start.plan)
+        self._ranged = (start, made, ranged)
         self._state.put_planned(start, made)
         self._save()  # what is dropped from now on is known to be shown by every later snapshot
         return made
@@ -325,7 +336,7 @@ class QueryPlanner:
     # -- units -----------------------------------------------------------------------------------------------------
 
     def units(self, start: QueryOffset, end: QueryOffset) -> list[Unit]:
-        """What tasks read for the batch from *start* to *end*; large ones first.
+        """What tasks read for the batch from *start* to *end*.
 
         A batch that is delivered again gives the same changes; its history comes from another snapshot if the first
         is gone, or not at all if the sink has it.
@@ -335,12 +346,14 @@ class QueryPlanner:
         :raises LogBehind: the columns have changed, and the capture does not come to that.
         """
         check_end(self._options.query, end, self._state.plan.number)
+        if self._ranged is not None and self._ranged[:2] == (start, end) and end.plan == start.plan:
+            return self._log_units(self._ranged[2], end)
         limit = time.monotonic() + _COLUMNS_SECONDS
         while True:
             with self._reader.snapshot() as view:
                 try:
                     ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
-                    return large_first(self._units(ranges, start, end))
+                    return self._units(ranges, start, end)
                 except LogBehind:
                     if time.monotonic() > limit:
                         raise
@@ -348,22 +361,32 @@ class QueryPlanner:
             self._reader.wait_for_epoch(epoch, _LOOK_SECONDS)
 
     def _units(self, ranges: LogRanges, start: QueryOffset, end: QueryOffset) -> list[Unit]:
-        made: list[Unit] = []
+        found: dict[str, TableChanges] = {}
         for name, table in self._tables.items():
             if end.plan > start.plan:
                 table.latest = ranges.latest(name)
-            changes = table.emptying(ranges.changes(name, table.after(start.epoch), end.epoch), end.epoch)
-            if changes:
-                made += log_units(table, changes, end, self._options.parallelism)
+            found[name] = ranges.changes(name, table.after(start.epoch), end.epoch)
+        made = self._log_units(found, end)
         if end.plan > start.plan:
             made += self._history.units(ranges, end, recovering=self._recovering)
+        return made
+
+    def _log_units(self, found: Mapping[str, TableChanges], end: QueryOffset) -> list[Unit]:
+        """The units of what the logs have in a batch up to *end*."""
+        made: list[Unit] = []
+        for name, changes in found.items():
+            table = self._tables[name]
+            changes = table.emptying(changes, end.epoch)
+            if changes:
+                made += log_units(table, changes, end, self._slots)
         return made
 
     # -- requests, status, end -------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         """Do what was asked of this query from outside, as mutations of the next barrier."""
-        for request in self._requests.new():
+        for request in self._requests.open():
+            self._nothing = None
             problem: HeadwaterError | None = None
             try:
                 mutation, renewals = self._requests.mutation(request, self._tables)
@@ -374,6 +397,7 @@ class QueryPlanner:
                 problem = error
             self._requests.answer(request, problem)
             self._save()
+            self._requests.remove(request)
 
     def _save(self) -> None:
         """Make durable what has changed."""

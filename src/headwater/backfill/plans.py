@@ -1,12 +1,11 @@
 """What is durable of a query beside its offsets: its newest plan, and what it knows of each table.
 
-It lives in a store of its own beside the capture's (``queries/<name>``), written by the one process that plans. A plan
-is sealed before its offset is given away: an offset that somebody holds always has its plan.
+It is a part of the query's state (:mod:`headwater.state.query_store`), written by the one process that plans. A plan is
+sealed before its offset is given away: an offset that somebody holds always has its plan.
 """
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,14 +16,11 @@ from headwater.backfill.cdc.state import BackfillTables
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.snapshot.record import SnapshotTables
 from headwater.sources.offset import CdcOffset
-from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
-from headwater.stream import EpochClock
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
+from headwater.state.query_store import QueryStore
 
 BEFORE_SAVE = failpoints.register("query.before_save")
 AFTER_SAVE = failpoints.register("query.after_save")
-
-FOLDER = "queries"
-"""Where the stores of queries are, beside the capture's."""
 
 QUERY = TableSchema("query", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),))
 QUERY_TABLES = TableSchema(
@@ -97,12 +93,11 @@ class TableRecord:
 class QueryState:
     """The durable state of one query."""
 
-    def __init__(self, store: StateStore) -> None:
+    def __init__(self, store: QueryStore) -> None:
         self.store = store
-        self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, store.committed_epoch())
         self.batch = WriteBatch()
+        self.catalog = store.catalog
         with store.snapshot() as view:
-            self.catalog = Catalog.load(view)
             self._query: StateTable = self.catalog.open_or_create(QUERY, self.batch)
             self._tables: StateTable = self.catalog.open_or_create(QUERY_TABLES, self.batch)
             self.backfills = BackfillTables(self.catalog, self.batch)
@@ -149,7 +144,7 @@ class QueryState:
     def save(self) -> None:
         """Make durable what was written since the last time."""
         failpoints.hit(BEFORE_SAVE)
-        self.store.seal(self._clock.next(), self.batch)
+        self.store.seal(self.batch)
         self.batch = WriteBatch()
         failpoints.hit(AFTER_SAVE)
 

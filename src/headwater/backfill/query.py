@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from headwater.backfill.errors import InvalidQuery
 from headwater.sources.splits import SplitKind
+from headwater.state.query_store import own_state
 
 PARALLEL, SINGLE = "parallel", "single"
 AUTO, SOURCE, TABLES = "auto", "source", "tables"
@@ -17,7 +18,9 @@ class QueryOptions:
 
     :ivar store: location of the store that the capture writes.
     :ivar source: connection string of the database, never shown; empty where a stream writes the store.
-    :ivar query: its name: that of its consumer in the logs, and of its own store beside the capture's.
+    :ivar query: its name: that of its consumer in the logs, and of its state.
+    :ivar state: location of the store that has its state; ``None``: a store of this query alone, beside that of the
+        capture.
     :ivar tables: full names of captured tables.
     :ivar history: deliver the rows that were there before the capture, too.
     :ivar backfill: ``parallel`` reads splits side by side, ``single`` one page after the other.
@@ -28,7 +31,6 @@ class QueryOptions:
         value is read again by itself.
     :ivar interval_seconds: about how long the history of one batch is read, and so how long a snapshot is held.
     :ivar rows_per_second: of history, for each table; ``None`` is no limit, 0 stands still.
-    :ivar parallelism: how many tasks run side by side.
     :ivar new_columns: the capture takes up columns that come new; otherwise they are not read.
     :ivar max_rows: changes of one batch, about; epochs are never cut. :ivar max_epochs: … and epochs.
     :ivar kept: the folder of the tables that we keep; ``None``: there are none.
@@ -50,13 +52,18 @@ class QueryOptions:
     takes_columns: bool = False
     interval_seconds: float = 4.0
     rows_per_second: int | None = None
-    parallelism: int = 2
     new_columns: bool = True
     max_rows: int | None = None
     max_epochs: int | None = None
     kept: str | None = None
     origin: str = AUTO
     since: str | None = None
+    state: str | None = None
+
+    @property
+    def state_location(self) -> str:
+        """Where its state is."""
+        return self.state or own_state(self.store, self.query)
 
     def __post_init__(self) -> None:
         if not self.query or not self.tables:
@@ -77,7 +84,7 @@ class QueryOptions:
             )
         if self.backfill not in (PARALLEL, SINGLE):
             raise InvalidQuery(f"Received backfill={self.backfill!r}; valid are {PARALLEL!r} and {SINGLE!r}.")
-        for name in ("split_rows", "parallelism", "max_rows", "max_epochs"):
+        for name in ("split_rows", "max_rows", "max_epochs"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidQuery(f"Received {name}={value}; valid are numbers from 1.")

@@ -18,7 +18,7 @@ from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.plans import QueryState, TableRecord
 from headwater.backfill.query import SINGLE, SOURCE, TABLES, QueryOptions
 from headwater.backfill.snapshot.record import SnapshotPhase
-from headwater.backfill.table_columns import has_columns, readable_columns
+from headwater.backfill.table_columns import has_columns, is_renamed, readable_columns
 from headwater.backfill.units import DROP_ALL, ChangeFilter
 from headwater.backfill.unseen_commits import greatest, still_unseen
 from headwater.log_store import LogConsumer
@@ -407,6 +407,10 @@ class QueryTable:
     def has_columns_of(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
         """Whether the table has in *snapshot* just the columns that its log has."""
         return has_columns(snapshot.table(self.latest), table, exactly=self._options.new_columns)
+
+    def is_renamed(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
+        """Whether a column of *table*, which is this one at some epoch, has another name in *snapshot*."""
+        return is_renamed(snapshot.table(self.latest), table)
 
     def readable(self, table: SourceTable, snapshot: ExportedSnapshot, *, by_number: bool) -> SourceTable:
         """*table* as it can be read in *snapshot*: what that has no longer counts as dropped.

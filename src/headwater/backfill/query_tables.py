@@ -123,7 +123,7 @@ class QueryTables(Mapping[str, QueryTable]):
             record = self._state.table(name)
             if not record.left:
                 with suppress(LogNotFound):
-                    self._consumers.drop(name)
+                    self._consumers.drop(name, defer=True)
                 if record.origin == TABLES and self._options.kept is not None:
                     release_pins(self._options.store, self._options.kept, self._options.query, [name])
                 record.left = True
@@ -159,9 +159,11 @@ class QueryTables(Mapping[str, QueryTable]):
     # -- state, status ---------------------------------------------------------------------------------------------
 
     def forget(self, epoch: int) -> None:
-        """Everything up to *epoch* is delivered, and sealed to be: the logs and the kept tables may forget it."""
+        """Everything up to *epoch* is delivered: save that, so that the logs and the kept tables can forget it."""
         found = {name: table.unneeded(epoch) for name, table in self.items()}
-        self._consumers.commit({name: Epoch(keep) for name, keep in found.items() if keep is not None})
+        upto = {name: Epoch(keep) for name, keep in found.items() if keep is not None}
+        self._consumers.commit(upto, defer=True)
+        self.save()
         for kept in self.kept:
             kept.let_go()
 

@@ -14,6 +14,12 @@ def has_columns(there: SourceTable, table: SourceTable, *, exactly: bool) -> boo
     return found == wanted if exactly else wanted.items() <= found.items()
 
 
+def is_renamed(there: SourceTable, table: SourceTable) -> bool:
+    """Whether a column of *table* has another name *there*, in a snapshot."""
+    names = {column.field_id: column.name for column in there.columns if not column.dropped}
+    return any(names.get(column.field_id, column.name) != column.name for column in table.columns if not column.dropped)
+
+
 def readable_columns(table: SourceTable, there: SourceTable, *, by_number: bool) -> SourceTable:
     """*table* as it can be read *there*, in a snapshot: what that has no longer counts as dropped.
 

@@ -72,7 +72,7 @@ class LogUnit:
     :ivar filter: while the table is backfilled; ``None`` emits everything.
     :ivar truncated: epoch and seq of the last TRUNCATE in the range: rows before it are void.
     :ivar plan: the newest plan whose rows the reader of this unit has seen or is about to see.
-    :ivar rows: about how many.
+    :ivar rows: about how many. :ivar size: about how many bytes the log stores for them.
     """
 
     table: SourceTable
@@ -84,6 +84,7 @@ class LogUnit:
     filter: ChangeFilter | None = None
     truncated: tuple[int, int] | None = None
     rows: int = 0
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

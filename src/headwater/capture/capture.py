@@ -26,7 +26,7 @@ from enum import Enum
 from pathlib import Path
 
 from headwater.capture.options import CaptureOptions
-from headwater.capture.requests import RENEW_SOURCE, Requests, leave
+from headwater.capture.requests import RENEW_SOURCE, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
@@ -35,6 +35,7 @@ from headwater.errors import PASSING, CapacityError, HeadwaterError, LoginError,
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 from headwater.state.errors import StateError
+from headwater.state.requests import inbox_of
 
 _WAITS = "The capture waits and goes on when there is room."
 _FIRST_PAUSE = 1.0
@@ -68,6 +69,7 @@ class Capture:
     :param renew: prepare the source anew, after a gap, and capture all tables from there on; see
         :mod:`headwater.capture.renewal`.
     :param now_ms: the clock of epochs and of retention, milliseconds since 1970; the wall clock without its jumps.
+    :param on_sealed: called with the epochs of rows once they are sealed, in a thread that must not be held up.
     :param random_share: of a pause that is waited, between 0 and 1; injected for tests.
     """
 
@@ -79,6 +81,7 @@ class Capture:
         options: CaptureOptions | None = None,
         *,
         now_ms: Callable[[], int] | None = None,
+        on_sealed: Callable[[int], None] = lambda _: None,
         random_share: Callable[[], float] = random.random,
         takeover: bool = False,
         renew: bool = False,
@@ -88,6 +91,7 @@ class Capture:
         self._tables = list(tables)
         self._options = options or CaptureOptions()
         self._now_ms = now_ms or SteadyClock(_now_ms, _elapsed_ms)
+        self._on_sealed = on_sealed
         self._random_share = random_share
         self._takeover = takeover
         self._renew = renew
@@ -96,7 +100,7 @@ class Capture:
         self._has_run = self._is_full = False
         self.state = CaptureState.STARTING
         self.statistics = CaptureStatistics()
-        self._requests = Requests(location)
+        self._inbox = inbox_of(str(location))
 
     @property
     def source(self) -> Source:
@@ -128,10 +132,7 @@ class Capture:
             raise
         finally:
             self.state = CaptureState.STOPPED
-            try:
-                self._source.close()
-            finally:
-                self._requests.close()
+            self._source.close()
 
     def _follow(self, store: StateStore) -> None:
         """Sessions over one handle of the store, until :meth:`stop`. :raises StateError: open the store again."""
@@ -154,7 +155,14 @@ class Capture:
     def _session(self, store: StateStore) -> None:
         self.state = CaptureState.STARTING
         session = CaptureSession(
-            self._source, store, self._tables, self._options, self.statistics, self._now_ms, self._requests
+            self._source,
+            store,
+            self._tables,
+            self._options,
+            self.statistics,
+            self._now_ms,
+            self._inbox,
+            self._on_sealed,
         )
         with store.snapshot() as view:
             record, _ = SourceState.read(view)
@@ -165,7 +173,7 @@ class Capture:
             self.state, self._has_run = CaptureState.RUNNING, True
             while not self._stop.is_set():
                 if session.at_boundary:
-                    session.serve(self._requests.new(session.answers))
+                    session.serve(self._inbox.open(session.answers))
                 if session.wants_restart:
                     break
                 session.step()

@@ -13,7 +13,6 @@ from dataclasses import replace
 import pyarrow as pa
 
 from headwater.capture.renewal import renewed_columns, reshaped
-from headwater.capture.requests import Answers
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.errors import HeadwaterError
@@ -23,6 +22,7 @@ from headwater.sources.events import Changes, Finding, Registered, SchemaChanged
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 from headwater.state import StateStore
+from headwater.state.requests import Answers
 from headwater.stream import Chunk, Epoch, EpochClock, EpochPair
 
 _STAGE_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
@@ -34,7 +34,7 @@ class CapturedLogs:
     :param position_type: of ``_position`` in the logs.
     :ivar tables: those that are captured, as their logs have them now, by name.
     :ivar rows: that the open epoch has; what is noted counts as one.
-    :ivar opened: when the open epoch began; where it has no rows, it has not.
+    :ivar opened: when the open epoch began.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class CapturedLogs:
         try:
             with store.snapshot() as view:
                 self.state = SourceState(self.factory.catalog, view, self.sealer.batch)
-                self.answers = Answers(self.factory.catalog, view, self.sealer.batch)
+            self.answers = Answers(self.factory.catalog, store, self.sealer.batch)
             self._clock = EpochClock(now_ms, store.committed_epoch())
             self._epochs = EpochPair(self._clock.next(), store.committed_epoch())
             self.opened = time.monotonic()

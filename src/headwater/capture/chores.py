@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from headwater.capture.requests import COMPACT, MIGRATE, Answers, Request
+from headwater.capture.requests import COMPACT, MIGRATE
 from headwater.errors import PASSING, HeadwaterError, InputError
 from headwater.log_store import KvLogStoreFactory
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
 from headwater.state import WriteBatch
+from headwater.state.requests import Answers, Request
 
 EPOCHS_AT_ONCE = 8
 ROWS_AT_ONCE = 100_000

@@ -19,9 +19,10 @@ class OnRewrite(Enum):
 class CaptureOptions:
     """The options of a capture.
 
-    :ivar epoch_seconds: an epoch with rows is sealed when it is this old, at the next transaction boundary.
-    :ivar epoch_rows: … or has this many rows.
-    :ivar epoch_bytes: … or this many bytes.
+    :ivar epoch_seconds: the most that a change waits for the seal of its epoch under load, while the store is fast;
+        nothing after a quiet spell. An epoch ends at a transaction boundary.
+    :ivar epoch_rows: an epoch with this many rows is sealed earlier,
+    :ivar epoch_bytes: … or with this many bytes.
     :ivar heartbeat_seconds: how often a heartbeat is written to an idle source.
     :ivar schema_check_seconds: how often the source's catalog is compared with the captured tables.
     :ivar on_rewrite: what happens to a table whose rows changed without being logged.

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.capture.requests import RENEW_SOURCE, RENEW_TABLES, Request, ask, leave
+from headwater.capture.requests import RENEW_SOURCE, RENEW_TABLES, ask, leave
 from headwater.capture.source_state import CapturedTable
 from headwater.errors import HeadwaterError, InputError
 from headwater.log_store.errors import ForeignSchema
@@ -35,6 +35,7 @@ from headwater.sources.source import Source
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.state import open_reader, open_writer
 from headwater.state.errors import StoreOwned
+from headwater.state.requests import Request
 
 INCLUDED = failpoints.register("renewal.included")
 
@@ -232,7 +233,7 @@ def renew(location: str | Path, tables: Sequence[str] | None, seconds: float = 6
 
     Where a capture runs, its answer is waited for; otherwise the next one does it when it starts.
 
-    :raises HeadwaterError: what the capture answered. :raises TransientError: no answer in time.
+    :raises RequestFailed: what the capture answered. :raises NoAnswer: none in time.
     :raises StoreNotFound: there is no store.
     """
     kind, detail = (RENEW_SOURCE, {}) if tables is None else (RENEW_TABLES, {"tables": list(tables)})

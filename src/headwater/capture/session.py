@@ -5,7 +5,8 @@ as a crash would do it, and the next one starts from the last seal: the store dr
 again what was not acknowledged. After a gap a session goes on as :mod:`headwater.capture.renewal` tells.
 
 An epoch is sealed at a transaction boundary, with the position that it ends at, while the next one is being read. The
-source is told after the seal, never before.
+source is told after the seal, never before. The first change after a quiet spell is sealed at once; under load seals
+keep a distance.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from headwater.capture.captured_logs import CapturedLogs
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions, OnRewrite
 from headwater.capture.renewal import TableRenewals, present_tables, reason_of
-from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_TABLES, Answers, Request, Requests
+from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_TABLES
 from headwater.capture.source_state import SourceRecord, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
@@ -49,6 +50,7 @@ from headwater.sources.source import AlwaysLogging, Registering, Source
 from headwater.sources.table import SourceTable
 from headwater.sources.written import WrittenOffset
 from headwater.state import StateStore
+from headwater.state.requests import Answers, Inbox, Request
 
 BEFORE_BEGIN = failpoints.register("capture.before_begin")
 AFTER_BEGIN = failpoints.register("capture.after_begin")
@@ -61,6 +63,8 @@ AFTER_TABLES = failpoints.register("renewal.after_tables")
 
 _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
+_HALF_WAY_SECONDS = 0.05  # one poll, where a seal waits for the end of a transaction, or its source for the seal
+_DEAR = 2  # times the duration of the last seal: a distance between seals below which little else would be done
 _STATUS_SECONDS = 1.0
 _PENDING_SECONDS = 1.0  # until the source is checked again for what the stream had not passed yet
 _MOST_LOOKING = 20  # … but it takes at most this part of the time
@@ -81,22 +85,24 @@ class CaptureSession:
         options: CaptureOptions,
         statistics: CaptureStatistics,
         now_ms: Callable[[], int],
-        requests: Requests,
+        inbox: Inbox,
+        on_sealed: Callable[[int], None],
     ) -> None:
         self._source = source
         self._options = options
         self._statistics = statistics
         self._at_boundary = True
         self._sealing: tuple[SourceRecord, float] | None = None
+        self._sealed_at = -math.inf
         self._checked_time = statistics.checked_time
         self.wants_restart = False
         self._logs = CapturedLogs(store, source.position_type, statistics, now_ms)
+        self._logs.sealer.on_sealed = on_sealed
         try:
             self._chores = Chores(self._logs.factory, self._logs.answers)
             self._renewals = TableRenewals(source, self._logs.check, options.heartbeat_seconds)
-            self._came = time.monotonic()
             self._look_due = self._asked = -math.inf
-            asked = requests.unanswered(self.answers)
+            asked = inbox.open(self.answers, now=True)
             self._record = self._start(names, [request.id for request in asked if request.kind == RENEW_SOURCE])
             self._stream = self._open_stream()
         except BaseException:
@@ -331,10 +337,7 @@ class CaptureSession:
     def step(self) -> None:
         """Take what comes within an instant, and seal when it is time."""
         linger = min(max(self._left(), 0.0), _LINGER_SECONDS)
-        asked = time.monotonic()
-        events = self._stream.poll(self._patience(), linger=linger, stop_at_boundary=self._is_due())
-        self._came = max(asked, time.monotonic() - linger)
-        for event in events:
+        for event in self._stream.poll(self._patience(), linger=linger, stop_at_boundary=self._is_due()):
             self._take(event)
         if self._at_boundary and self._is_due():
             self._seal()
@@ -353,21 +356,21 @@ class CaptureSession:
         if not self._logs.rows:  # the source may forget what lies before the position; readers need epochs that go on
             has_moved = self._record.offset != self._logs.durable.offset
             return age >= (min(options.heartbeat_seconds, _MOVED_SECONDS) if has_moved else options.heartbeat_seconds)
-        return (
-            age >= options.epoch_seconds
-            or self._logs.rows >= options.epoch_rows
-            or self._logs.bytes >= options.epoch_bytes
-        )
+        return self._left() <= 0 or self._logs.rows >= options.epoch_rows or self._logs.bytes >= options.epoch_bytes
 
     def _patience(self) -> float:
-        if not self._logs.rows and self._sealing is None:
-            return min(_IDLE_SECONDS, self._options.heartbeat_seconds)
-        return min(max(self._left(), 0.0), _IDLE_SECONDS)
+        """How long to wait for the source."""
+        left = self._left()
+        if left > 0:
+            return min(left, _IDLE_SECONDS, self._options.heartbeat_seconds)
+        if not self._at_boundary or self._sealing is not None:
+            return _HALF_WAY_SECONDS
+        return 0.0 if self._logs.rows else min(_IDLE_SECONDS, self._options.heartbeat_seconds)
 
     def _left(self) -> float:
-        """Until the epoch should be sealed; one without rows has not begun."""
-        seconds = self._options.epoch_seconds
-        return seconds - (time.monotonic() - self._logs.opened) if self._logs.rows else seconds
+        """Seconds until an epoch with rows may be sealed; not positive after a quiet spell."""
+        distance = max(self._options.epoch_seconds, _DEAR * self._logs.sealer.seconds)
+        return self._sealed_at + distance - time.monotonic()
 
     def _take(self, event: Event) -> None:
         if isinstance(event, Boundary):
@@ -379,8 +382,6 @@ class CaptureSession:
             self._statistics.caught_up = event.commit_time_us is None
             return
         self._at_boundary = False
-        if not self._logs.rows:
-            self._logs.opened = self._came
         if isinstance(event, Changes):
             self._logs.write(event)
         elif isinstance(event, SchemaChanged):
@@ -396,6 +397,8 @@ class CaptureSession:
 
     def _seal(self) -> None:
         """End the epoch at the boundary that was reached, and make it durable while the next one is read."""
+        if self._logs.rows:
+            self._sealed_at = time.monotonic()
         ended = self._logs.end_epoch(self._record)
         self._acknowledge(wait=True)
         self._chores.step(self._logs.sealer.batch)

@@ -64,7 +64,9 @@ def capture(
         list[str] | None,
         typer.Option(help="Of a collection: database.name=inferred|document|struct<name: type, …>; again for more."),
     ] = None,
-    epoch_ms: Annotated[int, typer.Option(help="Seal an epoch after so many milliseconds.", min=1)] = 200,
+    epoch_ms: Annotated[
+        int, typer.Option(help="Milliseconds that a change waits for the seal of its epoch at most.", min=1)
+    ] = 200,
     slot: Annotated[str, typer.Option(help="The replication slot; made if it is not there.")] = "headwater",
     publication: Annotated[str, typer.Option(help="The publication; made if it is not there.")] = "headwater",
     poll: Annotated[bool, typer.Option(help="By SQL: where a pooler blocks the replication protocol.")] = False,

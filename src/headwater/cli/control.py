@@ -17,7 +17,7 @@ from headwater.errors import InputError
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, load, matching
 from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_commands import ask_sink
-from headwater.pipeline.sink_requests import SinkRequestKind
+from headwater.pipeline.sink_control import SinkRequestKind
 from headwater.pipeline.status import SinkStatus, read_status
 from headwater.pipeline.tables import captured_tables
 from headwater.sinks.delivery_look import read_parked
@@ -113,7 +113,7 @@ def _captured_anew(config: PipelineConfig, table: str | None, sink: str | None) 
 
 def _holds(config: PipelineConfig, sink: SinkStatus, table: str) -> bool:
     """Whether a sink has failed, with *table* among its tables, or has parked it."""
-    held = [one.name for one in sink.tables] if sink.error else list(read_parked(config.store, _query(config, sink)))
+    held = [one.name for one in sink.tables] if sink.error else list(read_parked(config.state, _query(config, sink)))
     return bool(matching([table], held, config.home))
 
 
@@ -154,7 +154,7 @@ def _ask(pipeline: Path, sink: str | None, table: str | None, kind: str, detail:
         )
     for one, name in wanted:
         query = _query(config, one)
-        ask_query(config.store, query, kind, {"table": name, **detail}, _ANSWER_SECONDS)
+        ask_query(config.state, query, kind, {"table": name, **detail}, _ANSWER_SECONDS)
         yield f"{one.name}, {name or 'all tables'}"
 
 

@@ -20,6 +20,9 @@ from headwater.pipeline.status import LIVE, REREADING, PipelineStatus
 from headwater.stopping import stop_on_signals
 
 _LOOK_SECONDS: Final = 0.5
+_LONGEST_LOOK_SECONDS: Final = 2.0
+_LOOK_SHARE: Final = 20
+"""The pause after a look is this many times longer than the look: one at many tables takes long."""
 _LINE_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 9.5
 """How long a stop can take; then the process ends, and the next run repeats the batch that was not delivered."""
@@ -47,8 +50,11 @@ def run_shown(
 def _looks(made: Pipeline) -> Iterator[PipelineStatus]:
     """How it is, again and again until it has ended."""
     while made.is_running:
-        yield made.status()
-        time.sleep(_LOOK_SECONDS)
+        began = time.monotonic()
+        found = made.status()
+        pause = min(max(_LOOK_SECONDS, _LOOK_SHARE * (time.monotonic() - began)), _LONGEST_LOOK_SECONDS)
+        yield found
+        time.sleep(pause)
     yield made.status()
 
 

@@ -15,7 +15,7 @@ from headwater.errors import InputError
 from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.pipeline.sink_commands import add_sink as add
 from headwater.pipeline.sink_commands import ask_sink, dead_letters, replay
-from headwater.pipeline.sink_requests import SinkRequestKind
+from headwater.pipeline.sink_control import SinkRequestKind
 from headwater.pipeline.status import read_status
 from headwater.sinks.dead_letters import REASON
 from headwater.sources.target_names import table_of_directory

@@ -50,6 +50,10 @@ _STYLES = {
     "stopped": "dim",
     "not running": "dim",
 }
+_SLOW_STEPS = {
+    "Spark": "If no task of its job runs or ends, free task slots, or stop the pipeline and run: headwater run",
+    "the sink": "If its server does not answer, restart it; the batch is then delivered again.",
+}
 PipelineFile = Annotated[Path, typer.Argument(help="The pipeline.", show_default=True)]
 
 
@@ -279,6 +283,9 @@ def problems(found: PipelineStatus) -> Iterator[Text]:
             text = f"it is {_since(sink.state, sink.silent_since_ms)}: Spark or its process does not answer."
             step = "If that does not pass, stop the pipeline, then run: headwater run"
             yield from _problem(f"{sink.name}: ", text, step, failed=True)
+        if sink.waits_for and sink.waits_since_ms is not None:
+            text = f"waiting for {sink.waits_for} since {duration(time.time() - sink.waits_since_ms / 1000)}."
+            yield from _problem(f"{sink.name}: ", text, _SLOW_STEPS[sink.waits_for])
         if sink.error is not None and sink.error != found.error:
             yield from _problem(_about(sink), sink.error, sink.next_step, failed=sink.state == "failed")
         if sink.problem:

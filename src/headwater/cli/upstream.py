@@ -15,6 +15,7 @@ from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metric
 from headwater.capture.metrics import MetricsServer
 from headwater.cli.terminal import err, out
 from headwater.errors import HeadwaterError, InputError, NotFoundError
+from headwater.state.query_store import own_state
 from headwater.stopping import stop_on_signals
 
 app = typer.Typer(help="Deliver tables that others keep (Delta), and look after that.", no_args_is_help=True)
@@ -129,14 +130,14 @@ def status(
 @app.command()
 def pause(store: Store, query: Query) -> None:
     """Read nothing more, until resume. It stays so over restarts."""
-    ask_query(store, query, PAUSE, {}, _ANSWER_SECONDS)
+    ask_query(own_state(store, query), query, PAUSE, {}, _ANSWER_SECONDS)
     err.print(f"{query}: nothing is read. Go on: headwater upstream resume", soft_wrap=True)
 
 
 @app.command()
 def resume(store: Store, query: Query) -> None:
     """Go on reading."""
-    ask_query(store, query, RESUME, {}, _ANSWER_SECONDS)
+    ask_query(own_state(store, query), query, RESUME, {}, _ANSWER_SECONDS)
     err.print(f"{query}: goes on")
 
 
@@ -149,12 +150,13 @@ def throttle(
     """Read no faster than so many rows per second, of the snapshot and of the change log."""
     if rows != "none" and not rows.isdecimal():
         raise InputError(f"Received {rows!r}.", next_step="Valid are a number of rows, or none.")
-    ask_query(store, query, THROTTLE, {"rows_per_second": None if rows == "none" else int(rows)}, _ANSWER_SECONDS)
+    limit = None if rows == "none" else int(rows)
+    ask_query(own_state(store, query), query, THROTTLE, {"rows_per_second": limit}, _ANSWER_SECONDS)
     err.print(f"{query}: {'no limit' if rows == 'none' else f'at most {int(rows):,} rows per second'}")
 
 
 @app.command()
 def resnapshot(store: Store, query: Query) -> None:
     """Read the table once more, as it is now: that replaces what was delivered. Also mends a query that stopped."""
-    ask_query(store, query, RESNAPSHOT, {}, _ANSWER_SECONDS)
+    ask_query(own_state(store, query), query, RESNAPSHOT, {}, _ANSWER_SECONDS)
     err.print(f"{query}: read once more. Look: headwater upstream status --store {store}", soft_wrap=True)

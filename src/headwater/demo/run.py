@@ -207,7 +207,7 @@ class _Course:
     def _look(self) -> None:
         self._held = max(self._held, self._shop.held_bytes(self._session))
         self._keep_logs()
-        told = status(self._store, self._query)
+        told = status(self._config.state, self._query)
         if told is not None:
             self._progress = [_progress(name, value) for name, value in told.value["tables"].items()]
             self._show.progress(self._progress)

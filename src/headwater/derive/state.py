@@ -1,6 +1,6 @@
 """What is durable of a derivation: where it began, and up to which epoch its table was delivered.
 
-It lives in a store of its own beside the capture's (``derivations/<query>``), written by the one process that derives.
+It is a part of the query's state (:mod:`headwater.state.query_store`), written by the one process that derives.
 The sink itself knows better what it has; a record here is behind it after a crash, never ahead.
 """
 
@@ -16,15 +16,13 @@ import pyarrow as pa
 
 from headwater import failpoints
 from headwater.sources.table import SourceTable
-from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, TableSchema, WriteBatch
-from headwater.state.beside import open_beside_reader, open_beside_writer
+from headwater.state import Catalog, Field, FieldType, Snapshot, TableSchema, WriteBatch
 from headwater.state.errors import StoreNotFound
-from headwater.stream import EpochClock
+from headwater.state.query_store import QueryReader, open_query_store
 
 BEFORE_SAVE = failpoints.register("derive.before_save")
 AFTER_SAVE = failpoints.register("derive.after_save")
 
-FOLDER: Final = "derivations"
 DERIVATION = TableSchema("derivation", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),))
 _RECORD: Final = "record"
 
@@ -35,6 +33,7 @@ class DerivedRecord:
 
     :ivar id: of this life: another one is made anew. :ivar start: the epoch of its first result; 0 before.
     :ivar delivered: up to which epoch it is in the sink; 0 before the first result is.
+    :ivar planned: where the newest batch ends, which begins at *delivered*, unless that is as far.
     :ivar columns: of the table and its key, as text; empty before they are known.
     :ivar rows: that were delivered, of results and changes. :ivar seconds: that the last batch took.
     :ivar function: the fingerprint of what makes it; empty: written by a version that took none.
@@ -49,6 +48,7 @@ class DerivedRecord:
     seconds: float = 0.0
     updated_ms: int = 0
     function: str = ""
+    planned: int = 0
 
     def table(self, namespace: str, name: str) -> SourceTable | None:
         """The derived table, if it is known."""
@@ -66,28 +66,24 @@ class DerivedRecord:
 class DerivedState:
     """The record of one derivation, for the process that derives.
 
-    :ivar generation: of that process; a later one fences it.
+    :ivar store: the state of the query. :ivar generation: of that process; a later one fences it.
     """
 
-    def __init__(self, location: str, query: str) -> None:
-        self._store: StateStore = open_beside_writer(location, FOLDER, query, takeover=True)
+    def __init__(self, state: str, query: str) -> None:
+        self.store = open_query_store(state, query, takeover=True)
+        self.generation = self.store.generation
         try:
-            self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, self._store.committed_epoch())
             batch = WriteBatch()
-            with self._store.snapshot() as view:
-                catalog = Catalog.load(view)
-                self._table = catalog.open_or_create(DERIVATION, batch)
+            self._table = self.store.catalog.open_or_create(DERIVATION, batch)
+            with self.store.snapshot() as view:
                 found = self._table.get(view, 0, (_RECORD,))
             self.record = DerivedRecord() if found is None else _record_of(found[0])
             if found is None:
                 self._table.put(batch, 0, (_RECORD,), (asdict(self.record),))
             if batch:
-                self._store.seal(self._clock.next(), batch)
-            owner = self._store.owner()
-            assert owner is not None
-            self.generation = owner.generation
+                self.store.seal(batch)
         except BaseException:
-            self._store.close()
+            self.store.close()
             raise
 
     def put(self, record: DerivedRecord) -> None:
@@ -96,18 +92,18 @@ class DerivedState:
         batch = WriteBatch()
         self._table.put(batch, 0, (_RECORD,), (asdict(record),))
         failpoints.hit(BEFORE_SAVE)
-        self._store.seal(self._clock.next(), batch)
+        self.store.seal(batch)
         failpoints.hit(AFTER_SAVE)
         self.record = record
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
 
-def read_record(location: str, query: str) -> DerivedRecord | None:
+def read_record(state: str, query: str) -> DerivedRecord | None:
     """For other processes; ``None`` before it was begun."""
     try:
-        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+        with QueryReader(state, query) as reader, reader.snapshot() as view:
             return _read(view)
     except StoreNotFound:
         return None

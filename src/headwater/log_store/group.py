@@ -16,30 +16,25 @@ from headwater.log_store.errors import LogNotFound
 from headwater.log_store.log_view import LogView
 from headwater.log_store.progress_book import SINGLE_FOLDER, ProgressBook, single_row
 from headwater.log_store.remote import LogConsumer, check_not_synced, check_start
-from headwater.state import StateReader, open_reader, stores_beside
+from headwater.state import open_reader, stores_beside
 from headwater.state.beside import open_beside_reader, remove_beside
 from headwater.state.errors import StoreNotFound
+from headwater.state.query_store import QueryStore
 from headwater.stream import Epoch
 
 
 class ConsumerGroup:
-    """The consumer *name* of any logs of the store at *location*. Only one process can be it at a time."""
+    """The consumer of any logs of the store at *location* whose progress is in *store*, the state of a query.
 
-    def __init__(self, location: str, name: str, source: StateReader, book: ProgressBook) -> None:
-        self._location, self.name = location, name
-        self._source, self._book = source, book
+    :ivar name: of the consumer: that of the query.
+    """
+
+    def __init__(self, location: str, store: QueryStore) -> None:
+        self._location, self.name = location, store.query
+        name = store.query
+        self._source, self._book = open_reader(location), ProgressBook(store, name, None)
         self._consumers: dict[str, LogConsumer] = {}
         self._alone = {log for log, consumer in stores_beside(location, SINGLE_FOLDER, 2) if consumer == name}
-
-    @classmethod
-    def open(cls, location: str, name: str, *, takeover: bool = False) -> Self:
-        """:raises StoreOwned: another process is this consumer."""
-        source = open_reader(location)
-        try:
-            return cls(location, name, source, ProgressBook.open(location, name, None, takeover=takeover))
-        except BaseException:
-            source.close()
-            raise
 
     def consumer(self, log: str, *, start: Epoch | None = None) -> LogConsumer:
         """The consumer of *log*; a new one begins after epoch *start*. It is closed with the group.
@@ -59,24 +54,28 @@ class ConsumerGroup:
             known = self._consumers[log] = LogConsumer(log, self.name, self._source, self._book, start, shared=True)
         return known
 
-    def commit(self, upto: Mapping[str, Epoch]) -> None:
+    def commit(self, upto: Mapping[str, Epoch], *, defer: bool = False) -> None:
         """The epochs up to those of *upto* are delivered, by log. Durable on return, for all of them or none.
 
+        :param defer: … with the next seal of the query's state.
         :raises InvalidOffset: an epoch that is not sealed.
         """
         made = {log: self._consumers[log].committing(epoch) for log, epoch in upto.items()}
         if made:
-            self._book.put({log: self._consumers[log].row(progress) for log, progress in made.items()})
+            self._book.put({log: self._consumers[log].row(progress) for log, progress in made.items()}, defer=defer)
             for log, progress in made.items():
                 self._consumers[log].moved(progress)
 
-    def drop(self, log: str) -> None:
-        """Forget the consumer of *log*: the log waits for it no longer."""
+    def drop(self, log: str, *, defer: bool = False) -> None:
+        """Forget the consumer of *log*: the log waits for it no longer.
+
+        :param defer: … with the next seal of the query's state.
+        """
         self._consumers.pop(log, None)
         with suppress(LogNotFound):
             if log in self._alone:
                 self._adopt(log)
-        self._book.delete(log)
+        self._book.delete(log, defer=defer)
 
     def _adopt(self, log: str) -> None:
         """A consumer that has a store of its own becomes one of the group: it holds its epochs all the time."""
@@ -91,7 +90,6 @@ class ConsumerGroup:
         self._alone.discard(log)
 
     def close(self) -> None:
-        self._book.close()
         self._source.close()
 
     def __enter__(self) -> Self:

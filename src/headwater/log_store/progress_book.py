@@ -1,32 +1,32 @@
 """ProgressBook: how far a consumer of another process is, in a small store beside that of the logs.
 
-==============================  =================================================================
-``consumers/<log>/<consumer>``  of one log: a store of its own
-``consumer_groups/<consumer>``  of many logs: one store, a row for each, one seal for all of them
-==============================  =================================================================
+==============================  ==========================================================================
+``consumers/<log>/<consumer>``  of one log: a separate store
+``queries/<consumer>``          of many logs: a row for each in the state of a query, one seal for all of them
+``pipelines/<pipeline>``        … in the state of a query of a pipeline (:mod:`headwater.state.query_store`)
+==============================  ==========================================================================
 
 Its consumer is its one fenced writer; the writer of the logs reads it at each seal.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing
 from dataclasses import astuple, dataclass
 from typing import Any, Final, Self
 
 from headwater import failpoints
-from headwater.state import Catalog, Field, FieldType, Snapshot, StateStore, StateTable, TableSchema, WriteBatch
-from headwater.state.beside import open_beside_reader, open_beside_writer, stores_beside
+from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
+from headwater.state.beside import beside, open_beside_writer, open_small_reader, stores_beside
 from headwater.state.errors import StoreNotFound
-from headwater.stream import EpochClock
+from headwater.state.query_store import PIPELINES, QUERIES, Sealed, WholeStore, open_query_store, sections
 
 BEFORE_COMMIT = failpoints.register("log_store.consumer_before_commit")
 AFTER_COMMIT = failpoints.register("log_store.consumer_after_commit")
 
 SINGLE_FOLDER: Final = "consumers"
-GROUP_FOLDER: Final = "consumer_groups"
+GROUP_FOLDERS: Final = (QUERIES, PIPELINES)
 
 _VALUE = (
     Field("progress", FieldType.JSON),
@@ -57,43 +57,48 @@ class ProgressBook:
     :param log: the one log that it is about; ``None``: it is of a group.
     """
 
-    def __init__(self, store: StateStore, name: str, log: str | None) -> None:
+    def __init__(self, store: Sealed, name: str, log: str | None) -> None:
         self._store, self._name, self._log = store, name, log
-        self._clock = EpochClock(lambda: time.time_ns() // 1_000_000, store.committed_epoch())
-        with store.snapshot() as view:
-            catalog = Catalog.load(view)
-            schema = GROUP if log is None else SINGLE
-            self._table: StateTable = catalog.open_or_create(schema, WriteBatch(), {} if log is None else _MIGRATIONS)
+        schema = GROUP if log is None else SINGLE
+        migrations = {} if log is None else _MIGRATIONS
+        self._table: StateTable = store.catalog.open_or_create(schema, WriteBatch(), migrations)
 
     @classmethod
-    def open(cls, location: str, name: str, log: str | None, *, takeover: bool = False) -> Self:
-        """That of *name* for *log*, or of its group if it is of one; with ``None`` always that of the group.
+    def open(cls, location: str, name: str, log: str, *, takeover: bool = False) -> Self:
+        """That of *name* for *log*, or of its group if it is of one.
 
         :raises StoreOwned: another process is this consumer.
         """
-        if log is None or log in group_rows(location, name):
-            return cls(open_beside_writer(location, GROUP_FOLDER, name, takeover=takeover), name, None)
-        return cls(open_beside_writer(location, SINGLE_FOLDER, log, name, takeover=takeover), name, log)
+        state = group_state(location, name, log)
+        if state is not None:
+            return cls(open_query_store(state, name, takeover=takeover), name, None)
+        return cls(WholeStore(open_beside_writer(location, SINGLE_FOLDER, log, name, takeover=takeover)), name, log)
 
     def get(self, log: str) -> ProgressRow | None:
         with self._store.snapshot() as view:
             row: Any = self._table.get(view, 0, (self._key(log),))
         return None if row is None else ProgressRow(*row)
 
-    def put(self, rows: Mapping[str, ProgressRow]) -> None:
-        """Make the rows durable, all of them or none."""
+    def put(self, rows: Mapping[str, ProgressRow], *, defer: bool = False) -> None:
+        """Make the rows durable, all of them or none; with *defer* by the next seal of the group's store."""
         batch = WriteBatch()
         for log, row in rows.items():
             self._table.put(batch, 0, (self._key(log),), astuple(row))
         failpoints.hit(BEFORE_COMMIT)
-        self._store.seal(self._clock.next(), batch)
+        self._write(batch, defer)
         failpoints.hit(AFTER_COMMIT)
 
-    def delete(self, log: str) -> None:
-        """Forget the row."""
+    def delete(self, log: str, *, defer: bool = False) -> None:
+        """Forget the row; with *defer* by the next seal of the group's store."""
         batch = WriteBatch()
         self._table.delete(batch, 0, (self._key(log),))
-        self._store.seal(self._clock.next(), batch)
+        self._write(batch, defer)
+
+    def _write(self, batch: WriteBatch, defer: bool) -> None:
+        if defer:
+            self._store.defer(batch)
+        else:
+            self._store.seal(batch)
 
     def close(self) -> None:
         self._store.close()
@@ -119,13 +124,20 @@ def rows_of_group(view: Snapshot) -> dict[str, ProgressRow]:
     return {key[0]: ProgressRow(*values) for key, values in catalog.open(GROUP).scan(view, 0)}
 
 
-def group_rows(location: str, name: str) -> dict[str, ProgressRow]:
-    """The rows of the group *name*, from any process; none where there is no such group."""
-    with suppress(StoreNotFound), open_beside_reader(location, GROUP_FOLDER, name) as reader, reader.snapshot() as view:
-        return rows_of_group(view)
-    return {}
+def group_state(location: str, name: str, log: str) -> str | None:
+    """Where the group *name* is that consumes *log*, from any process; ``None``: there is none."""
+    for folder in GROUP_FOLDERS:
+        for (found,) in stores_beside(location, folder, 1):
+            state = beside(location, folder, found)
+            try:
+                with open_small_reader(state) as reader, closing(sections(reader)) as groups:
+                    if any(query == name and log in rows_of_group(view) for query, view in groups):
+                        return state
+            except StoreNotFound:
+                continue
+    return None
 
 
 def is_known(location: str, log: str, name: str) -> bool:
     """Whether there is such a consumer."""
-    return (log, name) in stores_beside(location, SINGLE_FOLDER, 2) or log in group_rows(location, name)
+    return (log, name) in stores_beside(location, SINGLE_FOLDER, 2) or group_state(location, name, log) is not None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from headwater.log_store.consumers import Consumer
 from headwater.log_store.errors import LogCorrupt
 from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.log_store.progress_book import GROUP_FOLDER, SINGLE_FOLDER, ProgressRow, rows_of_group, single_row
+from headwater.log_store.progress_book import GROUP_FOLDERS, SINGLE_FOLDER, ProgressRow, rows_of_group, single_row
 from headwater.state import StateReader
 from headwater.state.beside import marks_beside, open_beside_reader
 from headwater.state.errors import StateError, StoreNotFound
+from headwater.state.query_store import sections
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch
 
 _Names: TypeAlias = tuple[str, ...]
@@ -25,7 +27,6 @@ class _Known:
 
     mark: Hashable = None
     consumers: tuple[Consumer, ...] = ()
-    logs: set[str] = field(default_factory=set)
     was_read: bool = False
     reader: StateReader | None = None
 
@@ -44,7 +45,7 @@ class RemoteConsumers:
         :raises StateError: a group cannot be looked at, and nobody knows which logs it needs.
         """
         marks: dict[_Names, Hashable] = {}
-        for folder, depth in ((SINGLE_FOLDER, 2), (GROUP_FOLDER, 1)):
+        for folder, depth in ((SINGLE_FOLDER, 2), *((folder, 1) for folder in GROUP_FOLDERS)):
             marks |= {(folder, *names): mark for names, mark in marks_beside(self._location, folder, depth).items()}
         for names in self._known.keys() - marks.keys():
             self._close(self._known.pop(names))
@@ -61,7 +62,6 @@ class RemoteConsumers:
         if mark is not None and mark == known.mark:
             return known.consumers
         folder, *rest = names
-        name = rest[-1]
         try:
             rows = self._rows(known, names)
         except StoreNotFound:
@@ -70,22 +70,25 @@ class RemoteConsumers:
             # It is there, but cannot be looked at now, and may have gone back: its logs must stay as they are.
             known.mark = None
             self._close(known)
-            if folder == GROUP_FOLDER and not known.was_read:
+            if folder == SINGLE_FOLDER:
+                return [_unreadable(*rest)]
+            if not known.was_read:
                 raise
-            logs = rest[:1] if folder == SINGLE_FOLDER else sorted(known.logs)
-            return [_unreadable(log, name) for log in logs]
-        known.mark, known.logs, known.was_read = mark, set(rows), True
-        known.consumers = tuple(_consumer(log, name, row) for log, row in rows.items())
+            return [_unreadable(consumer.log, consumer.name) for consumer in known.consumers]
+        known.mark, known.was_read = mark, True
+        known.consumers = tuple(_consumer(log, name, row) for (log, name), row in rows.items())
         return known.consumers
 
-    def _rows(self, known: _Known, names: _Names) -> dict[str, ProgressRow]:
+    def _rows(self, known: _Known, names: _Names) -> dict[tuple[str, str], ProgressRow]:
+        """By log and consumer."""
         reader = known.reader or open_beside_reader(self._location, *names)
         try:
+            if names[0] in GROUP_FOLDERS:
+                with closing(sections(reader)) as groups:
+                    return {(log, query): row for query, view in groups for log, row in rows_of_group(view).items()}
             with reader.snapshot() as view:
-                if names[0] == GROUP_FOLDER:
-                    return rows_of_group(view)
                 row = single_row(view, names[-1])
-                return {} if row is None else {names[1]: row}
+                return {} if row is None else {(names[1], names[2]): row}
         finally:
             if known.reader is None and self._may_open:
                 known.reader = reader

@@ -11,6 +11,8 @@ by then, so whoever misses it here finds it in a snapshot taken after.
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
@@ -50,6 +52,10 @@ class Sealer:
         self.owners = VnodeOwners()
         self.ended = Epoch(0)
         """The newest epoch that ended, with or without rows: it can be read once it, or a later one, is sealed."""
+        self.seconds = 0.0
+        """How long the last seal in the background took."""
+        self.on_sealed: Callable[[Epoch], None] = lambda _: None
+        """Called with each epoch that was sealed in the background, in the thread that sealed it."""
         self._stage_bytes = stage_bytes
         self._chunks: dict[bytes, bytes] = {}
         self._flying: dict[bytes, bytes] = {}
@@ -122,7 +128,13 @@ class Sealer:
             self._chunks = {}
             self._bytes = 0
         self.batch = WriteBatch()
-        self._under_way = self._thread.submit(self.store.seal, epoch, batch)
+        self._under_way = self._thread.submit(self._seal_timed, epoch, batch)
+
+    def _seal_timed(self, epoch: Epoch, batch: WriteBatch) -> None:
+        began = time.monotonic()
+        self.store.seal(epoch, batch)
+        self.seconds = time.monotonic() - began
+        self.on_sealed(epoch)
 
     @property
     def is_idle(self) -> bool:

@@ -1,7 +1,7 @@
 """The capture of a pipeline as a process of its own: it outlives Spark's queries and dies with the pipeline.
 
 Its settings go through its standard input, so that no password is in the list of processes. It tells how it is, two
-times a second, and why it ended, as lines of JSON.
+times a second, which epoch it has sealed, at once, and why it ended, as lines of JSON.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
 from headwater.spark.failure import Failure, Remedy
+from headwater.state.announcements import Announcer
 from headwater.stopping import stop_on_signals
 
 _LINE_SECONDS: Final = 0.5
@@ -58,6 +60,7 @@ class CaptureProcess:
             self._process.stdin.close()
         except BrokenPipeError:
             pass  # it has ended, and said why
+        self._announcer = Announcer(config.store)
         self._thread = threading.Thread(target=self._listen, name="headwater-capture", daemon=True)
         self._thread.start()
 
@@ -94,16 +97,18 @@ class CaptureProcess:
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            try:
-                told = json.loads(line)
-            except ValueError:
-                continue
-            if "failure" in told:
-                self._failure = Failure.from_json(told["failure"])
-            else:
-                self.facts = told
-        self._process.stdout.close()
+        with self._process.stdout, closing(self._announcer):
+            for line in self._process.stdout:
+                try:
+                    told = json.loads(line)
+                except ValueError:
+                    continue
+                if "sealed" in told:
+                    self._announcer.announce(told["sealed"])
+                elif "failure" in told:
+                    self._failure = Failure.from_json(told["failure"])
+                else:
+                    self.facts = told
 
 
 _OPTIONS: Final = (
@@ -167,11 +172,31 @@ def _die_with(parent: int) -> None:
         sys.exit(1)
 
 
-def _tell(running: Capture, ended: threading.Event) -> None:
-    while True:
-        print(json.dumps(capture_facts(running)), flush=True)
-        if ended.wait(_LINE_SECONDS):
-            return
+class _Teller:
+    """Writes lines to the supervisor in its own thread: one that does not read them holds nothing up."""
+
+    def __init__(self) -> None:
+        self._news = threading.Event()
+        self._epoch, self._ended = 0, False
+
+    def sealed(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._news.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._news.set()
+
+    def run(self, running: Capture) -> None:
+        due = time.monotonic()
+        while not self._ended:
+            left = due - time.monotonic()
+            if left <= 0:
+                due = time.monotonic() + _LINE_SECONDS
+                print(json.dumps(capture_facts(running)), flush=True)
+            elif self._news.wait(left):
+                self._news.clear()
+                print(json.dumps({"sealed": self._epoch}), flush=True)
 
 
 def main() -> int:
@@ -179,7 +204,7 @@ def main() -> int:
     settings = json.load(sys.stdin)
     _die_with(settings["parent"])
     keep_freed_memory()
-    ended = threading.Event()
+    news = _Teller()
     try:
         source = open_source(
             settings["dsn"],
@@ -197,14 +222,14 @@ def main() -> int:
             schema_policy=SchemaPolicy(settings["schema_policy"]),
             on_rewrite=OnRewrite(settings["on_rewrite"]),
         )
-        running = Capture(source, settings["store"], settings["tables"], options)
+        running = Capture(source, settings["store"], settings["tables"], options, on_sealed=news.sealed)
         stop_on_signals(running.stop, signal.SIGTERM)
-        teller = threading.Thread(target=_tell, args=(running, ended), daemon=True)
+        teller = threading.Thread(target=news.run, args=(running,), daemon=True)
         teller.start()
         try:
             running.run()
         finally:
-            ended.set()
+            news.end()
             teller.join(5)
             print(json.dumps(capture_facts(running)), flush=True)
     except HeadwaterError as error:

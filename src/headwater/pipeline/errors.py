@@ -9,7 +9,6 @@ from headwater.errors import (
     HeadwaterError,
     InputError,
     NotFoundError,
-    TransientError,
 )
 
 
@@ -52,10 +51,6 @@ class PipelineFailed(PipelineError):
 
 class NotStarted(PipelineError, ClosedError):
     """It does not run."""
-
-
-class NoAnswer(PipelineError, TransientError):
-    """The process that runs the pipeline did not answer."""
 
 
 class SinkRequestFailed(PipelineError, ConflictError):

@@ -57,7 +57,7 @@ def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
     for one in found.derived:
         yield from _of_derived(one)
     for section in config.sink:
-        yield from _of_deliveries(config.store, config.query(section), section.label)
+        yield from _of_deliveries(config.state, config.query(section), section.label)
         letters = DeadLetters(str(config.dead_letters(section)))
         for table, rows in letters.counts().items():
             yield Metric("sink_refused_rows", (("sink", section.label), ("table", table)), float(rows))

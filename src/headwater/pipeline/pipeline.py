@@ -10,13 +10,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from headwater.errors import HeadwaterError
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, configure, load, plain
 from headwater.pipeline.errors import AlreadyRunning, NotStarted, PipelineFailed
 from headwater.pipeline.status import PipelineStatus, read_status
 from headwater.pipeline.supervision import Supervisor
+from headwater.pipeline.tables import source_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -121,6 +124,7 @@ class Pipeline:
         if self._thread is not None and self._thread.is_alive():
             raise AlreadyRunning(str(self.config.work), "this process", 0)
         supervisor = self._supervisor = Supervisor(self.config, spark, self._file)
+        _load_drivers(self.config)
         self._refusal = None
         begun = threading.Event()
 
@@ -206,3 +210,15 @@ class Pipeline:
     def status(self) -> PipelineStatus:
         """How it is; also when another process runs it, or nobody."""
         return read_status(self.config if self._supervisor is None else self._supervisor.config)
+
+
+def _load_drivers(config: PipelineConfig) -> None:
+    """Import the drivers of the source and of the sinks here, before there are threads that need them.
+
+    Python raises "deadlock detected" in one of two threads that import a package and a module of it at the same time.
+    """
+    with suppress(HeadwaterError):  # the part that needs a driver reports that it is missing
+        source_of(config)
+    for section in config.sink:
+        with suppress(HeadwaterError):
+            section.place  # noqa: B018 - it opens the sink

@@ -6,6 +6,7 @@ import json
 import shutil
 import tomllib
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from headwater.journal.owner import OwnerLock, current_owner
 from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection, configure, load
 from headwater.pipeline.derived_query import cannot_rewind, forget_derived
 from headwater.pipeline.errors import ConfigError, NotStarted
-from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
+from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkRequest, SinkRequestKind, ask_pipeline
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
-from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
-from headwater.private_files import FILE_MODE, make_private, make_root
+from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
+from headwater.private_files import FILE_MODE
 from headwater.sinks.dead_letters import DeadLetters
 
 ANSWER_SECONDS = 180.0
@@ -30,44 +31,47 @@ _MANY_KEYS = 100
 def ask_sink(config: PipelineConfig, label: str, kind: SinkRequestKind, epoch: int | None = None) -> dict[str, Any]:
     """Ask it of the sink *label*, and wait until it is done.
 
-    :raises ConfigError: there is no such sink. :raises SinkRequestFailed: it cannot be done.
+    :raises ConfigError: there is no such sink. :raises RequestFailed: it cannot be done.
     """
     section = next((one for one in config.derive if one.label == label), None) or _section(config, label)
     request = SinkRequest(label, kind, epoch)
     lock = config.work / RUN_FOLDER / LOCK_FILE
     if current_owner(lock) is None:
-        make_root(config.work)
-        make_private(lock.parent)
+        make_folders(config)
         try:
-            with OwnerLock(lock, str(config.work)):
-                return _do(config, section, request)
+            with OwnerLock(lock, str(config.work)), closing(SinkControl(config.state)) as control:
+                return _do(config, section, request, control)
         except OwnedElsewhereError:
             pass  # it was started just now
-    return SinkRequests(config.work).ask(request, ANSWER_SECONDS)
+    return ask_pipeline(config.state, request, ANSWER_SECONDS)
 
 
-def _do(config: PipelineConfig, section: SinkSection | DeriveSection, request: SinkRequest) -> dict[str, Any]:
-    requests = SinkRequests(config.work)
+def _do(
+    config: PipelineConfig, section: SinkSection | DeriveSection, request: SinkRequest, control: SinkControl
+) -> dict[str, Any]:
+    is_dropped = control.desired_state(section.label) is DesiredState.DROPPED
     match request.kind:
         case SinkRequestKind.PAUSE:
-            if requests.wish(section.label).dropped:
+            if is_dropped:
                 return {"state": "dropped"}
-            requests.put_wish(section.label, SinkWish(paused=True))
+            control.set_desired_state(section.label, DesiredState.PAUSED)
             return {"state": "paused"}
         case SinkRequestKind.RESUME:
-            if requests.wish(section.label).dropped:  # a process that died may have left something
+            if is_dropped:  # a process that died may have left something
                 _forget(config, section)
-            requests.put_wish(section.label, SinkWish())
+            control.set_desired_state(section.label, DesiredState.RUNNING)
             return {"state": "not running"}
         case SinkRequestKind.RETRY:
-            parked = isinstance(section, SinkSection)
-            return {"state": "not running", "tables": let_back(config.store, config.query(section)) if parked else []}
+            tables: list[str] = []
+            if isinstance(section, SinkSection):
+                tables = let_back(config.store, config.state, config.query(section))
+            return {"state": "not running", "tables": tables}
         case SinkRequestKind.REWIND:
             if isinstance(section, DeriveSection):
                 raise cannot_rewind(section.label)
             return rewind_sink(config, section, request.epoch)
         case SinkRequestKind.DROP:
-            requests.put_wish(section.label, SinkWish(dropped=True))
+            control.set_desired_state(section.label, DesiredState.DROPPED)
             return {"tables": _forget(config, section)}
     raise NotStarted("The pipeline is not running.", next_step="Start it: headwater run")
 
@@ -101,7 +105,7 @@ def replay(config: PipelineConfig, label: str) -> dict[str, int]:
             continue
         keys = rows.select(list(table.key_columns)).group_by(list(table.key_columns)).aggregate([]).to_pylist()
         for detail in _ranges([[str(key[name]) for name in table.key_columns] for key in keys]):
-            ask_query(config.store, query, RESNAPSHOT, {"table": table.full_name, **detail}, ANSWER_SECONDS)
+            ask_query(config.state, query, RESNAPSHOT, {"table": table.full_name, **detail}, ANSWER_SECONDS)
         letters.put_away(directory)
         done[table.full_name] = rows.num_rows
     return done
@@ -151,7 +155,7 @@ def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     fresh.replace(path)
     section = config.sink[-1] if table == "sink" else config.derive[-1]
     if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:
-        SinkRequests(config.work).ask(SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)
+        ask_pipeline(config.state, SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)
     return config
 
 

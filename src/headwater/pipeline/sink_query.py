@@ -1,11 +1,13 @@
-"""SinkQuery: the delivery loop of one sink, with the states of every part that is looked after
-(:mod:`headwater.pipeline.supervised_query`).
+"""LoopQuery: a delivery loop in its own thread, with the states of every part that is looked after
+(:mod:`headwater.pipeline.supervised_query`). SinkQuery: that of one sink.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from abc import abstractmethod
+from collections.abc import Callable
 from concurrent.futures import CancelledError
 from typing import Any, Final
 
@@ -13,11 +15,12 @@ from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import Deliverable, DeliveryLoop, Planner
 from headwater.backfill.query import QueryOptions
 from headwater.pipeline.config import PipelineConfig, SinkSection
-from headwater.pipeline.sink_requests import SinkWish
+from headwater.pipeline.sink_control import DesiredState
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
 from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery_record import now_ms
 from headwater.spark.failure import Failure
 from headwater.spark.jobs import SparkJobs
 
@@ -29,6 +32,7 @@ _CANCEL_SECONDS: Final = 5.0
 class LoopThread:
     """A delivery loop in its own thread; another one when a parked table returns.
 
+    :param open_delivery: called in that thread: it can wait for servers. :param name: of the query.
     :param stop: is set to end it.
     :param small_in_driver: see :class:`~headwater.backfill.loop.DeliveryLoop`. Then one empty job runs beside the first
         batches: a Spark that does not work ends the loop before it is needed.
@@ -38,14 +42,17 @@ class LoopThread:
 
     def __init__(
         self,
-        delivery: Deliverable[Planner],
+        open_delivery: Callable[[], Deliverable[Planner]],
+        name: str,
         jobs: SparkJobs,
         stop: threading.Event | None = None,
         *,
         small_in_driver: bool = False,
     ) -> None:
-        self._delivery, self._jobs, self._small_in_driver = delivery, jobs, small_in_driver
+        self._open_delivery, self._name, self._jobs = open_delivery, name, jobs
+        self._small_in_driver = small_in_driver
         self._stop = stop or threading.Event()
+        self._opening: tuple[str, int] | None = "the sink", now_ms()
         self.loop: DeliveryLoop[Planner] | None = None
         self.error: BaseException | None = None
         self.batches = self.turns = 0
@@ -56,7 +63,7 @@ class LoopThread:
 
     def _check_spark(self) -> None:
         try:
-            self._jobs.run(int, [0], f"headwater {self._delivery.name}: check")
+            self._jobs.run(int, [0], f"headwater {self._name}: check")
         except CancelledError:
             pass
         except BaseException as error:
@@ -65,10 +72,12 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
+            delivery = self._open_delivery()
             while not self._stop.is_set():
-                with DeliveryLoop(self._delivery, self._jobs, small_in_driver=self._small_in_driver) as self.loop:
+                with DeliveryLoop(delivery, self._jobs, small_in_driver=self._small_in_driver) as self.loop:
+                    self._opening = None
                     self.loop.run(self._stop, self._turned)
-                let_back(self._delivery.store, self._delivery.name, self.loop.planner.returning)
+                let_back(delivery.store, delivery.state, delivery.name, self.loop.planner.returning)
         except CancelledError:
             pass  # stopped while it waited for Spark: the planned batch is delivered by the next run
         except BaseException as error:
@@ -77,6 +86,11 @@ class LoopThread:
     def _turned(self, delivered: bool) -> None:
         self.batches += delivered
         self.turns += 1
+
+    @property
+    def waits_for(self) -> tuple[str, int] | None:
+        """What it waits for now, and since when (milliseconds)."""
+        return self._opening if self.loop is None else self.loop.waits_for
 
     @property
     def is_alive(self) -> bool:
@@ -98,18 +112,17 @@ class LoopThread:
             self._thread.join(_CANCEL_SECONDS)
 
 
-class SinkQuery(SupervisedQuery):
-    """One sink of a pipeline."""
+class LoopQuery(SupervisedQuery):
+    """A part of a pipeline that a delivery loop delivers."""
 
-    kind = "sink"
-
-    def __init__(
-        self, config: PipelineConfig, section: SinkSection, options: QueryOptions, host: SparkHost, note: Note
-    ) -> None:
-        super().__init__(config, section.label, host, note)
-        self._section, self._options = section, options
+    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note) -> None:
+        super().__init__(config, label, host, note)
         self._running: LoopThread | None = None
         self._batches = 0
+
+    @abstractmethod
+    def _open(self, stop: threading.Event) -> LoopThread:
+        """Its loop, which waits for servers in its own thread; *stop* ends it."""
 
     def lost(self) -> None:
         self.ask_to_stop()
@@ -119,16 +132,12 @@ class SinkQuery(SupervisedQuery):
 
     def _start(self) -> None:
         self.seen_ms = None
-        sink = self._section.open()
-        sink.check()
-        letters = str(self._config.dead_letters(self._section))
-        refused = letters if self._section.bad_rows == "park" else None
-        stop = threading.Event()
-        jobs = SparkJobs(lambda: self._host.spark(stop), self._options.query)
-        small_in_driver = self._config.spark.small_batches == "driver"
-        delivery = Delivery(self._options, sink, refused, letters)
-        self._running = LoopThread(delivery, jobs, stop, small_in_driver=small_in_driver)
+        self._running = self._open(threading.Event())
         self._batches = 0
+
+    @property
+    def waits_for(self) -> tuple[str, int] | None:
+        return None if self._running is None else self._running.waits_for
 
     def _look(self) -> None:
         running = self._running
@@ -138,6 +147,8 @@ class SinkQuery(SupervisedQuery):
         if running.turns:
             self.failure = None  # a turn ended, perhaps without anything to deliver: what was wrong is over
         loop = running.loop
+        if loop is not None:
+            self._policy.started()
         if loop is not None and running.batches > self._batches:
             self.batches += running.batches - self._batches
             self._batches = running.batches
@@ -147,6 +158,8 @@ class SinkQuery(SupervisedQuery):
             self._failed(Failure.of(running.error))
         elif not alive and not running.is_stopping:
             self._failed(Failure.of_text("LoopEnded", "The delivery ended by itself."))
+        elif not alive:  # it was to end, and that took longer than the request for it has waited
+            self.state = SinkState.STARTING
 
     def _failed(self, failure: Failure) -> None:
         self._running = None
@@ -154,24 +167,8 @@ class SinkQuery(SupervisedQuery):
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def _forget(self) -> list[str]:
-        return forget_sink(self._config, self._section)
-
-    def _rewind(self, epoch: int | None) -> dict[str, Any]:
-        before = self.state
-        self._end(SinkState.STARTING if before is SinkState.RUNNING else before)
-        result = rewind_sink(self._config, self._section, epoch)
-        if before is not SinkState.PAUSED:
-            self._begin_anew()
-        return result
-
-    def _let_back(self) -> list[str]:
-        if self.state is SinkState.RUNNING and read_parked(self._options.store, self._options.query):
-            self._end(SinkState.STARTING)
-        return let_back(self._options.store, self._options.query)
-
-    def _rest(self, state: SinkState, wish: SinkWish) -> None:
-        self._requests.put_wish(self.label, wish)
+    def _rest(self, state: SinkState) -> None:
+        self.control.set_desired_state(self.label, DesiredState(state.value))
         self._end(state)
         self.failure = None
         self._tell(state.value)
@@ -194,3 +191,45 @@ class SinkQuery(SupervisedQuery):
             self._look()
         self._running = None
         self._stopped()
+
+
+class SinkQuery(LoopQuery):
+    """One sink of a pipeline."""
+
+    kind = "sink"
+
+    def __init__(
+        self, config: PipelineConfig, section: SinkSection, options: QueryOptions, host: SparkHost, note: Note
+    ) -> None:
+        super().__init__(config, section.label, host, note)
+        self._section, self._options = section, options
+
+    def _open(self, stop: threading.Event) -> LoopThread:
+        query = self._options.query
+        jobs = SparkJobs(lambda: self._host.spark(stop), query)
+        small_in_driver = self._config.spark.small_batches == "driver"
+        return LoopThread(self._delivery, query, jobs, stop, small_in_driver=small_in_driver)
+
+    def _delivery(self) -> Delivery:
+        """In the thread of the loop."""
+        sink = self._section.open()
+        sink.check()
+        letters = str(self._config.dead_letters(self._section))
+        refused = letters if self._section.bad_rows == "park" else None
+        return Delivery(self._options, sink, refused, letters)
+
+    def _forget(self) -> list[str]:
+        return forget_sink(self._config, self._section)
+
+    def _rewind(self, epoch: int | None) -> dict[str, Any]:
+        before = self.state
+        self._end(SinkState.STARTING if before is SinkState.RUNNING else before)
+        result = rewind_sink(self._config, self._section, epoch)
+        if before is not SinkState.PAUSED:
+            self._begin_anew()
+        return result
+
+    def _let_back(self) -> list[str]:
+        if self.state is SinkState.RUNNING and read_parked(self._config.state, self._options.query):
+            self._end(SinkState.STARTING)
+        return let_back(self._options.store, self._config.state, self._options.query)

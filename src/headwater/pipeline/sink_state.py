@@ -15,19 +15,16 @@ from headwater.backfill.cdc.executor import Phase
 from headwater.backfill.kept_history import release_pins
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.plans import FOLDER as QUERIES
 from headwater.backfill.plans import QueryState
 from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.log_store.errors import EpochGone, InvalidOffset
-from headwater.log_store.progress_book import GROUP_FOLDER
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.errors import CannotRewind
-from headwater.sinks.coordinator import forget_committed
+from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import behind_of, read_parked, unpark
-from headwater.sinks.delivery_record import FOLDER as DELIVERIES
 from headwater.state import open_reader
-from headwater.state.beside import open_beside_reader, open_beside_writer, remove_beside
 from headwater.state.errors import StoreNotFound
+from headwater.state.query_store import QueryReader, QueryStore, open_query_store
 from headwater.stream import Epoch
 
 BEFORE_STEP = failpoints.register("pipeline.sink_before_step")
@@ -42,13 +39,13 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     query = config.query(section)
     tables = _tables(config, query)
     failpoints.hit(BEFORE_STEP)
-    with ConsumerGroup.open(config.store, query, takeover=True) as consumers:
-        for name in tables:
-            with suppress(LogNotFound):
-                consumers.drop(name)
-    for folder in (GROUP_FOLDER, QUERIES, DELIVERIES):
+    with open_query_store(config.state, query, takeover=True) as store:
+        with ConsumerGroup(config.store, store) as consumers:
+            for name in tables:
+                with suppress(LogNotFound):
+                    consumers.drop(name, defer=True)
         failpoints.hit(BEFORE_STEP)
-        remove_beside(config.store, folder, query)
+        store.clear()
     kept = config.kept_tables(section)
     if kept is not None:
         failpoints.hit(BEFORE_STEP)
@@ -56,38 +53,37 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     return tables
 
 
-def let_back(location: str, query: str, names: Collection[str] | None = None) -> list[str]:
+def let_back(location: str, state: str, query: str, names: Collection[str] | None = None) -> list[str]:
     """Let the tables come back that *query*, which does not run, has parked: they are read once more; which they are.
 
-    :param names: only these.
+    :param location: of the logs. :param state: of the query's state. :param names: only these.
 
-    That they were away is written down first: the query may have ended before it knew.
+    That they were away is sealed with it: the query may have ended before it knew.
     """
-    parked = read_parked(location, query)
+    parked = read_parked(state, query)
     names = sorted(parked if names is None else parked.keys() & names)
     if names:
-        with open_beside_writer(location, QUERIES, query, takeover=True) as store:
-            state = QueryState(store)
+        with open_query_store(state, query, takeover=True) as store:
+            known = QueryState(store)
             for name in names:
-                state.table(name).empties = 0  # its columns may have become what the sink's table cannot become
-            _leave(location, query, state, names)
-        failpoints.hit(BEFORE_STEP)
-        unpark(location, query, names)
+                known.table(name).empties = 0  # its columns may have become what the sink's table cannot become
+            _leave(location, known, names)
+            unpark(store, names)
+            failpoints.hit(BEFORE_STEP)
+            known.save()
     return names
 
 
-def _leave(location: str, query: str, state: QueryState, names: Sequence[str]) -> None:
-    """The query does not have these tables any more; when they come back they are read once more."""
+def _leave(location: str, state: QueryState, names: Sequence[str]) -> None:
+    """With the next save the query does not have these tables any more; when they return they are read once more."""
     failpoints.hit(BEFORE_STEP)
-    with ConsumerGroup.open(location, query, takeover=True) as consumers:
+    with ConsumerGroup(location, state.store) as consumers:
         for name in names:
             with suppress(LogNotFound):
-                consumers.drop(name)
+                consumers.drop(name, defer=True)
     for name in names:
         state.table(name).left = True
         state.put_table(name)
-    failpoints.hit(BEFORE_STEP)
-    state.save()
 
 
 def rewind_sink(config: PipelineConfig, section: SinkSection, epoch: int | None) -> dict[str, Any]:
@@ -101,32 +97,34 @@ def rewind_sink(config: PipelineConfig, section: SinkSection, epoch: int | None)
     query = config.query(section)
     if not _tables(config, query):
         raise CannotRewind(f"Nothing was delivered to sink {section.label!r} yet.", next_step="Run: headwater run")
-    with open_beside_writer(config.store, QUERIES, query, takeover=True) as store:
+    with open_query_store(config.state, query, takeover=True) as store:
         state = QueryState(store)
-        parked = sorted(read_parked(config.store, query).keys() & state.tables.keys())
+        parked = sorted(read_parked(config.state, query).keys() & state.tables.keys())
         tables = [name for name, record in state.tables.items() if not record.left and name not in parked]
         _check_history(state, section, tables)
         if epoch is None:
             epoch = _what_it_has(config, section, query, state.id, tables)
         before = None if state.delivered is None else state.delivered.epoch
         if parked:
-            _leave(config.store, query, state, parked)
-        _go_back(config, section, tables, epoch)
+            _leave(config.store, state, parked)
+            failpoints.hit(BEFORE_STEP)
+            state.save()
+        _go_back(config, section, store, tables, epoch)
         failpoints.hit(BEFORE_STEP)
         place = QueryOffset(epoch, state.plan.number)
         state.put_delivered(place)
         state.put_planned(place, place)
         state.save()
-        owner = store.owner()
-        assert owner is not None
         failpoints.hit(BEFORE_STEP)
-        forget_committed(config.store, query, owner.generation)
+        Coordinator(store).forget()
     return {"epoch": epoch, "was": before, "tables": tables}
 
 
-def _go_back(config: PipelineConfig, section: SinkSection, tables: Sequence[str], epoch: int) -> None:
+def _go_back(
+    config: PipelineConfig, section: SinkSection, store: QueryStore, tables: Sequence[str], epoch: int
+) -> None:
     try:
-        with ConsumerGroup.open(config.store, config.query(section), takeover=True) as consumers:
+        with ConsumerGroup(config.store, store) as consumers:
             for name in tables:
                 if consumers.consumer(name).delivered() > epoch:
                     consumers.consumer(name).rewind(Epoch(epoch))
@@ -163,7 +161,7 @@ def _what_it_has(config: PipelineConfig, section: SinkSection, query: str, backf
     with open_reader(config.store) as reader, reader.snapshot() as view:
         ranges = LogRanges(view, tables)
         known = [ranges.changes(name, ranges.newest, ranges.newest).table for name in tables]
-    behind = list(behind_of(config.store, query, backfill, sink, known))
+    behind = list(behind_of(config.state, query, backfill, sink, known))
     if not behind:
         raise CannotRewind(
             f"Sink {section.label!r} has everything that was delivered to it.",
@@ -174,7 +172,7 @@ def _what_it_has(config: PipelineConfig, section: SinkSection, query: str, backf
 
 def _tables(config: PipelineConfig, query: str) -> list[str]:
     try:
-        with open_beside_reader(config.store, QUERIES, query) as reader, reader.snapshot() as view:
+        with QueryReader(config.state, query) as reader, reader.snapshot() as view:
             return QueryState.read_tables(view)
     except StoreNotFound:
         return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -23,9 +22,10 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-ONE_COMPILER: Final = "-XX:TieredStopAtLevel=1"
-"""For Java: its second compiler takes half of the processor time of a start. Rows do not pass through the Java of a
-pipeline, unless it derives tables: it schedules tasks, and gains nothing by it."""
+LEAN_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms64m"
+"""Rows do not pass through the Java of a pipeline, unless it derives tables: it schedules tasks. The second compiler
+would take half of the processor time of a start, and the default collector, with a heap of a part of the machine, 200
+MB of memory."""
 _POLL_SECONDS: Final = 0.2
 
 
@@ -58,16 +58,6 @@ class SparkHost:
         if given is not None:
             self._attempt = Future()
             self._attempt.set_result(given)
-
-    @property
-    def parallelism(self) -> int:
-        """How many tasks run side by side, as far as it is known without a session."""
-        found = re.fullmatch(r"local(?:\[(\*|\d+)(?:,.*)?\])?", self._config.spark.master)
-        if self._given is not None:
-            return int(self._given.sparkContext.defaultParallelism)
-        if found is None:
-            return 8
-        return os.cpu_count() or 1 if found[1] == "*" else int(found[1] or 1)
 
     def begin(self) -> Future[SparkContext | SparkSession]:
         """Start Spark in another thread, unless it runs or is being started."""
@@ -186,7 +176,7 @@ def _settings(config: PipelineConfig) -> dict[str, Any]:
         "app_name": f"headwater {config.name}",
         "checkpoints": config.work,
         "config": conf | config.spark.conf,
-        "java_options": "" if config.derive else ONE_COMPILER,
+        "java_options": "" if config.derive else LEAN_JAVA,
     }
 
 

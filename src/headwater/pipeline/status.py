@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Set
@@ -24,14 +25,14 @@ from headwater.log_store.errors import LogNotFound
 from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
 from headwater.log_store.log_view import EpochEnd
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
-from headwater.pipeline.facts_file import read_facts
-from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER
+from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, STATUS
 from headwater.process import host_name, status_fields
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delivery_look import read_parked
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN
 from headwater.sources.target_names import chosen_directory
 from headwater.state import Snapshot, StateReader, open_reader
+from headwater.state.board import open_board
 from headwater.state.errors import StoreNotFound
 from headwater.versioned.status import KeptStatus, kept_status
 
@@ -94,7 +95,8 @@ class SinkStatus:
 
     :ivar state: as its supervisor has it; ``not running`` when there is none, ``not responding`` since
         *silent_since_ms* when its process or Spark does not answer, ``unknown`` when the supervisor does not.
-    :ivar problem: what its query waits for.
+    :ivar problem: what its query waits for. :ivar waits_for: ``Spark`` or ``the sink``: what has not answered since
+        *waits_since_ms*, where that is longer than a batch should take.
     """
 
     name: str
@@ -110,6 +112,8 @@ class SinkStatus:
     next_step: str | None = None
     problem: str | None = None
     silent_since_ms: int | None = None
+    waits_for: str | None = None
+    waits_since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +168,11 @@ class PipelineStatus:
 
     @property
     def is_live(self) -> bool:
-        """Every table and derived table is live, and nothing has failed."""
+        """Every table and derived table is live, nothing has failed, and no sink waits for a batch that takes long."""
         phases = [table.phase for sink in self.sinks for table in sink.tables]
         derived = [one.phase for one in self.derived]
-        return bool(phases) and all(phase == LIVE for phase in (*phases, *derived)) and self.error is None
+        waits = any(sink.waits_for for sink in self.sinks)
+        return bool(phases) and all(phase == LIVE for phase in (*phases, *derived)) and self.error is None and not waits
 
     @property
     def lag_rows(self) -> int:
@@ -181,9 +186,8 @@ class PipelineStatus:
 
 def read_status(config: PipelineConfig) -> PipelineStatus:
     """How the pipeline of *config* is now."""
-    folder = config.work / RUN_FOLDER
-    owner = current_owner(folder / LOCK_FILE)
-    facts = read_facts(folder / FACTS_FILE)
+    owner = current_owner(config.work / RUN_FOLDER / LOCK_FILE)
+    facts = _facts(config)
     running = owner is not None
     if owner is not None and owner.pid not in (0, facts.get("pid", owner.pid)):
         facts = {}  # of the run before this one
@@ -212,6 +216,13 @@ def read_status(config: PipelineConfig) -> PipelineStatus:
         left_out=facts.get("left_out", {}),
         silent_since_ms=silent,
     )
+
+
+def _facts(config: PipelineConfig) -> dict[str, Any]:
+    """What the process that runs the pipeline, or ran it last, says of itself."""
+    record = open_board(config.state).read(STATUS)
+    facts: dict[str, Any] = json.loads((record and record.data) or b"{}")
+    return facts
 
 
 def _silent_since(*beats_ms: int | None) -> int | None:
@@ -262,13 +273,13 @@ def _sink(
     reader: StateReader | None,
     lag: float | None,
 ) -> SinkStatus:
-    told = None if reader is None else query_status(config.store, config.query(sink))
+    told = None if reader is None else query_status(config.state, config.query(sink))
     value = {} if told is None else told.value
     epoch = max(int(facts.get("epoch", 0)), int(value.get("epoch", 0)))
     failure = facts.get("failure") or {}
     tables: tuple[TableStatus, ...] = ()
     if reader is not None and value:
-        parked = read_parked(config.store, config.query(sink))
+        parked = read_parked(config.state, config.query(sink))
         letters = set(DeadLetters(str(config.dead_letters(sink))).tables())
         with reader.snapshot() as view:
             captured = SourceState.read(view)[1]
@@ -282,6 +293,9 @@ def _sink(
     silent = None
     if state == "running":
         silent = _silent_since(facts.get("seen_ms"), value.get("updated_ms"))
+    waits_for, waits_since = facts.get("waits_for") or (None, None)
+    if state != "running" or silent is not None or _silent_since(waits_since) is None:
+        waits_for = waits_since = None
     return SinkStatus(
         name=sink.label,
         kind=sink.kind,
@@ -296,6 +310,8 @@ def _sink(
         next_step=failure.get("next_step"),
         problem=value.get("problem"),
         silent_since_ms=silent,
+        waits_for=waits_for,
+        waits_since_ms=waits_since,
     )
 
 
@@ -310,7 +326,7 @@ def _derived(
 def _derived_one(
     config: PipelineConfig, section: DeriveSection, facts: Mapping[str, Any], running: bool, lag: float | None
 ) -> DerivedStatus:
-    record = read_record(config.store, config.query(section)) or DerivedRecord()
+    record = read_record(config.state, config.query(section)) or DerivedRecord()
     derivation = section.derivation
     lags: list[tuple[int, float | None]] = []
     if record.delivered:

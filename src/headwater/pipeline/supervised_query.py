@@ -1,8 +1,8 @@
 """SupervisedQuery: what delivers to one sink, or keeps one derived table going: started again when it fails.
 
-========  =================================================  ====================================
+========  =================================================  =============================
 state     meaning                                            goes to
-========  =================================================  ====================================
+========  =================================================  =============================
 starting  it was not started yet                             running, waiting, failed, paused
 running   it delivers                                        waiting, failed, paused, stopped
 waiting   it failed, and is started again after a pause      running, waiting, failed, paused, stopped
@@ -10,7 +10,7 @@ failed    a person must act first                            starting (retry), p
 paused    a person paused it                                 starting (resume), dropped, stopped
 dropped   nothing is known of it, its logs do not wait       starting (resume), stopped
 stopped   it was told to                                     (the end)
-========  =================================================  ====================================
+========  =================================================  =============================
 """
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.restarts import RestartPolicy
-from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests, SinkWish
+from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkRequest, SinkRequestKind
 from headwater.pipeline.spark_host import SparkHost
 from headwater.sinks.errors import SINK_NAME
 from headwater.spark.failure import Failure
-
-STOP_SECONDS: Final = 60.0
-"""So long the end of a batch is waited for."""
 
 Note = Callable[[str, dict[str, Any]], None]
 
@@ -50,7 +47,7 @@ class SupervisedQuery(ABC):
 
     :param note: writes an entry of the journal.
     :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started.
-    :ivar seen_ms: when it last answered, where it can be asked.
+    :ivar seen_ms: when it last answered, where it can be asked. :ivar control: keeps the state that it is to be in.
     """
 
     kind: ClassVar[str]
@@ -58,16 +55,24 @@ class SupervisedQuery(ABC):
 
     def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note) -> None:
         self._config, self.label, self._host, self._note = config, label, host, note
-        self._requests = SinkRequests(config.work)
+        self.control = SinkControl(config.state)
         self._policy = RestartPolicy()
         self._retry_at = 0.0
         self.state = SinkState.STARTING
-        wish = self._requests.wish(label)
-        if wish.paused or wish.dropped:
-            self.state = SinkState.DROPPED if wish.dropped else SinkState.PAUSED
         self.failure: Failure | None = None
         self.restarts = self.batches = self.epoch = 0
         self.seen_ms: int | None = None
+
+    def join(self, control: SinkControl) -> None:
+        """Be a part of the pipeline that has *control*, before the first step: one that was paused or dropped rests."""
+        self.control, desired = control, control.desired_state(self.label)
+        if desired is not DesiredState.RUNNING:
+            self.state = SinkState(desired.value)
+
+    @property
+    def waits_for(self) -> tuple[str, int] | None:
+        """What it waits for now, and since when (milliseconds), where that can hang."""
+        return None
 
     def step(self) -> None:
         """Look after it: start it, notice what it did, start it again."""
@@ -82,11 +87,10 @@ class SupervisedQuery(ABC):
                 self._failed(Failure.of(error))
             else:
                 self.state = SinkState.RUNNING
-                self._policy.started()
 
     @abstractmethod
     def _start(self) -> None:
-        """Start it; what it raises is its failure."""
+        """Start it, without waiting for a server; what it raises is its failure."""
 
     @abstractmethod
     def _look(self) -> None:
@@ -138,12 +142,12 @@ class SupervisedQuery(ABC):
         match request.kind:
             case SinkRequestKind.PAUSE:
                 if self.state is not SinkState.DROPPED:
-                    self._rest(SinkState.PAUSED, SinkWish(paused=True))
+                    self._rest(SinkState.PAUSED)
             case SinkRequestKind.RESUME:
                 if self.state is SinkState.DROPPED:  # a process that died may have left something
                     self._forget()
                 if self.state in (SinkState.PAUSED, SinkState.DROPPED):
-                    self._requests.put_wish(self.label, SinkWish())
+                    self.control.set_desired_state(self.label, DesiredState.RUNNING)
                     self._begin_anew()
             case SinkRequestKind.RETRY:
                 back = self._let_back()
@@ -153,12 +157,12 @@ class SupervisedQuery(ABC):
             case SinkRequestKind.REWIND:
                 return self._rewind(request.epoch)
             case SinkRequestKind.DROP:
-                self._rest(SinkState.DROPPED, SinkWish(dropped=True))
+                self._rest(SinkState.DROPPED)
                 return {"tables": self._forget()}
         return {"state": self.state.value}
 
     @abstractmethod
-    def _rest(self, state: SinkState, wish: SinkWish) -> None:
+    def _rest(self, state: SinkState) -> None:
         """End it, and be in *state* from now on, also after a restart of the pipeline."""
 
     @abstractmethod

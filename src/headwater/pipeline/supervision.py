@@ -6,6 +6,7 @@ that part and says what to do. Only one process supervises a store.
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -22,27 +23,37 @@ from headwater.pipeline.capture_process import CaptureProcess
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection, load, matching
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
-from headwater.pipeline.facts_file import write_facts
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
+from headwater.pipeline.sink_control import SinkControl, SinkRequest, SinkRequestKind, sink_request
 from headwater.pipeline.sink_query import SinkQuery
-from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
 from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
 from headwater.private_files import make_private, make_root
 from headwater.spark.failure import Failure
+from headwater.state.board import open_board
+from headwater.state.location import local_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 RUN_FOLDER: Final = "run"
 LOCK_FILE: Final = "run.lock"
-FACTS_FILE: Final = "facts.json"
+STATUS: Final = "status"
+"""The record on the board of the pipeline store in which the process that runs the pipeline says how it is."""
 _STEP_SECONDS: Final = 0.2
 _TELL_SECONDS: Final = 0.5
-_BEAT_SECONDS: Final = 1.0
 _JOURNAL_SECONDS: Final = 60.0
+
+
+def make_folders(config: PipelineConfig) -> None:
+    """Create the local directories of the pipeline, private. :raises UnsafeDirectory: another user can write one."""
+    for folder in (config.work, local_folder(config.store)):
+        if folder is not None:
+            make_root(folder)
+    make_private(config.work / RUN_FOLDER)
+    make_private(config.logs)
 
 
 class CaptureKeeper:
@@ -130,13 +141,13 @@ class Supervisor:
         self._config, self._file = config, file
         self._tables: tuple[str, ...] = ()
         self._host = SparkHost(config, spark)
-        self._requests = SinkRequests(config.work)
+        self._control = SinkControl(config.state)
+        self._board = open_board(config.state)
         self._stop = threading.Event()
         self._capture: CaptureKeeper | None = None
         self._sinks: list[SupervisedQuery] = []
         self._phases: dict[tuple[str, str], str] = {}
         self._told = self._measured = 0.0
-        self._writing = threading.Lock()
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True)
         self._left_out: dict[str, str] = {}
@@ -163,12 +174,11 @@ class Supervisor:
         :param begun: set once nobody else can run it.
         :raises AlreadyRunning: another process runs it.
         """
-        make_root(self._config.work)
-        make_private(self.run_folder)
-        make_private(self._config.logs)
+        make_folders(self._config)
         with ExitStack() as stack:
             stack.enter_context(self._lock())
-            self._tell(force=True)
+            stack.callback(self._control.close)
+            self._write_status()
             self._heart.start()
             if begun is not None:
                 begun.set()
@@ -211,7 +221,6 @@ class Supervisor:
                 pause = policy.pause(self.failure)
                 if pause is None:
                     return
-                self._write_facts()
                 self._stop.wait(pause)
                 continue
             if self._is_over():
@@ -241,16 +250,16 @@ class Supervisor:
 
     def _serve(self) -> None:
         """Do what was asked of the sinks."""
-        for request in self._requests.unanswered():
+        for request in self._control.requests():
             try:
-                result = self._serve_one(request)
+                result = self._serve_one(sink_request(request))
             except HeadwaterError as error:
-                self._requests.answer(request, error)
+                self._control.answer(request, error)
             except Exception as error:  # the pipeline goes on, whatever one sink cannot do
                 problem = f"It could not be done: {type(error).__name__}."
-                self._requests.answer(request, PipelineError(problem, next_step="Look: headwater status"))
+                self._control.answer(request, PipelineError(problem, next_step="Look: headwater status"))
             else:
-                self._requests.answer(request, None, result)
+                self._control.answer(request, None, result)
 
     def _serve_one(self, request: SinkRequest) -> dict[str, Any]:
         sink = next((one for one in self._sinks if one.label == request.sink), None)
@@ -280,8 +289,10 @@ class Supervisor:
 
     def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
         found = sink_tables(self._config, section, names, self._left_out)
-        options = self._config.query_options(section, found, self._host.parallelism)
-        return SinkQuery(self._config, section, options, self._host, self._journal.note)
+        options = self._config.query_options(section, found)
+        query = SinkQuery(self._config, section, options, self._host, self._journal.note)
+        query.join(self._control)
+        return query
 
     def _derived_of(self, section: DeriveSection, names: tuple[str, ...]) -> DerivedQuery:
         home = self._config.home
@@ -294,13 +305,16 @@ class Supervisor:
                 key="derive.tables",
                 next_step=f"Kept are {', '.join(kept) or 'none'}.",
             )
-        return DerivedQuery(self._config, section, self._host, self._journal.note)
+        query = DerivedQuery(self._config, section, self._host, self._journal.note)
+        query.join(self._control)
+        return query
 
     def _choose(self) -> ChosenTables | None:
         """The tables; ``None`` when it was stopped before the database answered."""
         policy = RestartPolicy()
         while not self._stop.is_set():
             try:
+                self._control.open()
                 chosen = choose_tables(self._config)
             except (HeadwaterError, OSError) as error:
                 self.failure = Failure.of(error)
@@ -343,6 +357,7 @@ class Supervisor:
         self.state = "failed" if self.failure is not None else "stopped"
         self._ended.set()
         self._heart.join()
+        self._write_status()
         self._tell(force=True)
 
     # -- what others see -------------------------------------------------------------------------------------------
@@ -365,16 +380,17 @@ class Supervisor:
                     "batches": sink.batches,
                     "epoch": sink.epoch,
                     "seen_ms": sink.seen_ms,
+                    "waits_for": sink.waits_for,
                 }
                 for sink in list(self._sinks)
             },
         }
 
     def _tell(self, *, force: bool = False) -> None:
+        """Note in the journal what has changed."""
         now = time.monotonic()
         if force or now - self._told >= _TELL_SECONDS:
             self._told = now
-            self._write_facts()
             self._note_phases()
         if now - self._measured >= _JOURNAL_SECONDS:
             self._measured = now
@@ -383,17 +399,17 @@ class Supervisor:
                     self._journal.metric({"sink": sink.label, "epoch": sink.epoch, "batches": sink.batches})
 
     def _beat(self) -> None:
-        """Write the facts again and again, also while the supervising thread waits for a batch or for the database."""
-        while not self._ended.wait(_BEAT_SECONDS):
-            self._write_facts()
+        """Write the status again and again, whatever the supervising thread waits for."""
+        while not self._ended.wait(max(_TELL_SECONDS, self._board.poll_seconds)):
+            self._write_status()
 
-    def _write_facts(self) -> None:
-        with self._writing, suppress(OSError):  # a disk that cannot be written does not end the pipeline
-            write_facts(self.run_folder / FACTS_FILE, self.facts())
+    def _write_status(self) -> None:
+        with suppress(HeadwaterError, OSError):  # a place that cannot be written does not end the pipeline
+            self._board.write(STATUS, json.dumps(self.facts()).encode())
 
     def _note_phases(self) -> None:
         for section in self._config.sink:
-            told = query_status(self._config.store, self._config.query(section)) if self._sinks else None
+            told = query_status(self._config.state, self._config.query(section)) if self._sinks else None
             for name, table in ({} if told is None else told.value["tables"]).items():
                 before = self._phases.get((section.label, name))
                 if before != table["phase"]:

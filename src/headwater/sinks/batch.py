@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.log_store.columns import EPOCH
-from headwater.sinks.errors import OtherAttempt
+from headwater.sinks.errors import OtherAttempt, SinkFenced
 from headwater.sinks.sink import Committed, Staged, Token
+from headwater.sources.table import SourceTable
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 
 
@@ -75,3 +76,13 @@ def truncated_us(changes: Sequence[Staged], first_us: Iterable[int | None]) -> i
     epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
     at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
     return min([at_us, *(first for first in first_us if first is not None)])
+
+
+def refuse_late(table: SourceTable, token: Token, generation: int) -> None:
+    """:param generation: the oldest that may commit. :raises SinkFenced: *token* is of an earlier one."""
+    if token.generation < generation:
+        raise SinkFenced(
+            f"Query {token.query!r} was started again elsewhere: this batch is of generation {token.generation}, "
+            f"generation {generation} delivers {table.full_name}.",
+            next_step="No action needed: the later process delivers.",
+        )

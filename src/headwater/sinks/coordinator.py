@@ -2,8 +2,9 @@
 
 The token of a batch is made once, when it is planned, and is kept in the sink by the same transaction as its rows; a
 row here only tells what to do next. A query that starts commits what is pending, from what was staged, before it plans:
-so a process of before that wakes up in the middle of a commit finds the token in the sink and changes nothing. One that
-comes with a new batch is refused here, by its generation.
+so a process of before that wakes up in the middle of a commit finds the token in the sink and changes nothing. Where
+that cannot be done exactly, the query writes its generation into every table concerned before it plans, and that commit
+is refused there. A process of before that comes with a new batch is refused here, by its generation.
 
 A table that the sink cannot take is *parked* with the reason, and the others go on: its query leaves it out until
 somebody lets it come back, when it is read once more. One of which the sink refused a row at the commit is *suspect*:
@@ -14,19 +15,18 @@ A row has the states of :class:`~headwater.sinks.delivery_record.DeliveryState`.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Self
+from typing import Any
 
 from headwater import failpoints
-from headwater.errors import FencedError, NotFoundError
+from headwater.errors import NotFoundError
 from headwater.sinks.delivery_look import behind
 from headwater.sinks.delivery_record import (
+    ACCOUNTED,
     DELIVERIES,
     DELIVERY_STATE,
-    FOLDER,
-    GENERATION,
     PARKED,
     SUSPECT,
     TABLE,
@@ -35,47 +35,57 @@ from headwater.sinks.delivery_record import (
     now_ms,
     of_tables,
 )
-from headwater.sinks.errors import OtherAttempt, RowsRefused, SinkBehind, SinkFenced, SinkRefuses, SinkRowError
+from headwater.sinks.errors import (
+    OtherAttempt,
+    RowsRefused,
+    SinkBehind,
+    SinkFenced,
+    SinkRefuses,
+    SinkRowError,
+    SinkSchemaError,
+    StagedLost,
+)
 from headwater.sinks.sink import Committed, Sink, Staged, Token, check_targets
 from headwater.sinks.staged_codec import decode
 from headwater.sinks.staged_tables import (
     TableFailure,
     by_table_of,
     commit_tables,
+    each,
     has_changes,
     is_there,
     packed,
 )
 from headwater.sources.table import SourceTable
-from headwater.state import Catalog, StateStore, WriteBatch
-from headwater.state.beside import open_beside_writer
-from headwater.stream import EpochClock
+from headwater.state import WriteBatch
+from headwater.state.errors import WriterFenced
+from headwater.state.query_store import QueryStore
 
 BEFORE_PENDING = failpoints.register("delivery.before_pending")
 AFTER_PENDING = failpoints.register("delivery.after_pending")
 BEFORE_COMMITTED = failpoints.register("delivery.before_committed")
 AFTER_COMMITTED = failpoints.register("delivery.after_committed")
 
+BEFORE_FENCES = failpoints.register("delivery.before_fences")
+AFTER_FENCES = failpoints.register("delivery.after_fences")
+
 BEFORE_PARKED = failpoints.register("delivery.before_parked")
 AFTER_PARKED = failpoints.register("delivery.after_parked")
 
 
 class Coordinator:
-    """The deliveries of one query to one sink.
+    """The deliveries of one query to one sink; one thread. Its rows are in the query's state."""
 
-    :param generation: of the query's planner: a higher one was started later.
-    :raises SinkFenced: a later generation delivers.
-    """
-
-    def __init__(self, location: str, query: str, generation: int) -> None:
-        self._location, self._query, self.generation = location, query, generation
-        self._lock = threading.Lock()
-        self._store: StateStore
-        self._open()
+    def __init__(self, store: QueryStore) -> None:
+        self._store, self._query, self.generation = store, store.query, store.generation
+        batch = WriteBatch()
+        self._rows = store.catalog.open_or_create(DELIVERIES, batch)
+        self._state = store.catalog.open_or_create(DELIVERY_STATE, batch)
 
     @property
     def records(self) -> tuple[DeliveryRecord, ...]:
         """In order: at most one that is committed, then those that are pending or aborted."""
+        self.flush()
         with self._store.snapshot() as view:
             found = [DeliveryRecord.from_json(key[0], values[0]) for key, values in self._rows.scan(view, 0)]
         return tuple(sorted(found, key=lambda record: record.number))
@@ -153,6 +163,7 @@ class Coordinator:
 
     def _told(self, prefix: str) -> dict[str, Any]:
         """What is known of tables, by their names."""
+        self.flush()
         with self._store.snapshot() as view:
             return of_tables(self._state, view, prefix)
 
@@ -171,36 +182,66 @@ class Coordinator:
             if record.state is DeliveryState.PENDING:
                 self._settle(sink, record)
         epochs = self._told(TABLE)
-        lost: list[str] = []
+        lost: set[str] = set()
         for table, has in behind(sink, self._query, backfill, tables, epochs):
             if has != Committed():
                 raise SinkBehind(table.full_name, sink.name, has.epoch, epochs[table.full_name])
-            lost.append(table.full_name)
+            lost.add(table.full_name)
         if lost:  # they begin anew: what was committed before is not what the sink must have
             self._seal(lambda batch: self._forget(batch, TABLE, lost))
-        for table in tables:
-            sink.abort(table, self._query, self.generation)
-        if any(record.state is DeliveryState.ABORTED for record in self.records):
-            self._seal(self._without_aborted)
+        self._shut_out(sink, tables, lost)
+        each(tables, lambda table: sink.abort(table, self._query, self.generation), sink.capabilities.connections)
+
+    def _shut_out(self, sink: Sink, tables: Sequence[SourceTable], lost: Set[str]) -> None:
+        """Refuse commits of earlier generations that can still be under way.
+
+        A batch of which everything was committed is found by its token, whoever brings it again. That is so for the
+        tables of a query after each recovery: only where a batch was given up, or a table is new here (also after
+        everything was forgotten), can a frozen process have something that no token accounts for.
+        """
+        aborted = [record for record in self.records if record.state is DeliveryState.ABORTED]
+        known = self._accounted()
+        safe = known - lost - {name for record in aborted for name in record.tables}
+        names = {table.full_name for table in tables}
+        if self.generation > 1:
+            doubtful = [table for table in tables if table.full_name not in safe]
+            failpoints.hit(BEFORE_FENCES)
+            each(
+                doubtful, lambda table: _fence(sink, table, self._query, self.generation), sink.capabilities.connections
+            )
+            failpoints.hit(AFTER_FENCES)
+        if aborted or names != known:
+
+            def change(batch: WriteBatch) -> None:
+                for record in aborted:
+                    self._rows.delete(batch, 0, (record.number,))
+                self._state.put(batch, 0, (ACCOUNTED,), (sorted(names),))
+
+            self._seal(change)
+
+    def _accounted(self) -> set[str]:
+        with self._store.snapshot() as view:
+            found = self._state.get(view, 0, (ACCOUNTED,))
+        return set() if found is None else set(found[0])
 
     def forget(self) -> None:
-        """Forget every batch, and how far each table is."""
+        """Forget every batch, and how far each table is: the next start fences all tables."""
 
         def change(batch: WriteBatch) -> None:
             for record in self.records:
                 self._rows.delete(batch, 0, (record.number,))
             self._forget(batch, TABLE, self._told(TABLE))
+            self._state.delete(batch, 0, (ACCOUNTED,))
 
         self._seal(change)
 
-    def close(self) -> None:
-        self._store.close()
+    def flush(self) -> None:
+        """Make durable that a batch is committed, if that still waits for the next plan.
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        :raises SinkFenced: a later writer has the query.
+        """
+        with self._fencing():
+            self._store.flush()
 
     def _settle(self, sink: Sink, record: DeliveryRecord) -> None:
         with self._store.snapshot() as view:
@@ -212,7 +253,7 @@ class Coordinator:
             return
         by_table = by_table_of(staged)
         errors = [error for _, error in commit_tables(sink, by_table).values()]
-        if any(isinstance(error, OtherAttempt | NotFoundError | FileNotFoundError) for error in errors):
+        if any(isinstance(error, OtherAttempt | StagedLost | NotFoundError | FileNotFoundError) for error in errors):
             self._abort(record, "What was staged is gone, or of another attempt: the batch is staged anew.")
         elif any(TableFailure.of(staged[0].table, error) is not None for error in errors):
             self._abort(record, "A table cannot be delivered: the batch is staged anew, and it is parked.")
@@ -261,8 +302,10 @@ class Coordinator:
             for name in changed:
                 self._state.put(batch, 0, (f"{TABLE}{name}",), (record.epoch,))
 
+        batch = WriteBatch()
+        change(batch)
         failpoints.hit(BEFORE_COMMITTED)
-        self._seal(change)
+        self._store.defer(batch)
         failpoints.hit(AFTER_COMMITTED)
 
     def _forget(self, batch: WriteBatch, prefix: str, names: Iterable[str]) -> None:
@@ -272,61 +315,28 @@ class Coordinator:
     def _abort(self, record: DeliveryRecord, reason: str) -> None:
         self._seal(lambda batch: self._put(batch, record, DeliveryState.ABORTED, reason))
 
-    def _without_aborted(self, batch: WriteBatch) -> None:
-        for record in self.records:
-            if record.state is DeliveryState.ABORTED:
-                self._rows.delete(batch, 0, (record.number,))
-
     def _put(self, batch: WriteBatch, record: DeliveryRecord, state: DeliveryState, reason: str | None) -> None:
         value = record.to_json() | {"state": state.value, "since_ms": now_ms(), "reason": reason}
         self._rows.put(batch, 0, (record.number,), (value, b""))
 
-    def _open(self) -> None:
-        """Take the store over, unless a later generation has it."""
-        self._store = open_beside_writer(self._location, FOLDER, self._query, takeover=True)
-        try:
-            self._clock = EpochClock(now_ms, self._store.committed_epoch())
-            batch = WriteBatch()
-            with self._store.snapshot() as view:
-                catalog = Catalog.load(view)
-                self._rows = catalog.open_or_create(DELIVERIES, batch)
-                self._state = catalog.open_or_create(DELIVERY_STATE, batch)
-                found = self._state.get(view, 0, (GENERATION,))
-            newest = 0 if found is None else int(found[0])
-            if newest > self.generation:
-                raise SinkFenced(
-                    f"Query {self._query!r} was started again elsewhere: this is generation {self.generation} of it, "
-                    f"generation {newest} delivers.",
-                    next_step="Nothing: this process has nothing more to do.",
-                )
-            if newest < self.generation:
-                self._state.put(batch, 0, (GENERATION,), (self.generation,))
-            if batch:
-                self._store.seal(self._clock.next(), batch)
-        except BaseException:
-            self._store.close()
-            raise
-
     def _seal(self, change: Callable[[WriteBatch], None]) -> None:
-        """Seal what *change* writes; a process of the same generation may have had the store in between."""
-        with self._lock:
-            try:
-                self._try_seal(change)
-            except FencedError:
-                self._store.close()
-                self._open()
-                self._try_seal(change)
-
-    def _try_seal(self, change: Callable[[WriteBatch], None]) -> None:
+        """Seal what *change* writes. :raises SinkFenced: a later writer has the query."""
         batch = WriteBatch()
         change(batch)
-        self._store.seal(self._clock.next(), batch)
+        with self._fencing():
+            self._store.seal(batch)
+
+    @contextmanager
+    def _fencing(self) -> Iterator[None]:
+        try:
+            yield
+        except WriterFenced as error:
+            raise SinkFenced(
+                f"Query {self._query!r} was started again elsewhere: this is generation {self.generation} of it.",
+                next_step="No action needed: the later process delivers.",
+            ) from error
 
 
-def forget_committed(location: str, query: str, generation: int) -> None:
-    """What *query*, which does not run, has committed counts no more: the sink itself tells. What is parked stays.
-
-    :param generation: processes of earlier ones are refused from now on.
-    """
-    with Coordinator(location, query, generation) as coordinator:
-        coordinator.forget()
+def _fence(sink: Sink, table: SourceTable, query: str, generation: int) -> None:
+    with suppress(SinkSchemaError):  # a target that cannot be created: nothing is committed there either
+        sink.fence(table, query, generation)

@@ -9,26 +9,23 @@ from typing import Any
 from headwater.sinks.delivery_record import (
     DELIVERIES,
     DELIVERY_STATE,
-    FOLDER,
     PARKED,
     SUSPECT,
     TABLE,
     DeliveryRecord,
-    now_ms,
     of_tables,
 )
 from headwater.sinks.sink import Committed, Sink
 from headwater.sources.table import SourceTable
-from headwater.state import Catalog, StateReader, WriteBatch
-from headwater.state.beside import open_beside_reader, open_beside_writer
+from headwater.state import Catalog, WriteBatch
 from headwater.state.errors import StoreNotFound
-from headwater.stream import EpochClock
+from headwater.state.query_store import QueryReader, QueryStore
 
 
-def read_deliveries(location: str, query: str) -> tuple[DeliveryRecord, ...]:
+def read_deliveries(state: str, query: str) -> tuple[DeliveryRecord, ...]:
     """What is known of the deliveries of *query*, from any process; nothing where there were none."""
     try:
-        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+        with QueryReader(state, query) as reader, reader.snapshot() as view:
             catalog = Catalog.load(view)
             if DELIVERIES.name not in catalog.names():
                 return ()
@@ -40,11 +37,11 @@ def read_deliveries(location: str, query: str) -> tuple[DeliveryRecord, ...]:
 
 
 def behind_of(
-    location: str, query: str, backfill: str, sink: Sink, tables: Sequence[SourceTable]
+    state: str, query: str, backfill: str, sink: Sink, tables: Sequence[SourceTable]
 ) -> list[tuple[SourceTable, Committed]]:
     """The tables of which *sink* has less than what *query* committed to it, and what it has; from any process."""
     try:
-        with open_beside_reader(location, FOLDER, query) as reader, reader.snapshot() as view:
+        with QueryReader(state, query) as reader, reader.snapshot() as view:
             catalog = Catalog.load(view)
             known = DELIVERY_STATE.name in catalog.names()
             epochs = of_tables(catalog.open(DELIVERY_STATE), view, TABLE) if known else {}
@@ -69,9 +66,9 @@ def behind(
 class DeliveryLook:
     """What the coordinator of *query* has told of its tables, read again and again by one process."""
 
-    def __init__(self, location: str, query: str) -> None:
-        self._location, self._query = location, query
-        self._reader: StateReader | None = None
+    def __init__(self, state: str, query: str) -> None:
+        self._state, self._query = state, query
+        self._reader: QueryReader | None = None
 
     def parked(self) -> dict[str, dict[str, Any]]:
         """The tables that are parked: ``reason``, ``next_step`` and ``since_ms`` of each."""
@@ -84,7 +81,7 @@ class DeliveryLook:
     def _read(self, prefix: str) -> dict[str, Any]:
         try:
             if self._reader is None:
-                self._reader = open_beside_reader(self._location, FOLDER, self._query)
+                self._reader = QueryReader(self._state, self._query)
             with self._reader.snapshot() as view:
                 catalog = Catalog.load(view)
                 if DELIVERY_STATE.name not in catalog.names():
@@ -99,19 +96,16 @@ class DeliveryLook:
             self._reader = None
 
 
-def read_parked(location: str, query: str) -> dict[str, dict[str, Any]]:
+def read_parked(state: str, query: str) -> dict[str, dict[str, Any]]:
     """The tables that *query* has parked, once."""
-    with closing(DeliveryLook(location, query)) as look:
+    with closing(DeliveryLook(state, query)) as look:
         return look.parked()
 
 
-def unpark(location: str, query: str, names: Collection[str]) -> None:
-    """Let the parked tables *names* of *query*, which does not run, come back."""
-    if names:
-        with open_beside_writer(location, FOLDER, query, takeover=True) as store:
-            batch = WriteBatch()
-            with store.snapshot() as view:
-                state = Catalog.load(view).open(DELIVERY_STATE)
-            for name in names:
-                state.delete(batch, 0, (f"{PARKED}{name}",))
-            store.seal(EpochClock(now_ms, store.committed_epoch()).next(), batch)
+def unpark(store: QueryStore, names: Collection[str]) -> None:
+    """Let the parked tables *names* return with the next seal of *store*."""
+    batch = WriteBatch()
+    state = store.catalog.open_or_create(DELIVERY_STATE, batch)
+    for name in names:
+        state.delete(batch, 0, (f"{PARKED}{name}",))
+    store.defer(batch)

@@ -1,4 +1,4 @@
-"""DeliveryRecord: what is durable of the deliveries of a query, beside the capture's store (``deliveries/<query>``).
+"""DeliveryRecord: what is durable of the deliveries of a query, in the query's state.
 
 =========  ==============================================================  ===============================
 state      meaning                                                         goes to
@@ -19,7 +19,6 @@ from typing import Any, Final, Self
 
 from headwater.state import Field, FieldType, Snapshot, StateTable, TableSchema
 
-FOLDER: Final = "deliveries"
 DELIVERIES = TableSchema(
     "deliveries",
     1,
@@ -29,11 +28,12 @@ DELIVERIES = TableSchema(
 DELIVERY_STATE = TableSchema(
     "delivery_state", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
 )
-GENERATION: Final = "generation"
 TABLE: Final = "table/"
 """Before the name of a table: the newest epoch with changes of it that was committed."""
 PARKED: Final = "parked/"
 SUSPECT: Final = "suspect/"
+ACCOUNTED: Final = "accounted"
+"""The tables of which no generation has a commit under way that neither a token nor a fence accounts for."""
 
 
 class DeliveryState(Enum):

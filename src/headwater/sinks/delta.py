@@ -24,7 +24,7 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, refuse_late
 from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy, StagedLost
@@ -37,7 +37,6 @@ from headwater.sinks.lake import (
     is_left,
     not_ours,
     of_another,
-    refuse_late,
 )
 from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
@@ -70,7 +69,7 @@ class DeltaSink(LakeSink):
     :raises SinkInputError: *partition_by* is not written so.
     """
 
-    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY))
+    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY), connections=16)
 
     path: str
     mode: Mode = Mode.MIRROR
@@ -137,12 +136,22 @@ class DeltaSink(LakeSink):
         with self._log(table) as log:
             known: frozenset[str] = frozenset()
             if log.open():
-                if self.adopt or log.is_ours(_Apps(table, query, "").all):
-                    self._fence(log, table, query, generation, must=bool(left))
                 known = log.paths()
+                if self.adopt or log.is_ours(_Apps(table, query, "").all):
+                    self._fence(log, table, query, generation, must=not known.issuperset(left))
+                    known |= log.paths()  # with what was committed until then
         for path in left:
             if path not in known:
                 storage.remove(path)
+
+    @names_store_errors
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """A commit of the generation alone; the table is created if it does not exist."""
+        with self._log(table) as log:
+            if not log.open():
+                log.create(self._schema(self._fitting(table, log).table), _configuration(self.retention_hours))
+            if self.adopt or log.is_ours(_Apps(table, query, "").all):
+                self._fence(log, table, query, generation, must=True)
 
     def _fence(self, log: DeltaLog, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
         """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.
@@ -225,7 +234,7 @@ class DeltaSink(LakeSink):
             if apps.committed(log) == before:
                 raise
             return False  # another process committed the batch meanwhile, and its files
-        rewrite = self._rewrite(log, fitted, token, evolution.schema)
+        rewrite = self._rewrite(log, fitted, token, evolution.schema, only_adds=not evolution.must_rewrite)
         transactions = apps.of(token, batch)
         overlaps = log.transaction(apps.upsert) == 1
         if batch.history and log.transaction(apps.history) is None and rewrite.files and self.mode is not Mode.CHANGES:
@@ -253,16 +262,20 @@ class DeltaSink(LakeSink):
 
     def _tidy(self, log: DeltaLog, fitted: SourceTable, token: Token, since: int) -> None:
         """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
-        rewrite = self._rewrite(log, fitted, token, log.schema())
-        if self.mode is not Mode.CHANGES and rewrite.compact():
-            if log.commit(rewrite.added, rewrite.removed, {}, is_data_change=False):
-                rewrite.settle()
-            else:
-                rewrite.discard()
+        if self.mode is not Mode.CHANGES:
+            rewrite = self._rewrite(log, fitted, token, log.schema())
+            if rewrite.compact():
+                if log.commit(rewrite.added, rewrite.removed, {}, is_data_change=False):
+                    rewrite.settle()
+                else:
+                    rewrite.discard()
         log.tidy(since, self.retention_hours)
 
-    def _rewrite(self, log: DeltaLog, fitted: SourceTable, token: Token, schema: pa.Schema) -> Rewrite:
-        files = log.files(fitted.key_columns)
+    def _rewrite(
+        self, log: DeltaLog, fitted: SourceTable, token: Token, schema: pa.Schema, *, only_adds: bool = False
+    ) -> Rewrite:
+        """:param only_adds: in the mode ``CHANGES`` files are not listed: their number grows, and none is looked at."""
+        files = [] if only_adds and self.mode is Mode.CHANGES else log.files(fitted.key_columns)
         prefix = file_prefix(token.query, token.generation)
         kind = VersionRewrite if self.mode is Mode.HISTORY else Rewrite
         return kind(

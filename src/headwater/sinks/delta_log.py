@@ -39,6 +39,8 @@ COMMIT_MARK: Final = "headwater.commit"
 """In the ``commitInfo`` of each of our commits: a value that no other commit has."""
 CHECKPOINT_COMMITS: Final = 50
 HELD_HANDLES: Final = 256
+_READ_ENTRIES: Final = 8
+"""So many new entries are read for their transactions; to look for one in the whole log costs more."""
 CREATED: Final = "headwater.table"
 """The property of tables that Headwater created: the name of the table at the source."""
 _OURS: Final = re.compile(r"(?:^|/)part-[0-9a-f]{8}-\d+-[^/]*$")
@@ -63,7 +65,8 @@ def delta_library() -> Any:
 class _Known:
     """A handle of a table, and what was found out with it.
 
-    :ivar version: up to which *transactions* are true. :ivar options: of the object store, when it was opened.
+    :ivar version: up to which *transactions* are true; ``None`` is one that the table does not have.
+    :ivar options: of the object store, when it was opened.
     """
 
     def __init__(self, handle: Any, options: Mapping[str, str]) -> None:
@@ -72,12 +75,6 @@ class _Known:
         self.version = -1
         self.transactions: dict[str, int | None] = {}
         self.files: dict[str, DataFile] = {}
-
-    def note(self) -> None:
-        """Forget what may have changed since it was found out."""
-        if self.version != self.handle.version():
-            self.version = self.handle.version()
-            self.transactions = {}
 
 
 _handles: dict[str, _Known] = {}
@@ -121,16 +118,42 @@ class DeltaLog:
         if known is None:
             return False
         self._check_features(known.handle)
-        known.note()
+        if known.version != known.handle.version():
+            known.transactions = self._newer_transactions(known)
+            known.version = known.handle.version()
         return True
 
     def _is_there(self, known: _Known, newest: bool) -> bool:
         try:
-            if newest:
+            if newest and not self._is_newest(known.handle.version()):
                 known.handle.update_incremental()
             return self._storage.has(_entry(known.handle.version()))
         except self._delta.exceptions.DeltaError:
             return False
+
+    def _is_newest(self, version: int) -> bool:
+        """Whether no entry follows *version*, where that is cheaper to see than to read on."""
+        return self._storage.is_local and not self._storage.has(_entry(version + 1))
+
+    def _newer_transactions(self, known: _Known) -> dict[str, int | None]:
+        """What *known* has of them, and what the entries since then say; nothing if those cannot be read."""
+        found = dict(known.transactions)
+        version = known.handle.version()
+        if not found or not 0 < version - known.version <= _READ_ENTRIES:
+            return {}
+        try:
+            for newer in range(known.version + 1, version + 1):
+                found.update((one["appId"], one["version"]) for one in self._actions(newer, "txn"))
+        except OSError:
+            return {}
+        return found
+
+    def _actions(self, version: int, kind: str) -> list[dict[str, Any]]:
+        """The actions of one kind in the entry of *version*."""
+        with self._storage.files.open_input_stream(_entry(version)) as stream:
+            lines = stream.read().splitlines()
+        found = (json.loads(line).get(kind) for line in lines if f'"{kind}"'.encode() in line)
+        return [action for action in found if action]
 
     def _open(self) -> _Known | None:
         try:
@@ -307,9 +330,7 @@ class DeltaLog:
 
     def _has_mark(self, version: int, mark: str) -> bool:
         """Whether the commit of *version* is the one that was given *mark*."""
-        with self._storage.files.open_input_stream(_entry(version)) as stream:
-            entries = [json.loads(line) for line in stream.read().splitlines() if b'"commitInfo"' in line]
-        return any(entry.get("commitInfo", {}).get(COMMIT_MARK) == mark for entry in entries)
+        return any(one.get(COMMIT_MARK) == mark for one in self._actions(version, "commitInfo"))
 
     def _refused(self, error: Exception) -> HeadwaterError:
         found = store_error(error, self._storage.root, endpoint_of(self._storage.options))

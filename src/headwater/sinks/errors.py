@@ -11,7 +11,6 @@ from headwater.errors import (
     HeadwaterError,
     InputError,
     LoginError,
-    NotFoundError,
     TransientError,
 )
 
@@ -71,7 +70,7 @@ class SinkDriverMissing(SinkError, InputError):
     """The library of a sink is not installed."""
 
 
-class OtherAttempt(SinkError, ConflictError):
+class OtherAttempt(SinkError, TransientError):
     """The sink has the history of this plan from another attempt: what was read anew does not go with it."""
 
 
@@ -102,7 +101,7 @@ class SinkUnreachable(SinkError, TransientError):
     """The server of a sink did not answer, is starting or stopping, or ended the connection: try again."""
 
 
-class StagedLost(SinkError, NotFoundError):
+class StagedLost(SinkError, TransientError):
     """What was staged for a batch is gone: the batch must be staged anew."""
 
 

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, ClassVar, Final
 
 import pyarrow as pa
 
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, refuse_late
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkBusy, StagedLost
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours, refuse_late
+from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage
@@ -66,7 +66,7 @@ class IcebergSink(LakeSink):
     :param adopt: write into tables that others created.
     """
 
-    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY))
+    capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY), connections=16)
 
     warehouse: str
     mode: Mode = Mode.MIRROR
@@ -137,6 +137,15 @@ class IcebergSink(LakeSink):
                 for info in storage.list("data"):
                     if is_left(info.base_name, query, generation):
                         storage.remove(info.path)
+
+    @names_store_errors
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """A snapshot with the generation alone; the table is created if it does not exist."""
+        with self._opened(table) as found:
+            if not found.open():
+                found.create(self._columns(table), self._partitions(table))
+            if self.adopt or found.is_ours():
+                self._fence(found, table, query, generation, must=True)
 
     def _fence(self, found: IcebergTable, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
         """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.

@@ -7,6 +7,7 @@ that of a SQL database. A catalog is opened once per process, and not taken alon
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,13 @@ from headwater.sources.target_names import catalog_name, path_component
 CATALOG_FILE: Final = "catalog.db"
 BUSY_SECONDS: Final = 30
 _FILES: Final = "headwater.sinks.iceberg_io.DurableFileIO"
+
+_NO_CONNECTION: Final = re.compile(
+    r"connection refused|could not connect|can't connect|timed? ?out|starting up|shutting down|database is locked"
+    r"|server closed the connection|no route to host|could not translate host name|name resolution"
+    r"|too many (clients|connections)",
+    re.IGNORECASE,
+)
 
 _lock = threading.Lock()
 _open: dict[tuple[Any, ...], tuple[IcebergCatalog, Any]] = {}
@@ -81,11 +89,12 @@ class IcebergCatalog:
         place = (os.getpid(), self.warehouse, self.name, self.uri, tuple(sorted(self.options)))
         with _lock:
             address, catalog = _open.get(place, (None, None))
-            if address != self:
-                with reaching(self.label):
-                    catalog = self._load()
+        if address != self:
+            with reaching(self.label):  # not under the lock: other catalogs do not wait for this one
+                catalog = self._load()
+            with _lock:
                 _open[place] = (self, catalog)
-            return catalog
+        return catalog
 
     def _load(self) -> Any:
         from pyiceberg.catalog import load_catalog
@@ -188,8 +197,8 @@ def _has_no_answer(error: Exception) -> bool:
     )
     from sqlalchemy.exc import DBAPIError
 
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated
+    if isinstance(error, DBAPIError):  # SQLAlchemy does not call it a lost connection where there never was one
+        return error.connection_invalidated or _NO_CONNECTION.search(str(error.orig)) is not None
     answers = (CommitStateUnknownException, ServerError, ServiceUnavailableError, TooManyRequestsError)
     lost = (requests.ConnectionError, requests.Timeout, requests.exceptions.ChunkedEncodingError)
     return isinstance(error, (*answers, *lost))

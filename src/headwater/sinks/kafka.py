@@ -10,7 +10,7 @@ from __future__ import annotations
 import string
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
@@ -128,6 +128,18 @@ class KafkaSink(RowSink):
         self._refuse_late(token, channel.record)
         _channels.give(place, channel)
         return channel.record.committed(token.backfill)
+
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """Open the channel, which fences the producers before it, and write the generation into the token topic."""
+        tokens = self._tokens(table, query)
+        self._make_topics(table, query)
+        if self._cluster.record(tokens).generation == generation:
+            return
+        channel = KafkaChannel(self._cluster, tokens)
+        channel.write(
+            table.full_name, tokens, iter(()), _key(table, query), replace(channel.record, generation=generation)
+        )
+        _channels.give(self._place(table, query), channel)
 
     def write(self, table: SourceTable, token: Token, batch: RowBatch) -> None:
         """One transaction. :raises Overtaken: another process has opened its channel since :meth:`begin`."""

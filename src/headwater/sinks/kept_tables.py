@@ -21,10 +21,9 @@ from zlib import crc32
 import pyarrow as pa
 
 from headwater.log_store.columns import valid_rows
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, refuse_late
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.keys import KeySet
-from headwater.sinks.lake import refuse_late
 from headwater.sinks.lake_staged import in_ranges
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
@@ -200,21 +199,26 @@ class KeptTables:
             mine = {run.name for one in staged for run in one.detail["runs"]}
             folder.remove_unnamed(mine.__contains__)
 
-    def abort(self, table: SourceTable, query: str, generation: int) -> None:
-        """Remove the runs of earlier generations that no version names."""
-        folder, prefix = self.folder(table), _prefix(query)
-
-        def is_left(name: str) -> bool:
-            number = name.removeprefix(prefix).partition("-")[0]
-            return name.startswith(prefix) and number.isdigit() and int(number) < generation
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """A version with the generation alone."""
 
         def fenced(newest: Manifest) -> Manifest | None:
             if newest.generations.get(query, 0) == generation:
                 return None
             return newest.following(generations={**newest.generations, query: generation})
 
-        folder.change(fenced)  # who sleeps in its commit must not wake up to files that are removed
-        folder.remove_unnamed(is_left)
+        self.folder(table).change(fenced)
+
+    def abort(self, table: SourceTable, query: str, generation: int) -> None:
+        """Remove the runs of earlier generations that no version names."""
+        prefix = _prefix(query)
+
+        def is_left(name: str) -> bool:
+            number = name.removeprefix(prefix).partition("-")[0]
+            return name.startswith(prefix) and number.isdigit() and int(number) < generation
+
+        self.fence(table, query, generation)  # who sleeps in its commit must not wake up to files that are removed
+        self.folder(table).remove_unnamed(is_left)
 
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the base."""

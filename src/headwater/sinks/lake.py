@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from headwater.sinks.batch import Batch, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile
-from headwater.sinks.errors import SinkFenced, SinkSchemaError
+from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.fitting import Fitting
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.keys import KeySet
@@ -280,16 +280,6 @@ def is_left(path: str, query: str, generation: int) -> bool:
     start, found, rest = path.partition(f"part-{crc32(query.encode()):08x}-")
     number = rest.partition("-")[0]
     return bool(found) and not start and number.isdigit() and int(number) < generation
-
-
-def refuse_late(table: SourceTable, token: Token, generation: int) -> None:
-    """:param generation: the oldest that may commit. :raises SinkFenced: *token* is of an earlier one."""
-    if token.generation < generation:
-        raise SinkFenced(
-            f"Query {token.query!r} was started again elsewhere: this batch is of generation {token.generation}, "
-            f"generation {generation} delivers {table.full_name}.",
-            next_step="Nothing: this process has nothing more to do.",
-        )
 
 
 def of_another(table: SourceTable, what: str, owner: str, option: str) -> SinkSchemaError:

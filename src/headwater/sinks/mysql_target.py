@@ -121,6 +121,9 @@ class MySqlTarget(MySqlMerge):
             return Committed()
         return self._held(table, query, backfill, "").committed
 
+    def held(self, table: SqlTable, token: Token) -> Held:
+        return self._held(table, token.query, token.backfill, "")
+
     def lock(self, table: SqlTable, token: Token) -> Held:
         query, target = self._text(token.query), self._text(table.name)
         mine = f"query = {query} AND target = {target} AND backfill = ''"
@@ -162,6 +165,8 @@ class MySqlTarget(MySqlMerge):
             f"INSERT INTO {self._tokens} SET query = {self._text(query)}, target = {self._text(table.name)}, "
             f"backfill = '', generation = {generation} ON DUPLICATE KEY UPDATE generation = {generation}"
         )
+        with self._changing(table):  # an earlier generation that changes its columns now has done so
+            pass
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -181,7 +186,7 @@ class MySqlTarget(MySqlMerge):
     def _begin(self) -> None:
         """Begin a transaction that the server ends if this process stops: others wait for its locks."""
         if not self._is_maria:  # MySQL has no timeout for transactions alone
-            self._run(f"SET SESSION wait_timeout = {IDLE_SECONDS}")
+            self._end_when_idle()
         self._connection.begin()
 
     def _allow_rest(self) -> None:
@@ -258,24 +263,43 @@ class MySqlTarget(MySqlMerge):
             size += len(data)
         return size
 
-    def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
+    def shape(
+        self, table: SqlTable, empty: Callable[[], None] | None = None, check: Callable[[], None] | None = None
+    ) -> None:
         if self._shaped.get(table.place) == table:
             return
         _check_names(table)
-        lock = self._text("headwater." + blake2b(table.name.encode(), digest_size=16).hexdigest())
-        if self._one(f"SELECT GET_LOCK({lock}, {_LOCK_SECONDS})") != "1":
-            raise SinkBusy(f"Another process changes {table.name}.", next_step="Try again.")
         failpoints.hit(BEFORE_SHAPE)
-        try:
+        with self._changing(table):
+            if check is not None:
+                check()
             found = self._found(table)
             if found:
                 self._change(table, found, empty)
             else:
                 self._make(table)
-        finally:
-            self._run(f"DO RELEASE_LOCK({lock})")
         failpoints.hit(AFTER_SHAPE)
         self._shaped[table.place] = table
+
+    @contextlib.contextmanager
+    def _changing(self, table: SqlTable) -> Iterator[None]:
+        """No other session changes the columns of *table*. The server ends this one if its process is frozen.
+
+        :raises SinkBusy: another one does.
+        """
+        lock = self._text("headwater." + blake2b(table.name.encode(), digest_size=16).hexdigest())
+        self._end_when_idle()
+        if self._one(f"SELECT GET_LOCK({lock}, {_LOCK_SECONDS})") != "1":
+            raise SinkBusy(f"Another process changes {table.name}.", next_step="Try again.")
+        try:
+            yield
+        finally:
+            self._run(f"DO RELEASE_LOCK({lock})")
+        self._run("SET SESSION wait_timeout = DEFAULT")
+
+    def _end_when_idle(self) -> None:
+        """Let the server end this session, and with it its locks, soon after its process was frozen."""
+        self._run(f"SET SESSION wait_timeout = {IDLE_SECONDS}")
 
     def _found(self, table: SqlTable) -> list[ExistingColumn]:
         schema, name = (self._text(one) for one in table.place)

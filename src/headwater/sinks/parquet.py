@@ -20,11 +20,11 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headwater.sinks.batch import Batch, rows_after
+from headwater.sinks.batch import Batch, refuse_late, rows_after
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter, write_empty
 from headwater.sinks.errors import SinkBusy, SinkInputError, StagedLost
-from headwater.sinks.lake import of_another, refuse_late
+from headwater.sinks.lake import of_another
 from headwater.sinks.manifest import Manifest, ManifestFile
 from headwater.sinks.manifests import STAGING, Manifests
 from headwater.sinks.partitions import Partitioning, Values
@@ -172,6 +172,12 @@ class ParquetSink:
         self._fence(manifests, table, query, generation, must=bool(left))
         for path in left:
             storage.remove(path)
+
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """A manifest with the generation alone."""
+        manifests = self._manifests(table)
+        if manifests.newest().table in ("", table.full_name):
+            self._fence(manifests, table, query, generation, must=True)
 
     def _fence(self, manifests: Manifests, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
         """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.

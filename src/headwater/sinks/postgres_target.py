@@ -124,6 +124,9 @@ class PostgresTarget(PostgresMerge):
             self._is_prepared = True
         return self._held(table, query, backfill).committed
 
+    def held(self, table: SqlTable, token: Token) -> Held:
+        return self._held(table, token.query, token.backfill)
+
     def lock(self, table: SqlTable, token: Token) -> Held:
         self._run(
             f"INSERT INTO {self._tokens} (query, target, backfill) VALUES (%(query)s, %(target)s, '') "
@@ -239,7 +242,9 @@ class PostgresTarget(PostgresMerge):
         self._copy(place, iter([rows]), "FORMAT csv")
         return place
 
-    def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
+    def shape(
+        self, table: SqlTable, empty: Callable[[], None] | None = None, check: Callable[[], None] | None = None
+    ) -> None:
         if self._shaped.get(table.place) == table:
             return
         _check_names(table)

@@ -194,6 +194,9 @@ class RowSink(ABC):
             next_step="Look for another query that delivers the same table there.",
         )
 
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:  # noqa: B027 - not all can
+        """Refuse what earlier generations write from now on. A sink that cannot relies on ``batch.has`` alone."""
+
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what is staged."""
         self._staged_by(table, query).abort(generation)

@@ -16,7 +16,7 @@ from typing import Final, Generic, Protocol, TypeVar
 
 REST_SECONDS: Final = 5.0
 """After so long a connection may be gone without our knowing."""
-MOST_IDLE: Final = 4
+MOST_IDLE: Final = 8
 
 
 class Session(Protocol):

@@ -47,6 +47,7 @@ class Capabilities:
     :ivar adds_columns: a column that the source adds comes to its tables. :ivar widens: … a wider type, too.
     :ivar readable: :meth:`Sink.shown` gives its rows, so that they can be compared with the source.
     :ivar refuses_rows: it may refuse single rows that are right at the source: those can be parked.
+    :ivar connections: how many of its tables one process commits at a time.
     """
 
     modes: tuple[Mode, ...]
@@ -54,6 +55,7 @@ class Capabilities:
     widens: bool = True
     readable: bool = True
     refuses_rows: bool = False
+    connections: int = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,10 +179,19 @@ class Sink(Protocol):
         """
         ...
 
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """Refuse commits of generations of *query* before *generation* from now on.
+
+        Durable when it returns, also for a commit that is under way in a frozen process: it is visible already, or
+        never will be. A target that does not exist yet is created where it cannot be fenced otherwise.
+        """
+        ...
+
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
         """Remove what *query* staged for *table* before *generation* and did not commit.
 
-        Called when a query starts, after what was pending is committed: nobody commits those any more.
+        Called when a query starts, after what was pending is committed: nobody commits those any more. Where a frozen
+        commit needs what is removed, the table is fenced first.
         """
         ...
 

@@ -9,7 +9,7 @@ Relations in which rows were staged are dropped after that.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 
 from headwater import failpoints
 from headwater.errors import TransientError
-from headwater.sinks.batch import Batch, rows_after, truncated_us
+from headwater.sinks.batch import Batch, refuse_late, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
-from headwater.sinks.errors import SinkFenced, SinkSchemaError, StagedLost
+from headwater.sinks.errors import SinkBusy, SinkSchemaError, StagedLost
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sessions import Sessions
@@ -194,12 +194,18 @@ class SqlSink(ABC):
                 failpoints.hit(AFTER_CLEAN)
         return is_new
 
-    def abort(self, table: SourceTable, query: str, generation: int) -> None:
-        """Drop the relations of earlier generations, which commit nothing from now on."""
+    def fence(self, table: SourceTable, query: str, generation: int) -> None:
+        """The generation beside the tokens of the table, whether it exists or not."""
         made = self._table(table)
         with self._target(table) as target:
             target.prepare()
             target.fence(made, query, generation)
+
+    def abort(self, table: SourceTable, query: str, generation: int) -> None:
+        """Drop the relations of earlier generations, which commit nothing from now on."""
+        self.fence(table, query, generation)
+        made = self._table(table)
+        with self._target(table) as target:
             failpoints.hit(BEFORE_CLEAN)
             target.drop([name for name in target.relations() if is_left(name, made, query, generation)])
 
@@ -235,7 +241,7 @@ class SqlSink(ABC):
             left = Batch.left_of(staged, token, target.committed(made, token.query, token.backfill))
             if left is None:
                 return False
-            self._shape(target, made, left)
+            self._shape(target, made, left, partial(self._check_left, target, made, token, staged))
             if left.is_empty:
                 return True
         with target.transaction():
@@ -243,12 +249,7 @@ class SqlSink(ABC):
             batch = Batch.left_of(staged, token, held.committed)
             if batch is None:
                 return False
-            if token.generation < held.generation:
-                raise SinkFenced(
-                    f"Query {token.query!r} was started again elsewhere: this batch is of generation "
-                    f"{token.generation}, generation {held.generation} delivers {made.source.full_name}.",
-                    next_step="Nothing: this process has nothing more to do.",
-                )
+            refuse_late(made.source, token, held.generation)
             self._prove(target, made, batch)
             if not target.shapes_apart:
                 self._shape(target, made, batch)
@@ -262,6 +263,16 @@ class SqlSink(ABC):
             failpoints.hit(BEFORE_COMMIT)
         return True
 
+    def _check_left(self, target: Target, made: SqlTable, token: Token, staged: Sequence[Staged]) -> None:
+        """Before columns are changed outside of the transaction of the batch.
+
+        :raises SinkFenced: a later generation delivers. :raises SinkBusy: another process has committed the batch.
+        """
+        held = target.held(made, token)
+        if Batch.left_of(staged, token, held.committed) is None:
+            raise SinkBusy(f"Another process committed this batch of {made.name}.", next_step="Try again.")
+        refuse_late(made.source, token, held.generation)
+
     def _prove(self, target: Target, made: SqlTable, batch: Batch) -> None:
         """:raises StagedLost: rows that were staged are not there any more, as after a crash of the server."""
         for part in (part for one in batch.all for part in one.detail["parts"] if part.relation is not None):
@@ -271,11 +282,11 @@ class SqlSink(ABC):
             if checksum != part.checksum:
                 raise _lost(made, f"{part.relation} has other rows than those that were staged.")
 
-    def _shape(self, target: Target, made: SqlTable, batch: Batch) -> None:
+    def _shape(self, target: Target, made: SqlTable, batch: Batch, check: Callable[[], None] | None = None) -> None:
         """Columns of rows that go with this batch may become any others."""
         is_emptied = batch.is_truncated and self.mode is not Mode.CHANGES
         try:
-            target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None)
+            target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None, check)
         except self._driver.error as error:  # a view on it, another owner, …: this table's alone
             name = made.source.full_name
             found = self._driver.told(error, self._driver.address(self.dsn), name, self._own)

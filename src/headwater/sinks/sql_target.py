@@ -57,14 +57,22 @@ class Target(ABC):
         """How many rows *relation* has now, and a checksum of them that does not depend on their order."""
 
     @abstractmethod
-    def shape(self, table: SqlTable, empty: Callable[[], None] | None = None) -> None:
-        """Make the table, or give it the columns that it lacks.
+    def shape(
+        self, table: SqlTable, empty: Callable[[], None] | None = None, check: Callable[[], None] | None = None
+    ) -> None:
+        """Create the table, or give it the columns that it lacks.
 
         :param empty: no row of before counts any more: called first, it removes them.
+        :param check: where :attr:`shapes_apart` is set: called once no other session can change the table. What it
+            raises ends this.
         """
 
     @abstractmethod
     def transaction(self) -> AbstractContextManager[None]: ...
+
+    @abstractmethod
+    def held(self, table: SqlTable, token: Token) -> Held:
+        """What the tokens say now; they are not locked."""
 
     @abstractmethod
     def lock(self, table: SqlTable, token: Token) -> Held: ...

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import pyarrow as pa
 
@@ -15,8 +15,9 @@ from headwater.sinks.staged_codec import NotStorable, encode
 from headwater.sources.errors import RefusedValue, UnsupportedTable
 from headwater.sources.table import SourceTable
 
-_COMMITS: Final = 4
 _LARGEST_STAGED: Final = 16 << 20
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +57,20 @@ def commit_tables(sink: Sink, by_table: Mapping[str, Sequence[Staged]]) -> dict[
         except Exception as error:
             failed[name] = (parts[0].table, error)
 
-    if len(by_table) == 1:
-        for name, parts in by_table.items():
-            commit(name, parts)
-    elif by_table:
-        with ThreadPoolExecutor(min(_COMMITS, len(by_table))) as threads:
-            list(threads.map(commit, by_table, by_table.values()))
+    each(list(by_table.items()), lambda one: commit(*one), sink.capabilities.connections)
     return failed
+
+
+def each(values: Sequence[T], function: Callable[[T], None], most: int) -> None:
+    """Call *function* with each of *values*, up to *most* at a time; what it raises is raised when all have ended."""
+    if len(values) < 2:
+        for value in values:
+            function(value)
+        return
+    with ThreadPoolExecutor(min(most, len(values)), "headwater-commit") as threads:
+        calls = [threads.submit(function, value) for value in values]
+    for call in calls:
+        call.result()
 
 
 def _commit_table(sink: Sink, staged: Sequence[Staged]) -> None:

@@ -201,7 +201,8 @@ class ChangeStream(Protocol):
     def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
         """What came, at most *timeout* seconds later; nothing after the first boundary if *stop_at_boundary*.
 
-        Once something came, more may be waited for, at most *linger* seconds: many rows at once are cheaper.
+        Once something came, more may be waited for, until *linger* seconds after the call: many rows at once are
+        cheaper.
 
         :raises TransientError: the stream broke; what came after the last sealed boundary must be forgotten.
         """

@@ -3,14 +3,17 @@ have a reader of their own (:mod:`headwater.spark.kept_reader`).
 
 Of a log that a stream writes there is no table in a database: it is what the log holds.
 
-All tasks of one read see one snapshot of the database, whenever they run (:mod:`headwater.spark.snapshot_process`).
+All tasks of one action see one snapshot of the database, whenever they run (:mod:`headwater.spark.action_snapshots`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -22,25 +25,23 @@ from headwater.backfill.units import LogUnit
 from headwater.log_store import LogView
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.snapshots import open_snapshots
-from headwater.sources.splits import KeyRange
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
+from headwater.spark.action_snapshots import START_SECONDS
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import DataSourceReader, Filter, InputPartition
-from headwater.spark.errors import NoCapture
+from headwater.spark.errors import NoCapture, TableChanged
 from headwater.spark.options import STOP, SourceOptions
-from headwater.spark.pushdown import bounds_for
+from headwater.spark.pushdown import Bounds, bounds_for
 from headwater.spark.rows import Rows
 from headwater.spark.session import hot
-from headwater.spark.snapshot_process import KeptSnapshot, keep_snapshot, marked
+from headwater.spark.snapshot_keeper import KeptFrame, keep
 from headwater.spark.stream_reader import UnitPartition, truncated
+from headwater.spark.table_parts import planned_parts
 from headwater.spark.tables import logged_table, source_table
 from headwater.spark.types import rebatched
 from headwater.state import open_reader
 
-_LOAD_AGAIN: Final = (
-    "Load the table again: a DataFrame may read a second time in the snapshot of its first action. To use the rows of"
-    " one read more than once, cache them; if the read itself took too long, raise option snapshotSeconds."
-)
 _SMALL_ROWS: Final = 20_000
 """Changes up to this many are read by one task."""
 
@@ -56,45 +57,84 @@ def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceRea
     return FilteredTableReader(options, schema) if options.pushdown else TableReader(options, schema)
 
 
-class SplitPartition(InputPartition):
-    """One split of a table, read in a snapshot that is kept elsewhere."""
+@dataclass(frozen=True, slots=True)
+class TableMoments:
+    """Snapshots of a database in which *table* has the columns that it had when the read was planned."""
 
-    def __init__(self, number: int, part: KeyRange, kept: KeptSnapshot, places: tuple[str | None, ...]) -> None:
-        self.number, self.part, self.kept, self.places = number, part, kept, places
+    source: str = field(repr=False)
+    table: SourceTable
+    fixed: bool = False
+
+    def open(self) -> tuple[Callable[[], None], dict[str, Any]]:
+        """:raises TableChanged: it has other columns now."""
+        snapshot = open_snapshots(self.source, lock_seconds=START_SECONDS).export()
+        try:
+            if snapshot.table(self.table) != self.table:
+                raise TableChanged(
+                    f"The columns of table {self.table.full_name} have changed since this DataFrame was loaded.",
+                    next_step="Load the table again.",
+                )
+        except BaseException:
+            snapshot.close()
+            raise
+        position = snapshot.mark.high.position_after(None).hex()
+        return snapshot.close, {"snapshot": snapshot.name, "position": position, "time_us": time.time_ns() // 1000}
+
+
+@dataclass(frozen=True, slots=True)
+class SplitPartition(InputPartition):
+    """One part of a table, read in the snapshot of each action. :ivar places: see :class:`Rows`."""
+
+    number: int
+    part: KeyRange
+    table: SourceTable
+    kind: SplitKind
+    frame: KeptFrame
+    places: tuple[str | None, ...]
 
 
 class TableReader(DataSourceReader):
-    """The rows of a table as they are when the read is planned."""
+    """The rows of a table as they are when an action begins to read."""
 
     def __init__(self, options: SourceOptions, schema: st.StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        table = source_table(self._options)
-        columns = Columns.of(self._schema, table, self._options.columns)
-        kept = self._keep(table)
-        places = columns.places(kept.table, stops=self._options.on_schema_change == STOP)
-        return [SplitPartition(number, part, kept, places) for number, part in enumerate(kept.parts)]
+        """:raises SourceBusy: somebody keeps the table locked."""
+        options = self._options
+        known = source_table(options)
+        columns = Columns.of(self._schema, known, options.columns)
+        with closing(open_snapshots(options.source, lock_seconds=START_SECONDS).export()) as snapshot:
+            table = snapshot.table(known)
+            bounds = self._bounds(known)
+            parts, kind = planned_parts(snapshot, table, bounds, options.split_rows, options.parallelism)
+        places = columns.places(table, stops=options.on_schema_change == STOP)
+        frame = keep(TableMoments(options.source, table), len(parts), options.snapshot_seconds)
+        return [SplitPartition(number, part, table, kind, frame, places) for number, part in enumerate(parts)]
 
-    def _keep(self, table: SourceTable) -> KeptSnapshot:
-        return keep_snapshot(self._options, table)
+    def _bounds(self, table: SourceTable) -> Bounds | None:
+        return None
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         hot()
         if not isinstance(partition, SplitPartition):
             return iter(())  # Spark's own, for a table without rows
-        return marked(partition.kept.folder, partition.number, ahead(rebatched(self._rows_of(partition))))
+        return ahead(rebatched(self._rows_of(partition)))
 
     def _rows_of(self, partition: SplitPartition) -> Iterator[pa.RecordBatch]:
-        kept, rows = partition.kept, Rows(self._schema, partition.places)
-        needed = rows.needed or list(kept.table.key_columns)
+        table, rows = partition.table, Rows(self._schema, partition.places)
+        needed = rows.needed or list(table.key_columns)
         source = open_snapshots(self._options.source)
-        try:
-            for batch in source.read(kept.table, kept.kind, partition.part, kept.name, columns=needed):
-                yield rows.of_history(batch, kept.position, kept.time_us)
-        except SnapshotExpired as error:
-            raise SnapshotExpired(error.message, next_step=f"{_LOAD_AGAIN} {error.next_step or ''}".rstrip()) from None
+        with partition.frame.reading(partition.number) as moment:
+            position, time_us = bytes.fromhex(moment["position"]), moment["time_us"]
+            try:
+                for batch in source.read(table, partition.kind, partition.part, moment["snapshot"], columns=needed):
+                    yield rows.of_history(batch, position, time_us)
+            except SnapshotExpired as error:
+                raise SnapshotExpired(
+                    error.message, next_step=f"Load the table again. {error.next_step or ''}".rstrip()
+                ) from None
 
 
 class FilteredTableReader(TableReader):
@@ -109,8 +149,8 @@ class FilteredTableReader(TableReader):
         self._filters = list(filters)
         return filters
 
-    def _keep(self, table: SourceTable) -> KeptSnapshot:
-        return keep_snapshot(self._options, table, bounds_for(table, self._filters))
+    def _bounds(self, table: SourceTable) -> Bounds | None:
+        return bounds_for(table, self._filters)
 
 
 class ChangesReader(DataSourceReader):

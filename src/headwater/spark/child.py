@@ -139,8 +139,9 @@ def _become(main: Callable[[], None], its_input: int, its_output: int) -> NoRetu
     try:
         gc.freeze()  # what the other has open is not for us to close
         os.setsid()
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as in every Python: a socket that was closed is an error
         nowhere = os.open(os.devnull, os.O_RDWR)
         for ours, its in ((its_input, 0), (its_output, 1), (nowhere, 2)):
             os.dup2(ours, its)

@@ -10,7 +10,6 @@ import errno
 import functools
 import json
 import os
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -22,7 +21,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MARK: Final = "headwater-failure "
-_ERROR_LINE: Final = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 _PASSING: Final = (
     "EOFException",
     "OptionalDataException",  # half an answer of a worker that was killed
@@ -30,6 +28,7 @@ _PASSING: Final = (
     "(no cause message)",
     "Py4JNetworkError",
     "Python worker exited unexpectedly",
+    "Python worker failed to connect back",  # a busy machine, or one without a free port
     "Python worker faulthandler",
     "Connection reset",
     "Connection refused",
@@ -37,6 +36,9 @@ _PASSING: Final = (
     "Stream closed",  # of the daemon that starts workers, which was killed
     "SocketException",
     "SparkContext was shut down",
+    "stopped SparkContext",
+    "ExecutorLostFailure",
+    "Remote RPC client disassociated",
     "Answer from Java side is empty",
     "An error occurred while trying to connect to the Java server",
 )
@@ -102,12 +104,15 @@ class Failure:
                 return cls.from_json(found)
             except (ValueError, KeyError):
                 pass
+        told = _error_of_task(whole)
+        message = told or (f"{kind}: {_telling(text)}" if text else kind)
+        kind = kind if told is None else told.partition(":")[0].rpartition(".")[2]
         if any(words in whole for words in _FULL):
-            return cls(kind, Remedy.RETRY, f"{kind}: {_telling(text)}", _MAKE_ROOM)
+            return cls(kind, Remedy.RETRY, message, _MAKE_ROOM)
         passing = next((words for words in _PASSING if words in whole), None)
         if passing is not None:
             return cls(kind, Remedy.RETRY, f"A process of Spark ended, or lost its connection ({passing}).")
-        return cls(kind, Remedy.UNSURE, f"{kind}: {_telling(text)}" if text else kind)
+        return cls(kind, Remedy.UNSURE, message)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"remedy": self.remedy.value}
@@ -155,10 +160,19 @@ def _has_no_room(error: BaseException) -> bool:
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def _error_of_task(text: str) -> str | None:
+    """The error at the end of the last Python traceback in *text*; ``None``: there is no traceback."""
+    found = None
+    is_inside = False
+    for line in text.splitlines():
+        if "Traceback (most recent call last):" in line or line == "Traceback:":
+            is_inside = True
+        elif is_inside and line.strip() and not line[0].isspace():
+            is_inside = False
+            found = line.strip()[:500]
+    return found
+
+
 def _telling(text: str) -> str:
-    """The line that tells most: the end of a Python traceback, otherwise the first."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(line.startswith("Traceback") for line in lines):
-        errors = [line for line in lines if _ERROR_LINE.match(line)]
-        lines = errors[-1:] or lines
-    return lines[0][:500] if lines else ""
+    """The first line that is not empty."""
+    return next((line.strip()[:500] for line in text.splitlines() if line.strip()), "")

@@ -48,11 +48,9 @@ class SparkJobs:
 
     def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
         """See :class:`~headwater.backfill.loop.Jobs`."""
-        spark = self._started()
+        spark = self._begin(description)
         if not _is_context(spark):
             return self._run_connect(spark, function, inputs)
-        spark.setJobGroup(self._name, description, interruptOnCancel=True)
-        spark.setLocalProperty("spark.scheduler.pool", self._name)
         return list(spark.parallelize(list(inputs), len(inputs)).mapPartitions(_partition(function)).collect())
 
     def cancel(self) -> None:
@@ -62,6 +60,16 @@ class SparkJobs:
         elif self._given is not None:
             self._given.interruptTag(self._name)
 
+    def _begin(self, description: str) -> Any:
+        """What runs jobs. Those that this thread starts from now on are of the group, and of the pool."""
+        spark = self._started()
+        if _is_context(spark):
+            spark.setJobGroup(self._name, description, interruptOnCancel=True)
+            spark.setLocalProperty("spark.scheduler.pool", self._name)
+        else:
+            spark.addTag(self._name)
+        return spark
+
     def _started(self) -> Any:
         if self._given is None:
             spark: Any = self._spark() if callable(self._spark) else self._spark
@@ -69,10 +77,17 @@ class SparkJobs:
         return self._given
 
     def _run_connect(self, spark: Any, function: Callable[[T], R], inputs: Sequence[T]) -> list[R]:
-        spark.addTag(self._name)
         numbers = spark.range(0, len(inputs), 1, len(inputs))
         rows = numbers.mapInArrow(_arrow_task(function, inputs), f"{_RESULT} binary").collect()
         return [pickle.loads(row[0]) for row in rows]
+
+
+class FrameJobs(SparkJobs):
+    """Runs functions in this thread; what they do with DataFrames are jobs of the same group and pool."""
+
+    def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
+        self._begin(description)
+        return [function(value) for value in inputs]
 
 
 def _is_context(spark: Any) -> bool:

@@ -1,14 +1,16 @@
 """A kept table as a batch: as of an epoch, or what changed between two, one record for each key. No database is asked.
 
 The columns are the table's own, and of changes ``_change_type``: an old row of an update comes right before its new
-one. Vnode ranges are the partitions; the epoch is pinned while they are read.
+one. Vnode ranges are the partitions. The epoch is chosen once for a DataFrame, and pinned while it is in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,9 +23,8 @@ from headwater.spark.data_source_api import DataSourceReader, InputPartition
 from headwater.spark.errors import InvalidOption, UnsupportedSchema
 from headwater.spark.kept_rows import KeptPlace, KeptRead, vnode_cuts
 from headwater.spark.options import ALL_COLUMNS, NEWEST, STOP, SourceOptions
-from headwater.spark.pin_process import OWNER, keep_pin
 from headwater.spark.session import hot
-from headwater.spark.snapshot_process import marked
+from headwater.spark.snapshot_keeper import KeptFrame, keep
 from headwater.spark.types import Shape
 from headwater.state import open_reader
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
@@ -31,12 +32,31 @@ from headwater.stream.op import Op
 from headwater.versioned import BaseGone, TableNotKept, VersionedTable
 from headwater.versioned.folder import TableFolder
 
+_OWNER: Final = "spark read"
 
+
+@dataclass(frozen=True, slots=True)
+class PinnedMoment:
+    """One epoch of a kept table, for all actions."""
+
+    place: KeptPlace
+    epoch: int
+    fixed: bool = True
+
+    def open(self) -> tuple[Callable[[], None], dict[str, Any]]:
+        """:raises BaseGone: the epoch is folded."""
+        with closing(self.place.open()) as table:
+            return table.pin(_OWNER, self.epoch).release, {}
+
+
+@dataclass(frozen=True, slots=True)
 class KeptPartition(InputPartition):
     """Some vnodes of a kept table."""
 
-    def __init__(self, number: int, read: KeptRead, vnodes: tuple[int, int], folder: str) -> None:
-        self.number, self.read, self.vnodes, self.folder = number, read, vnodes, folder
+    number: int
+    read: KeptRead
+    vnodes: tuple[int, int]
+    frame: KeptFrame
 
 
 class KeptReader(DataSourceReader):
@@ -52,27 +72,27 @@ class KeptReader(DataSourceReader):
         place = kept_place(options)
         with closing(place.open()) as table:
             after, epoch = _epochs(options, table)
-            pin = table.pin(OWNER, epoch if after is None else after)
-            try:
+            with table.pin(_OWNER, epoch if after is None else after) as pin:
                 epoch = epoch or pin.epoch
                 there = table.table(epoch)
                 columns = Columns.of(self._schema, there, _wanted(options))
                 places = columns.places(there, stops=options.on_schema_change == STOP)
                 cuts = vnode_cuts(table, epoch, options.parallelism)
-                folder = keep_pin(place, pin, len(cuts) - 1, options.snapshot_seconds)
-            except BaseException:
-                pin.release()
-                raise
+                frame = keep(PinnedMoment(place, pin.epoch), len(cuts) - 1, options.snapshot_seconds)
         read = KeptRead(place, epoch, places, after)
-        return [KeptPartition(number, read, part, folder) for number, part in enumerate(pairwise(cuts))]
+        return [KeptPartition(number, read, part, frame) for number, part in enumerate(pairwise(cuts))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         hot()
         assert isinstance(partition, KeptPartition)
-        rows = partition.read.batches(partition.vnodes)
-        if partition.read.after is not None and not self._options.preimages:
-            rows = map(_without_preimages, rows)
-        return marked(partition.folder, partition.number, partition.read.shaped(rows, Shape(self._schema)))
+        return partition.read.shaped(self._rows_of(partition), Shape(self._schema))
+
+    def _rows_of(self, partition: KeptPartition) -> Iterator[pa.RecordBatch]:
+        with partition.frame.reading(partition.number):
+            rows = partition.read.batches(partition.vnodes)
+            if partition.read.after is not None and not self._options.preimages:
+                rows = map(_without_preimages, rows)
+            yield from rows
 
 
 def kept_schema(options: SourceOptions) -> st.StructType:

@@ -30,7 +30,7 @@ option                meaning
 ``slot``              the replication slot of such a capture. ``publication``: its publication
 ``takeover``          ``true``: end another stream of the same name
 ``pushdown``          batch: let Spark's filters run in the database
-``snapshotSeconds``   batch: how long the snapshot is kept when no task on the driver's machine reads in it
+``snapshotSeconds``   batch: how long a snapshot is kept when no task reads in it
 ====================  ==========================================================================================
 """
 
@@ -171,7 +171,6 @@ class SourceOptions:
             backfill=self.backfill,
             split_rows=self.split_rows or SPLIT_ROWS,
             rows_per_second=self.rows_per_second,
-            parallelism=self.parallelism,
             max_rows=self.max_rows,
             max_epochs=self.max_epochs,
         )

@@ -170,6 +170,7 @@ def _builder(
     java_options: str,
 ) -> Any:
     check_spark()
+    import pyspark  # noqa: F401 - before a module of it: another thread may import both, in this order
     from pyspark.sql import SparkSession
 
     builder = SparkSession.Builder().master(master).appName(app_name)

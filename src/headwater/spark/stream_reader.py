@@ -71,7 +71,7 @@ class _Opened:
             table = capture.ensure()
             columns = Columns.of(schema, table, options.columns)
             query = options.for_query(table.full_name)
-            return cls(capture, query, _planner(query, options.takeover), columns)
+            return cls(capture, query, _planner(query, options), columns)
         except BaseException:
             capture.close()
             raise
@@ -81,12 +81,12 @@ class _Opened:
         self.capture.close()
 
 
-def _planner(query: QueryOptions, takeover: bool) -> QueryPlanner:
+def _planner(query: QueryOptions, options: SourceOptions) -> QueryPlanner:
     """The planner; that of a query which was just stopped is waited for."""
     end = time.monotonic() + _OWNED_SECONDS
     while True:
         try:
-            return QueryPlanner(query, takeover=takeover)
+            return QueryPlanner(query, takeover=options.takeover, slots=lambda: options.parallelism)
         except StoreOwned as error:
             if time.monotonic() >= end:
                 raise StreamRuns(

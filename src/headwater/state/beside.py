@@ -49,10 +49,14 @@ def beside(location: str, *parts: str) -> str:
 
 def open_beside_writer(location: str, *parts: str, takeover: bool = False) -> StateStore:
     """As ``open_writer``, for the store *parts* beside the one at *location*."""
-    place = beside(location, *parts)
-    engine, rest = split_location(place)
+    return open_small_writer(beside(location, *parts), takeover=takeover)
+
+
+def open_small_writer(location: str, *, takeover: bool = False) -> StateStore:
+    """As ``open_writer``, for a store at *location* of at most ``MAX_BYTES``."""
+    engine, rest = split_location(location)
     if engine != "embedded":
-        return open_writer(place, takeover=takeover)
+        return open_writer(location, takeover=takeover)
     from headwater.state.engines.embedded import open_embedded_writer
 
     return open_embedded_writer(Path(rest), takeover=takeover, max_bytes=MAX_BYTES)
@@ -60,10 +64,14 @@ def open_beside_writer(location: str, *parts: str, takeover: bool = False) -> St
 
 def open_beside_reader(location: str, *parts: str) -> StateReader:
     """As ``open_reader``, for the store *parts* beside the one at *location*."""
-    place = beside(location, *parts)
-    engine, rest = split_location(place)
+    return open_small_reader(beside(location, *parts))
+
+
+def open_small_reader(location: str) -> StateReader:
+    """As ``open_reader``, for a store at *location* of at most ``MAX_BYTES``."""
+    engine, rest = split_location(location)
     if engine != "embedded":
-        return open_reader(place)
+        return open_reader(location)
     from headwater.state.engines.embedded import open_embedded_reader
 
     return open_embedded_reader(Path(rest), max_bytes=MAX_BYTES)

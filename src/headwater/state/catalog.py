@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 from headwater.state.batch import WriteBatch
 from headwater.state.errors import SchemaMismatch, StoreCorrupt
@@ -49,6 +50,9 @@ class _Entry:
             raise StoreCorrupt("A row of the table catalog cannot be read.") from error
 
 
+_loaded: WeakKeyDictionary[Snapshot, dict[str, _Entry]] = WeakKeyDictionary()
+
+
 class Catalog:
     """The state tables of one store."""
 
@@ -58,9 +62,13 @@ class Catalog:
 
     @classmethod
     def load(cls, view: Snapshot) -> Catalog:
-        """The catalog as *view* sees it. :raises StoreCorrupt: it cannot be read."""
-        rows = view.scan_prefix(_PREFIX)
-        return cls({key[len(_PREFIX) :].decode(): _Entry.from_bytes(bytes(data)) for key, data in rows})
+        """The catalog as *view* sees it; read once for each view. :raises StoreCorrupt: it cannot be read."""
+        known = _loaded.get(view)
+        if known is None:
+            rows = view.scan_prefix(_PREFIX)
+            known = {key[len(_PREFIX) :].decode(): _Entry.from_bytes(bytes(data)) for key, data in rows}
+            _loaded[view] = known
+        return cls(dict(known))
 
     def names(self) -> list[str]:
         return sorted(self._entries)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from headwater.state.announcements import wait_for_announcement
 from headwater.state.errors import InvalidEpoch, InvalidKey
 from headwater.stream.epoch import Epoch
 
@@ -28,14 +29,19 @@ def check_pin_name(name: str) -> None:
         raise InvalidKey(f"A pin's name is printable text of 1 to {MAX_NAME} characters.")
 
 
-def wait_until(committed: Callable[[], Epoch], after: int, timeout: float) -> Epoch | None:
-    """Poll *committed* until it passes *after*; pauses grow from half a millisecond to ten."""
+def wait_until(committed: Callable[[], Epoch], location: str, after: int, timeout: float) -> Epoch | None:
+    """Look at *committed* until it passes *after*: when an epoch of the store at *location* is announced.
+
+    Where none is announced pauses grow from half a millisecond to ten.
+    """
     deadline = time.monotonic() + timeout
     pause = _SHORTEST_PAUSE
     while (epoch := committed()) <= after:
         left = deadline - time.monotonic()
         if left <= 0:
             return None
+        if wait_for_announcement(location, after, left):
+            continue
         time.sleep(min(pause, left))
         pause = min(pause * 1.5, _LONGEST_PAUSE)
     return epoch

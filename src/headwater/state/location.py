@@ -65,6 +65,15 @@ def open_reader(location: str | os.PathLike[str]) -> StateReader:
     return open_embedded_reader(Path(rest))
 
 
+def local_folder(location: str | os.PathLike[str]) -> Path | None:
+    """The directory of the store at *location*; ``None``: it is in memory or in a bucket."""
+    engine, rest = split_location(location)
+    if engine == "embedded":
+        return Path(rest)
+    url = urlsplit(rest)
+    return Path(unquote(url.path)) if engine == "slatedb" and url.scheme == "file" else None
+
+
 def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:
     """The engine, and what it needs to know."""
     text = os.fspath(location)

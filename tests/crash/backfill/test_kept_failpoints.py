@@ -15,10 +15,9 @@ from tests.db.capture.running import running
 from tests.db.versioned.kept import kept
 from tests.servers.postgres import PostgresServer
 
-from headwater.backfill.plans import FOLDER
 from headwater.backfill.snapshot.record import SnapshotPhase, SnapshotTables
 from headwater.state import Catalog, WriteBatch
-from headwater.state.beside import open_beside_reader
+from headwater.state.query_store import QueryReader, own_state
 from headwater.versioned import VersionedTable
 
 pytestmark = pytest.mark.crash
@@ -69,7 +68,7 @@ def test_killed_at_a_durable_step_it_goes_on_where_it_was(failpoint: str, kept_t
     expected = {n: "later" if n % 7 == 0 else f"order {n}" for n in range(1, ROWS + 1) if n % 11}
     assert {row["id"]: row["name"] for row in rows} == expected
     assert len(rows) == len(expected)
-    with open_beside_reader(str(folder / "store"), FOLDER, "later") as reader, reader.snapshot() as view:
+    with QueryReader(own_state(str(folder / "store"), "later"), "later") as reader, reader.snapshot() as view:
         record = SnapshotTables(Catalog.load(view), WriteBatch()).record(view, TABLE)
     assert record is not None
     assert record.phase is SnapshotPhase.LIVE

@@ -17,29 +17,30 @@ from headwater.capture.requests import RENEW_TABLES, leave
 from headwater.log_store import LogView, sealer
 from headwater.sources.postgres import slot
 from headwater.sources.postgres.offset import PostgresOffset
-from headwater.state import open_reader
+from headwater.state import board, open_reader, requests
 from headwater.state.engines import embedded
 
 LOGS = tuple(f"public.{table}" for table in TABLES)
 OF_SOURCE = (
-    (embedded.SEAL_AFTER_COMMIT, 1),  # the request itself
+    (board.AFTER_CREATE, 1),  # the request itself
     (sealer.BEFORE_SEAL, 1),  # the note that the source is about to be prepared anew
     (sealer.AFTER_SEAL, 1),
     (session.BEFORE_SOURCE, 1),
     (slot.SLOT_DROPPED, 1),
     (session.AFTER_SOURCE, 1),
     (sealer.BEFORE_SEAL, 2),  # all tables, the new place and the answer
-    (embedded.SEAL_BEFORE_COMMIT, 3),
-    (embedded.SEAL_AFTER_COMMIT, 3),
+    (embedded.SEAL_BEFORE_COMMIT, 2),
+    (embedded.SEAL_AFTER_COMMIT, 2),
     (sealer.AFTER_SEAL, 2),
+    (requests.BEFORE_REMOVE, 1),  # the answer is sealed, and the request still there
 )
 
-DURABLE = ((embedded.SEAL_AFTER_COMMIT, 3), (sealer.AFTER_SEAL, 2))
+DURABLE = ((embedded.SEAL_AFTER_COMMIT, 2), (sealer.AFTER_SEAL, 2), (requests.BEFORE_REMOVE, 1))
 OF_TABLES = ((renewal.INCLUDED, 1), (session.BEFORE_TABLES, 1), (session.AFTER_TABLES, 1))
 
 
 def some(steps: tuple[tuple[str, int], ...]) -> list[tuple[str, int]]:
-    """By default those of a renewal; the steps of every seal are killed elsewhere, too."""
+    """By default those of a renewal; the steps of every seal and request are killed elsewhere, too."""
     return [(step, hit) for step, hit in steps if SOAK or step.startswith("renewal.")]
 
 

@@ -21,11 +21,11 @@ from tests.servers.postgres import Database
 
 from headwater.capture import TableState
 from headwater.capture.renewal import renew
-from headwater.capture.requests import ANSWERS, REQUESTS
 from headwater.log_store import LogView
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.state import Catalog, open_reader
-from headwater.state.beside import open_beside_reader
+from headwater.state.board import open_board
+from headwater.state.requests import ANSWERS, INBOX
 
 ROUNDS = 30 if SOAK else 5
 
@@ -80,8 +80,7 @@ def drop_slot(database: Database) -> bool:
 
 
 def unanswered(store: Path) -> set[str]:
-    with open_beside_reader(str(store), "requests") as beside, beside.snapshot() as view:
-        asked = {key[0] for key, _ in Catalog.load(view).open(REQUESTS).scan(view, 0)}
+    asked = {name.removeprefix(f"{INBOX}/") for name in open_board(str(store)).list(INBOX)}
     with open_reader(store) as reader, reader.snapshot() as view:
         return asked - {key[0] for key, _ in Catalog.load(view).open(ANSWERS).scan(view, 0)}
 

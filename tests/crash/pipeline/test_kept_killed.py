@@ -19,10 +19,9 @@ import pytest
 from tests.servers.postgres import Database, PostgresServer
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
 
-from headwater.backfill.plans import FOLDER
 from headwater.backfill.snapshot.record import SnapshotRecord, SnapshotTables
 from headwater.state import Catalog, WriteBatch
-from headwater.state.beside import open_beside_reader
+from headwater.state.query_store import QueryReader, pipeline_state
 
 pytestmark = pytest.mark.crash
 
@@ -112,7 +111,10 @@ def _table(pipeline: RunningPipeline, sink: str, name: str) -> dict[str, Any]:
 
 def _records(folder: Path) -> dict[str, SnapshotRecord]:
     """What is durable of the backfills: what a start reads again is what is pending here."""
-    with open_beside_reader(str(folder / "headwater/shop"), FOLDER, "shop-delta") as reader, reader.snapshot() as view:
+    with (
+        QueryReader(pipeline_state(str(folder / "headwater/shop"), "shop"), "shop-delta") as reader,
+        reader.snapshot() as view,
+    ):
         tables = SnapshotTables(Catalog.load(view), WriteBatch())
         found = {name: tables.record(view, name) for name in TABLES}
     return {name: record for name, record in found.items() if record is not None}

@@ -17,19 +17,16 @@ from tests.store.sinks.file_sinks import INSERT, log_rows
 from headwater import failpoints
 from headwater.backfill.control import status
 from headwater.backfill.log_ranges import described_tables
-from headwater.log_store.progress_book import GROUP_FOLDER, group_rows
 from headwater.pipeline.config import PipelineConfig, configure
 from headwater.pipeline.errors import CannotRewind
 from headwater.pipeline.sink_commands import ask_sink
-from headwater.pipeline.sink_requests import SinkRequestKind
+from headwater.pipeline.sink_control import SinkRequestKind
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import behind_of, read_parked
 from headwater.sinks.delta import DeltaSink
-from headwater.sinks.errors import SinkFenced
 from headwater.sinks.sink import Staged, Token
 from headwater.sources.table import SourceTable
-from headwater.state.beside import stores_beside
+from headwater.state.query_store import QueryReader
 
 pytestmark = pytest.mark.crash
 
@@ -72,7 +69,7 @@ def act(config: PipelineConfig, what: str, armed: str) -> None:
         case "drop":
             ask_sink(config, section.label, SinkRequestKind.DROP)
         case "back":
-            let_back(config.store, config.query(section))
+            let_back(config.store, config.state, config.query(section))
         case _:
             rewind_sink(config, section, None if what == "rewind" else int(what))
 
@@ -87,14 +84,20 @@ def killed(config: PipelineConfig, what: str, at: int) -> bool:
 
 
 def delivered(capture: RunningCapture) -> Parking:
-    query = Parking(capture, ORDERS, ENTRIES, query="shop-delta")
+    query = Parking(capture, ORDERS, ENTRIES, query="shop-delta", state=config_of(capture).state)
     query.finish()
     told = {"waiting"}
     while told != {"done"}:
         query.batch(timeout=0.3)
-        found = status(str(capture.store), "shop-delta")
+        found = status(query.options.state_location, "shop-delta")
         told = set() if found is None else {table["phase"] for table in found.value["tables"].values()}
     return query
+
+
+def _is_forgotten(config: PipelineConfig) -> bool:
+    """Whether nothing is known of the query: no tables, no deliveries, no progress in the logs."""
+    with QueryReader(config.state, "shop-delta") as reader, reader.snapshot() as view:
+        return not list(view.scan())
 
 
 def staged(sink: DeltaSink, table: SourceTable, token: Token, key: int) -> Staged:
@@ -119,21 +122,20 @@ def test_a_sink_that_is_dropped_begins_anew_whatever_was_left(capture: RunningCa
             break
         ask_sink(config, section.label, SinkRequestKind.PAUSE)  # it is dropped, and stays so
         assert ask_sink(config, section.label, SinkRequestKind.RESUME) == {"state": "not running"}
-        for folder in (GROUP_FOLDER, "queries", "deliveries"):
-            assert not stores_beside(config.store, folder, 1), at
+        assert _is_forgotten(config), at
         at += 1
-    assert at == 5
+    assert at == 3
 
 
 def test_a_table_is_let_back_once_and_nothing_of_it_is_missing(capture: RunningCapture) -> None:
     config = config_of(capture)
     query = delivered(capture)
-    for at in range(1, 4):
+    for at in range(1, 3):
         park(query, 100 + 2 * at)
         query.planner.close()
         assert killed(config, "back", at)
-        assert list(read_parked(config.store, query.options.query)) == [ENTRIES]
-        assert let_back(config.store, query.options.query) == [ENTRIES]
+        assert list(read_parked(config.state, query.options.query)) == [ENTRIES]
+        assert let_back(config.store, config.state, query.options.query) == [ENTRIES]
         query.start()
         change(capture, 101 + 2 * at)
         query.finish()
@@ -152,19 +154,19 @@ def test_a_sink_that_lacks_something_is_noticed_until_it_is_wholly_set_back(capt
     first = Token(name, backfill, place - 1, place, 0)
     later = Token(name, backfill, place, place + 1, 0, generation=query.planner.generation)
     assert sink.commit(tables[0], first, [staged(sink, tables[0], first, 1)])
-    with Coordinator(config.store, name, query.planner.generation) as coordinator:
-        gone = DeltaSink(str(capture.folder / "before the backup came"))
-        coordinator.deliver(gone, [staged(gone, tables[0], later, 2)])
+    slept = query.coordinator
+    gone = DeltaSink(str(capture.folder / "before the backup came"))
+    slept.deliver(gone, [staged(gone, tables[0], later, 2)])
+    slept.flush()
     query.planner.close()
     at = 1
     while killed(config, "rewind", at):
-        assert [has.epoch for _, has in behind_of(config.store, name, backfill, sink, tables)] == [place], at
+        assert [has.epoch for _, has in behind_of(config.state, name, backfill, sink, tables)] == [place], at
         at += 1
     assert at == 3
-    assert not behind_of(config.store, name, backfill, sink, tables)
-    with pytest.raises(SinkFenced):  # one that slept since before
-        Coordinator(config.store, name, later.generation)
+    assert not behind_of(config.state, name, backfill, sink, tables)
     query.start()
+    assert query.planner.generation > later.generation
     assert query.planner.initial().epoch == place
     query.close()
 
@@ -178,8 +180,7 @@ def test_what_was_dropped_or_never_begun_cannot_be_set_back(capture: RunningCapt
     forget_sink(config, section)
     with pytest.raises(CannotRewind, match="Nothing was delivered"):
         rewind_sink(config, section, 5)
-    assert not stores_beside(config.store, "queries", 1)
-    assert not group_rows(config.store, config.query(section))
+    assert _is_forgotten(config)
 
 
 def test_a_table_that_is_parked_stays_so_when_its_sink_is_set_back(capture: RunningCapture) -> None:
@@ -191,14 +192,14 @@ def test_a_table_that_is_parked_stays_so_when_its_sink_is_set_back(capture: Runn
     park(query, 101)
     query.planner.close()
     assert rewind_sink(config, section, place)["tables"] == [ORDERS]
-    assert list(read_parked(config.store, query.options.query)) == [ENTRIES]
+    assert list(read_parked(config.state, query.options.query)) == [ENTRIES]
     query.checkpoint = query.logged = None
     query.start()
     change(capture, 102)
     query.finish()
     assert query.sink.mirror[ORDERS].keys() == {(key,) for key in range(3, 103)}
     query.planner.close()
-    assert let_back(config.store, query.options.query) == [ENTRIES]
+    assert let_back(config.store, config.state, query.options.query) == [ENTRIES]
     query.start()
     query.finish()
     query.assert_equal(ENTRIES)

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tests.crash.sinks.deliveries import LONG, WIDE, WIDER, tune
 from tests.db.sinks.cases import Place
+from tests.query_state import coordinating
 from tests.store.sinks.file_sinks import (
     DELETE,
     INSERT,
@@ -33,11 +34,9 @@ from tests.store.sinks.file_sinks import (
 )
 
 from headwater import failpoints
-from headwater.errors import TransientError
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import read_deliveries
 from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.errors import SinkError
@@ -45,6 +44,7 @@ from headwater.sinks.open import option_names
 from headwater.sinks.sink import Committed, Mode, Sink, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.state import open_writer
+from headwater.state.query_store import open_query_store, own_state
 from headwater.stream import Epoch, EpochPair
 from headwater.stream.vnode import hash_keys
 
@@ -140,14 +140,15 @@ def deliver(delivery: Delivery) -> None:
     failpoints.arm(delivery.armed)
     sink = delivery.sink
     with (
-        Coordinator(delivery.store, QUERY, delivery.generation) as coordinator,
+        coordinating(own_state(delivery.store, QUERY), QUERY) as coordinator,
         LogConsumer.open(delivery.store, LOG, QUERY, takeover=True) as consumer,
     ):
         coordinator.recover(sink, BACKFILL, [WIDER])
         for batch in batches():
             if consumer.delivered() < epoch(batch.epoch) <= epoch(delivery.upto):
                 delivering[0] = batch.epoch
-                coordinator.deliver(sink, batch.staged(sink, delivery.generation))
+                coordinator.deliver(sink, batch.staged(sink, coordinator.generation))
+                coordinator.flush()
                 consumer.commit(epoch(batch.epoch))
 
 
@@ -171,10 +172,20 @@ def look(delivery: Delivery) -> None:
     Path(delivery.output).write_bytes(pickle.dumps(({}, state(delivery))))
 
 
+def begin_again(delivery: Delivery) -> None:
+    """Forget everything, as a sink does that is dropped and resumed, and begin again; write down what there is."""
+    tune()
+    _end_sleepers_soon()
+    with open_query_store(own_state(delivery.store, QUERY), QUERY, takeover=True) as store:
+        store.clear()
+    with coordinating(own_state(delivery.store, QUERY), QUERY) as coordinator:
+        coordinator.recover(delivery.sink, "b2", [WIDER])
+    look(delivery)
+
+
 def stop_and_go_on(delivery: Delivery) -> None:
     """Deliver; this process stops itself at the failpoint that is armed, in the batch with the number behind ``@``, and
-    once it is continued writes down how it ended. An error that passes is tried again, as by a query that is started
-    again.
+    once it is continued writes down how it ended.
     """
     step, _, number = delivery.armed.partition("@")
     is_stopped = False
@@ -186,12 +197,9 @@ def stop_and_go_on(delivery: Delivery) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     failpoints.hit = hit
-    ended = "nothing"
+    ended = ""
     try:
-        try:
-            deliver(replace(delivery, armed=""))
-        except TransientError:
-            deliver(replace(delivery, armed=""))
+        deliver(replace(delivery, armed=""))
     except SinkError as error:
         ended = f"{type(error).__name__}: {error}"
     Path(delivery.output).write_text(ended)
@@ -208,13 +216,14 @@ def _end_sleepers_soon() -> None:
 def state(delivery: Delivery) -> State:
     sink = delivery.sink
     rows = delivery.place.rows(sink, WIDER)
+    deliveries = read_deliveries(own_state(delivery.store, QUERY), QUERY)
     with LogConsumer.open(delivery.store, LOG, QUERY, takeover=True) as consumer:
         truncated = consumer.delivered()
     return State(
         rows=tuple(sorted(repr(sorted(row.items())) for row in rows)),
         keys=tuple(sorted((row.get("_commit_version", 0), row["id"]) for row in rows)),
         committed=sink.committed(WIDER, QUERY, BACKFILL),
-        records=tuple((record.epoch, record.state) for record in read_deliveries(delivery.store, QUERY)),
+        records=tuple((record.epoch, record.state) for record in deliveries),
         truncated=truncated.ms,
         left=tuple(delivery.place.left()),
     )

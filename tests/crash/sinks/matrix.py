@@ -14,21 +14,34 @@ import random
 import shutil
 import signal
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from tests.crash.sinks.coordinated import QUERY, Delivery, State, deliver, found, make_log
+from tests.crash.sinks.coordinated import (
+    QUERY,
+    Delivery,
+    State,
+    begin_again,
+    deliver,
+    found,
+    look,
+    make_log,
+    stop_and_go_on,
+)
 from tests.db.sinks.cases import ON_FAMILIES, PLACES, Case, Servers
 
-from headwater.sinks.delivery_record import DELIVERIES, FOLDER
+from headwater.process import status_fields
+from headwater.sinks.delivery_record import DELIVERIES
 from headwater.sinks.sink import Staged
 from headwater.sinks.staged_codec import decode
 from headwater.state import Catalog
-from headwater.state.beside import open_beside_reader
+from headwater.state.query_store import QueryReader, own_state
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -38,6 +51,19 @@ PROCESSES.set_forkserver_preload(
 AT_LEAST_ONCE: Final = frozenset({"console", "webhook"})
 """Kinds that promise less: a batch that was sent right before a crash is sent again."""
 STAGED_IN_FILES: Final = frozenset({"delta", "iceberg", "kafka", "parquet", "table"})
+INSIDE: Final = {
+    "delta": "sink.delta.before_commit",
+    "iceberg": "sink.iceberg.before_commit",
+    "kafka": "sink.kafka.before_commit",
+    "mysql": "sink.sql.before_commit",
+    "parquet": "sink.parquet.before_manifest",
+    "postgres": "sink.sql.before_commit",
+    "table": "versioned.before_manifest",
+}
+"""Where the commit at the sink is under way."""
+LAST_STEP: Final = "delivery.after_committed"
+SMALL, LARGE, WIDENED, READ_AGAIN, TRUNCATED = 2, 3, 6, 7, 8
+"""Batches by their numbers; what ``READ_AGAIN`` replaces only its source can tell: a recovery gives it up."""
 EXACT: Final = [case for case in ON_FAMILIES if case.kind not in AT_LEAST_ONCE]
 GROUPS: Final = (
     (
@@ -53,6 +79,7 @@ GROUPS: Final = (
     ),
     ("PENDING", ("delivery.before_pending", "delivery.after_pending")),
     ("commit at the sink", ("sink.", "versioned.")),
+    ("fence", ("delivery.before_fences", "delivery.after_fences")),
     ("COMMITTED", ("delivery.",)),
     ("truncate the log", ("log_store.",)),
 )
@@ -69,22 +96,32 @@ def run(target: Any, delivery: Delivery) -> int:
     return process.exitcode
 
 
+class How(Enum):
+    """What becomes of the process that delivers."""
+
+    KILLED = ""
+    AGAIN = "in a recovery"
+    DAMAGED = "staged files damaged"
+    FROZEN = "frozen"
+    FORGOTTEN = "frozen, everything forgotten"
+
+
 @dataclass(frozen=True)
 class Cell:
-    """A process of *case* is killed when it passes *step* for the *at*-th time; in a recovery if *again*.
+    """A process of *case* is killed when it passes *step* for the *at*-th time.
 
-    :ivar damaged: then every file that it had staged is cut to half its size.
+    :ivar how: ``AGAIN``: the killed process is one that recovers. ``DAMAGED``: then every file that it had staged is
+        cut to half its size. ``FROZEN``: it is stopped in the batch *at*, and goes on when the next process is done.
+        ``FORGOTTEN``: the next process forgets everything before it begins.
     """
 
     case: Case
     step: str
     at: int
-    again: bool = False
-    damaged: bool = False
+    how: How = How.KILLED
 
     def __str__(self) -> str:
-        how = ", in a recovery" if self.again else ", staged files damaged" if self.damaged else ""
-        return f"{self.case} {self.step}@{self.at}{how}"
+        return ", ".join(filter(None, (f"{self.case} {self.step}@{self.at}", self.how.value)))
 
 
 class Matrix:
@@ -107,8 +144,9 @@ class Matrix:
             hits, _ = found_by(replace(delivery, generation=2, upto=3))
         return [
             *(cell for cell in made if _is_ours(cell.step)),
-            *(Cell(case, step, 1, again=True) for step in sorted(hits) if _is_ours(step)),
+            *(Cell(case, step, 1, How.AGAIN) for step in sorted(hits) if _is_ours(step)),
             *([damaged_cell(case)] if case.kind in STAGED_IN_FILES else []),
+            *frozen_cells(case),
         ]
 
     def clean(self, case: Case) -> dict[str, int]:
@@ -122,14 +160,16 @@ class Matrix:
 
     def try_cell(self, cell: Cell) -> str | None:
         """Kill and start again; what is wrong then."""
+        if cell.how in (How.FROZEN, How.FORGOTTEN):
+            return self._try_frozen(cell)
         with self.place(cell.case) as delivery:
-            if cell.again:
+            if cell.how is How.AGAIN:
                 run(deliver, replace(delivery, armed=self.FIRST))
                 delivery = replace(delivery, generation=2)
             ended = run(deliver, replace(delivery, armed=f"{cell.step}=kill@{cell.at}"))
             if ended != -signal.SIGKILL:
                 return f"it was not killed but ended with {ended}"
-            if cell.damaged and not damage_staged(delivery):
+            if cell.how is How.DAMAGED and not damage_staged(delivery):
                 return "no file was staged"
             last = replace(delivery, generation=delivery.generation + 1)
             try:
@@ -137,6 +177,31 @@ class Matrix:
             except ChildProcessError as error:
                 return str(error)
             return state.problem(cell.case.mode, self._clean[cell.case])
+
+    def _try_frozen(self, cell: Cell) -> str | None:
+        with self.place(cell.case) as delivery:
+            stale = replace(delivery, armed=f"{cell.step}@{cell.at}", output=f"{delivery.output}-stale")
+            later = replace(delivery, generation=2)
+            process = PROCESSES.Process(target=stop_and_go_on, args=(stale,))
+            process.start()
+            try:
+                _wait_until_stopped(process.pid or 0)
+                _, taken_over = found_by(later, begin_again if cell.how is How.FORGOTTEN else found)
+                os.kill(process.pid or 0, signal.SIGCONT)
+                process.join(60)
+            except ChildProcessError as error:
+                return str(error)
+            finally:
+                process.kill()
+                process.join()
+            if process.exitcode != 0:
+                return f"the frozen process ended with {process.exitcode}"
+            if not Path(stale.output).read_text():
+                return "the frozen process was not refused"
+            _, after = found_by(later, look)
+            if after != taken_over:
+                return "the frozen process committed something"
+            return None if cell.how is How.FORGOTTEN else after.problem(cell.case.mode, self._clean[cell.case])
 
     def place(self, case: Case) -> _Opened:
         """A fresh place with a log."""
@@ -170,12 +235,38 @@ class _Opened:
 
 def damaged_cell(case: Case) -> Cell:
     """Killed with a large batch PENDING, whose staged files are damaged before the next process commits it."""
-    return Cell(case, "delivery.after_pending", 3, damaged=True)
+    return Cell(case, "delivery.after_pending", LARGE, How.DAMAGED)
+
+
+def frozen_cells(case: Case) -> list[Cell]:
+    """Frozen at each step of a batch, and what a recovery cannot settle: what it gives up, and what it never knew."""
+    inside = INSIDE[case.kind]
+    steps = ("delivery.before_pending", "delivery.after_pending", inside, "delivery.before_committed", LAST_STEP)
+    return [
+        *(Cell(case, step, LARGE, How.FROZEN) for step in steps),
+        *(Cell(case, inside, at, How.FROZEN) for at in (READ_AGAIN, TRUNCATED)),
+        *([Cell(case, "sink.mysql.before_shape", WIDENED, How.FROZEN)] if case.kind == "mysql" else []),
+        *(Cell(case, inside, at, How.FORGOTTEN) for at in (1, SMALL, LARGE)),
+        *(Cell(case, "delivery.after_pending", at, How.FORGOTTEN) for at in (1, SMALL)),
+    ]
+
+
+def _wait_until_stopped(pid: int) -> None:
+    """:raises ChildProcessError: it ends instead."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        fields = status_fields(pid)
+        if fields[:1] == ["T"]:
+            return
+        if fields[:1] in ([], ["Z"]):
+            break
+        time.sleep(0.01)
+    raise ChildProcessError("the process did not stop at the step")
 
 
 def damage_staged(delivery: Delivery) -> int:
     """Cut the files of the batch that is pending to half their size; how many they are."""
-    with open_beside_reader(delivery.store, FOLDER, QUERY) as reader, reader.snapshot() as view:
+    with QueryReader(own_state(delivery.store, QUERY), QUERY) as reader, reader.snapshot() as view:
         rows = [values for _, values in Catalog.load(view).open(DELIVERIES).scan(view, 0)]
     names = {name for values in rows if values[1] for name in _staged_names(decode(values[1]) or [])}
     paths = [path for path in Path(delivery.store).parent.rglob("*") if path.name in names]

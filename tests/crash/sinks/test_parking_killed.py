@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from tests.crash.sinks.file_killed import run
+from tests.query_state import coordinating, unparked
 from tests.store.sinks.file_sinks import INSERT, Feed, table_of
 
 from headwater import failpoints
-from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery_look import read_parked, unpark
+from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.sink import Mode, Staged, Token
@@ -52,7 +52,7 @@ def deliver(folder: str, generation: int, armed: str) -> None:
     """Three batches; from the second on the sink refuses one table, and a task could not stage half of another."""
     sink = _sink(folder, _NoLines)
     failpoints.arm(armed)
-    with Coordinator(f"{folder}/store", QUERY, generation) as coordinator:
+    with coordinating(f"{folder}/store", QUERY) as coordinator:
         parked = read_parked(f"{folder}/store", QUERY)
         coordinator.recover(sink, "b1", [table for table in TABLES if table.full_name not in parked])
         for epoch in (1, 2, 3):
@@ -80,7 +80,7 @@ def test_parking_is_killed_at_any_step(step: str, tmp_path: Path) -> None:
     location = str(tmp_path / "store")
     parked = read_parked(location, QUERY)
     assert sorted(parked) == ["public.lines", "public.notes"]
-    unpark(location, QUERY, parked)
-    with Coordinator(location, QUERY, 3) as coordinator:
+    unparked(location, QUERY, parked)
+    with coordinating(location, QUERY) as coordinator:
         coordinator.recover(sink, "b1", TABLES)
     assert not list(tmp_path.rglob("*.arrow"))

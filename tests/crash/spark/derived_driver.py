@@ -9,11 +9,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from tests.deriving import Deriving
 from tests.spark.test_derive import totals
 from tests.spark.test_kept_tables import LEFT
 
 from headwater.derive.derivation import Derivation
-from headwater.derive.runner import DerivedRunner, Place
 from headwater.sinks.open import open_sink
 from headwater.spark.session import session
 
@@ -23,8 +23,7 @@ def main() -> None:
     spark = session("local[2]", app_name="derived", checkpoints=Path(lake).parent)
     sink = open_sink("delta", path=lake)
     derivation = Derivation.of("totals", totals, [LEFT], ["name"])
-    place = Place(store, folder, "shop-totals")
-    runner = DerivedRunner(place, derivation, totals, sink, spark, lambda kind, fields: None)
+    runner = Deriving(store, folder, derivation, totals, sink, spark)
     idle = 0
     while True:
         before = runner.epoch

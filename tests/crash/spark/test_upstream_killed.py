@@ -23,10 +23,9 @@ from tests.servers.postgres import Database, PostgresServer
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
 from tests.store.test_delta_upstream import Lake
 
-from headwater.backfill.plans import FOLDER
 from headwater.backfill.snapshot.consume_upstream.record import UpstreamRecords
 from headwater.state import Catalog, WriteBatch
-from headwater.state.beside import open_beside_reader
+from headwater.state.query_store import QueryReader, own_state
 
 pytestmark = pytest.mark.crash
 
@@ -82,7 +81,7 @@ class RunningUpstream(RunningPipeline):
         children = self.children()
         self.kill9()
         assert are_gone(children)
-        with open_beside_reader(str(self.store), FOLDER, "copy") as reader, reader.snapshot() as view:
+        with QueryReader(own_state(str(self.store), "copy"), "copy") as reader, reader.snapshot() as view:
             records = UpstreamRecords(Catalog.load(view), WriteBatch())
             return sum(part.rows for part in records.read(view)[1].parts)
 

@@ -139,8 +139,10 @@ class MemorySink:
 class Delivering:
     """One query over a running capture."""
 
-    def __init__(self, capture: RunningCapture, *tables: str, known_sink: bool = True, **options: Any) -> None:
-        self.capture = capture
+    def __init__(
+        self, capture: RunningCapture, *tables: str, known_sink: bool = True, parallelism: int = 2, **options: Any
+    ) -> None:
+        self.capture, self.parallelism = capture, parallelism
         self.options = QueryOptions(
             **{"store": str(capture.store), "source": capture.database.dsn, "query": "mirror", "tables": tables}
             | options
@@ -155,7 +157,7 @@ class Delivering:
 
     def start(self) -> None:
         committed = self.sink.committed if self._known else None
-        self.planner = QueryPlanner(self.options, committed=committed, takeover=True)
+        self.planner = QueryPlanner(self.options, committed=committed, takeover=True, slots=lambda: self.parallelism)
 
     def crash(self) -> None:
         """As kill -9 of the driver: everything in memory goes."""

@@ -48,9 +48,10 @@ class IntoDelta:
         *tables: str,
         mode: Mode = Mode.MIRROR,
         sink: Sink | None = None,
+        parallelism: int = 2,
         **options: Any,
     ) -> None:
-        self.capture = capture
+        self.capture, self.parallelism = capture, parallelism
         self.sink = sink or DeltaSink(str(capture.folder / "lake"), mode)
         self.options = QueryOptions(
             **{"store": str(capture.store), "source": capture.database.dsn, "query": "delta", "tables": tables}
@@ -64,7 +65,7 @@ class IntoDelta:
 
     def open(self) -> None:
         delivery = Delivery(self.options, self.sink, **self.delivery_options)
-        self.loop = DeliveryLoop(delivery, Here(self.options.parallelism))
+        self.loop = DeliveryLoop(delivery, Here(self.parallelism))
 
     @property
     def planner(self) -> QueryPlanner:
@@ -207,14 +208,14 @@ def test_a_table_of_others_is_parked_untouched_and_delivered_once_it_is_adopted(
         query = IntoDelta(capture, "public.a", "public.b")
         query.finish()
         query.assert_equal("public.b")
-        (told,) = read_parked(query.options.store, "delta").values()
+        (told,) = read_parked(query.options.state_location, "delta").values()
         assert "not created by Headwater" in told["reason"]
         assert "adopt = true" in told["next_step"]
         assert query.rows("public.a").equals(theirs)
         assert DeltaTable(tmp_path / "lake" / "public.a").version() == 0
         query.close()
         query.sink = DeltaSink(str(tmp_path / "lake"), adopt=True)
-        assert let_back(query.options.store, "delta") == ["public.a"]
+        assert let_back(query.options.store, query.options.state_location, "delta") == ["public.a"]
         query.open()
         query.finish()
         query.assert_equal("public.a")
@@ -280,7 +281,7 @@ def test_an_empty_table_of_mysql_is_there_at_a_sink_in_mysql(shop: Shop, tmp_pat
 def _ask(query: IntoDelta, kind: str, **detail: Any) -> None:
     (table,) = query.options.tables
     asked = {"table": table, "start": None, "end": None, "columns": None} | detail
-    thread = threading.Thread(target=ask_query, args=(query.options.store, "delta", kind, asked))
+    thread = threading.Thread(target=ask_query, args=(query.options.state_location, "delta", kind, asked))
     thread.start()
     while thread.is_alive():
         query.batch(0.1)

@@ -147,7 +147,7 @@ def test_m1_m2_a_crash_at_each_step_of_each_phase_loses_and_doubles_nothing(
 ) -> None:
     steps = cycle(("planned", "logged", "units", "read", "committed"))
     with _kept(newest_postgres, tmp_path, rows=1000) as (_, keeping):
-        query = Later(keeping, TABLE, known_sink=known_sink, max_epochs=3)
+        query = Later(keeping, TABLE, known_sink=known_sink, max_epochs=3, split_rows=200)
         phases = set()
         with _writer(newest_postgres, 0.02):
             for number in range(20):
@@ -282,13 +282,13 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
 ) -> None:
     def ask(query: Later, kind: str, **detail: Any) -> None:
         asking = threading.Thread(
-            target=ask_query, args=(query.options.store, "later", kind, {"table": TABLE} | detail), daemon=True
+            target=ask_query, args=(query.options.state_location, "later", kind, {"table": TABLE} | detail), daemon=True
         )
         asking.start()
         asked = query.planner._requests
-        while asking.is_alive() and not asked._requests.unanswered(asked._answers):
+        while asking.is_alive() and not asked._inbox.open(asked._answers, "later", now=True):
             time.sleep(0.02)
-        asked._requests._looked = 0.0  # the next batch does what was asked
+        asked._inbox._looked = -1e9  # the next batch does what was asked
         while asking.is_alive():
             query.batch(timeout=0.05)
 
@@ -400,7 +400,7 @@ def test_truncate_a_new_column_and_a_resnapshot_while_the_kept_table_is_read(
         query.assert_equal()
         assert not keeping.table(TABLE).pins()
         asking = threading.Thread(
-            target=ask_query, args=(query.options.store, "later", RESNAPSHOT, {"table": TABLE}), daemon=True
+            target=ask_query, args=(query.options.state_location, "later", RESNAPSHOT, {"table": TABLE}), daemon=True
         )
         asking.start()
         while asking.is_alive():
@@ -452,8 +452,8 @@ def test_a_query_goes_on_when_nobody_keeps_the_tables_any_more(
 
 
 def test_units_are_read_at_one_epoch_in_any_process(newest_postgres: Database, tmp_path: Path) -> None:
-    with _kept(newest_postgres, tmp_path, rows=1000) as (_, keeping):
-        query = Later(keeping, TABLE, split_rows=10_000)
+    with _kept(newest_postgres, tmp_path, rows=30_000) as (_, keeping):
+        query = Later(keeping, TABLE, split_rows=30_000)
         start = query.planner.initial()
         end = query.planner.advance(start, timeout=1.0)
         units = query.planner.units(start, end)
@@ -461,7 +461,7 @@ def test_units_are_read_at_one_epoch_in_any_process(newest_postgres: Database, t
         assert len(units) > 1
         assert all(isinstance(unit, SnapshotUnit) and unit.epoch == start.epoch for unit in units)
         newest_postgres.execute("DELETE FROM orders")
-        assert sum(batch.num_rows for unit in units for batch in query.read(unit)) == 1000
+        assert sum(batch.num_rows for unit in units for batch in query.read(unit)) == 30_000
         query.close()
         assert VersionedTable.open(query.options.store, TABLE, keeping.folder).pins()
 

@@ -10,17 +10,18 @@ import pytest
 from tests.db.backfill.delivering import Delivering
 from tests.db.backfill.shops import MARIADB, MYSQL, POSTGRES, Shop, running, shared
 from tests.db.capture.running import RunningCapture
+from tests.query_state import group_rows
 
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.units import Unit
 from headwater.capture.renewal import renew
 from headwater.failpoints import FailpointError, arm
-from headwater.log_store.progress_book import group_rows
 from headwater.pipeline.sink_state import let_back
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.staged_tables import TableFailure
+from headwater.state.query_store import QueryStore
 
 pytestmark = pytest.mark.db
 
@@ -34,16 +35,21 @@ class Parking(Delivering):
 
     def start(self) -> None:
         def parked() -> dict[str, str]:
-            return {name: one["reason"] for name, one in read_parked(self.options.store, self.options.query).items()}
+            found = read_parked(self.options.state_location, self.options.query)
+            return {name: table["reason"] for name, table in found.items()}
 
-        self.planner = QueryPlanner(self.options, committed=self.sink.committed, parked=parked, takeover=True)
+        def recover(store: QueryStore, *_: object) -> None:
+            self.coordinator = Coordinator(store)
+
+        self.planner = QueryPlanner(
+            self.options, committed=self.sink.committed, recover=recover, parked=parked, takeover=True
+        )
 
     def read(self, unit: Unit) -> list[pa.RecordBatch]:
         if unit.table.full_name != self.refused:
             return super().read(unit)
-        with Coordinator(self.options.store, self.options.query, self.planner.generation) as coordinator:
-            nowhere = DeltaSink(str(self.capture.folder / "nowhere"))
-            coordinator.deliver(nowhere, [], [TableFailure(unit.table, "another type")], tables=self.options.tables)
+        nowhere = DeltaSink(str(self.capture.folder / "nowhere"))
+        self.coordinator.deliver(nowhere, [], [TableFailure(unit.table, "another type")], tables=self.options.tables)
         return []
 
 
@@ -73,7 +79,7 @@ def park(query: Parking, key: int = 101) -> None:
     query.refused = ENTRIES
     assert query.batch()
     query.refused = None
-    assert list(read_parked(query.options.store, query.options.query)) == [ENTRIES]
+    assert list(read_parked(query.options.state_location, query.options.query)) == [ENTRIES]
 
 
 @shared(MARIADB)
@@ -82,7 +88,7 @@ def test_one_that_comes_back_before_its_query_knew_of_it_is_read_once_more(captu
     query.finish()
     park(query)
     query.planner.close()  # killed before anything else was planned
-    assert let_back(query.options.store, query.options.query) == [ENTRIES]
+    assert let_back(query.options.store, query.options.state_location, query.options.query) == [ENTRIES]
     query.start()
     change(capture, 102)
     query.finish()
@@ -91,7 +97,7 @@ def test_one_that_comes_back_before_its_query_knew_of_it_is_read_once_more(captu
 
 
 @shared(POSTGRES)
-def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(capture: RunningCapture) -> None:
+def test_one_whose_parking_was_not_saved_yet_is_read_once_more(capture: RunningCapture) -> None:
     query = Parking(capture, ORDERS, ENTRIES)
     query.finish()
     park(query)
@@ -99,9 +105,9 @@ def test_one_whose_consumer_was_dropped_and_nothing_more_is_read_once_more(captu
     with pytest.raises(FailpointError):
         query.batch()
     arm("")
-    assert list(group_rows(query.options.store, query.options.query)) == [ORDERS]
+    assert list(group_rows(query.options.state_location, query.options.query)) == [ENTRIES, ORDERS]
     query.planner.close()
-    assert let_back(query.options.store, query.options.query) == [ENTRIES]
+    assert let_back(query.options.store, query.options.state_location, query.options.query) == [ENTRIES]
     query.start()
     change(capture, 102)
     query.finish()
@@ -120,12 +126,12 @@ def test_one_that_was_away_for_a_while_comes_back_and_returns_when_it_is_capture
     while query.batch(timeout=0.1):
         pass
     assert query.planner.status()["tables"][ENTRIES]["phase"] == "parked"
-    assert list(group_rows(query.options.store, query.options.query)) == [ORDERS]  # its log does not wait
+    assert list(group_rows(query.options.state_location, query.options.query)) == [ORDERS]  # its log does not wait
     query.crash()
     change(capture, 103)
     query.planner.close()
-    assert let_back(query.options.store, query.options.query) == [ENTRIES]
-    assert let_back(query.options.store, query.options.query) == []
+    assert let_back(query.options.store, query.options.state_location, query.options.query) == [ENTRIES]
+    assert let_back(query.options.store, query.options.state_location, query.options.query) == []
     query.start()
     query.finish()
     query.assert_equal()
@@ -136,7 +142,9 @@ def test_one_that_was_away_for_a_while_comes_back_and_returns_when_it_is_capture
     while not query.planner.returning:
         query.batch()
     query.planner.close()
-    assert let_back(query.options.store, query.options.query, query.planner.returning) == [ENTRIES]
+    assert let_back(
+        query.options.store, query.options.state_location, query.options.query, query.planner.returning
+    ) == [ENTRIES]
     query.start()
     query.finish()
     query.assert_equal()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from itertools import cycle
 from pathlib import Path
 
@@ -230,7 +229,7 @@ def test_m14_another_parallelism_takes_nothing_back(shop: Shop, tmp_path: Path) 
 
                 with pytest.raises(_Crash):
                     _deliver(query, die)
-                query.options = replace(query.options, parallelism=parallelism)
+                query.parallelism = parallelism
                 query.crash()
             assert query.planner.has_history
             query.run_until(query.planner.is_history_done)
@@ -263,4 +262,22 @@ def test_m24_interleaved_transactions_come_in_the_order_of_their_commits(shop: S
         query.finish()
         query.assert_equal()
         assert max(query.sink.history[TABLE].values()) == 1
+        query.close()
+
+
+@shared(POSTGRES)
+def test_a_batch_of_changes_that_is_delivered_again_has_the_units_that_were_planned(shop: Shop, tmp_path: Path) -> None:
+    _create(shop, 10)
+    with running(shop, tmp_path, TABLE) as capture:
+        query = Delivering(capture, TABLE)
+        query.finish()
+        shop.execute("UPDATE orders SET state = 'paid'")
+        capture.catch_up()
+        start = query.checkpoint
+        assert start is not None
+        end = query.planner.advance(start)
+        planned = query.planner.units(start, end)
+        query.crash()
+        assert planned
+        assert query.planner.units(start, end) == planned
         query.close()

@@ -49,7 +49,7 @@ class IntoSink:
         self.open()
 
     def open(self) -> None:
-        self._loop = DeliveryLoop(Delivery(self.options, self.sink), Here(self.options.parallelism))
+        self._loop = DeliveryLoop(Delivery(self.options, self.sink), Here())
 
     def batch(self, timeout: float = 0.2) -> bool:
         if not self._loop.plan(timeout):
@@ -63,7 +63,7 @@ class IntoSink:
         self.capture.catch_up()
         while self.batch() or not self._loop.planner.is_history_done():
             assert time.monotonic() < end, self._loop.planner.status()
-        assert read_parked(self.options.store, self.options.query) == {}
+        assert read_parked(self.options.state_location, self.options.query) == {}
 
     def rows(self, table: SourceTable) -> pa.Table:
         schema = sink_schema(table)
@@ -363,13 +363,13 @@ def test_a_table_that_cannot_be_changed_is_parked_alone_and_comes_back(
             capture.catch_up()
             while query.batch():
                 pass
-            (parked,) = read_parked(query.options.store, query.options.query).items()
+            (parked,) = read_parked(query.options.state_location, query.options.query).items()
             assert parked[0] == "public.a"
             assert "column used by a view" in parked[1]["reason"]
             query.assert_equal(tables_of(capture, ["public.b"])[0])
             session.execute("DROP VIEW seen")
         query.close()
-        assert let_back(query.options.store, query.options.query) == ["public.a"]
+        assert let_back(query.options.store, query.options.state_location, query.options.query) == ["public.a"]
         query.open()
         shop.execute("UPDATE b SET v = 4")
         query.finish()

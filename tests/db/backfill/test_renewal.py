@@ -33,7 +33,7 @@ def _asked(query: Delivering, *, kind: str = RESNAPSHOT, **detail: object) -> No
 
     def ask() -> None:
         try:
-            ask_query(query.options.store, query.options.query, kind, asked)
+            ask_query(query.options.state_location, query.options.query, kind, asked)
         except HeadwaterError as error:
             failure.append(error)
 

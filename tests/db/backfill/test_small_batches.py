@@ -25,9 +25,14 @@ R = TypeVar("R")
 
 
 class Counted(Here):
-    """Counts the jobs."""
+    """Counts the jobs, and how often it was asked how many tasks run at a time: Spark must run for either."""
 
-    jobs = 0
+    jobs = asked = 0
+
+    @property
+    def parallelism(self) -> int:
+        self.asked += 1
+        return super().parallelism
 
     def run(self, function: Callable[[T], R], inputs: Sequence[T], description: str) -> list[R]:
         self.jobs += 1
@@ -59,6 +64,7 @@ def test_small_batches_are_staged_without_a_job(newest_postgres: Database, tmp_p
         with DeliveryLoop(delivery, counted, small_in_driver=True) as loop:
             assert deliver(loop, "SELECT 1") == 0  # history
             assert deliver(loop, "UPDATE orders SET note = 'new' WHERE id < 50") == 0
+            assert not counted.asked, "a small batch does not wait for Spark"
             assert deliver(loop, "INSERT INTO orders SELECT n, 'many' FROM generate_series(1001, 7000) n") > 0
             large = "INSERT INTO orders SELECT n, repeat('x', 1000000) FROM generate_series(501, 506) n"
             assert deliver(loop, large) > 0

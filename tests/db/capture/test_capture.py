@@ -58,6 +58,22 @@ def test_a_restart_goes_on_without_loss_or_repeat(postgres: Database, tmp_path: 
     assert positions == sorted(positions)
 
 
+def test_a_change_after_a_quiet_spell_is_sealed_at_once_and_the_next_one_waits(
+    newest_postgres: Database, tmp_path: Path
+) -> None:
+    newest_postgres.execute(ORDERS)
+    capture = RunningCapture(newest_postgres, tmp_path, ["orders"])
+    capture.options = replace(OPTIONS, epoch_seconds=3600.0)
+    capture.start()
+    fill(newest_postgres, 1, 1)
+    capture.catch_up()
+    fill(newest_postgres, 2, 2)
+    capture.wait_for(lambda: capture.capture.statistics.rows == 2)
+    assert [row["id"] for row in capture.rows("public.orders")] == [1]
+    capture.stop()
+    assert [row["id"] for row in capture.rows("public.orders")] == [1, 2]
+
+
 def test_a_transaction_is_never_split_over_epochs_and_is_one_cut_over_tables(
     newest_postgres: Database, tmp_path: Path
 ) -> None:

@@ -73,10 +73,10 @@ def test_a_truncation_of_the_root_is_told_as_one_and_needs_nobody(newest_postgre
     newest_postgres.execute(EVENTS, *MONTHS)
     with running(newest_postgres, tmp_path, "events") as capture:
         fill(newest_postgres, 1, 20, 1)
+        registration = capture.tables()["public.events"].registration
         newest_postgres.execute("TRUNCATE events")
         fill(newest_postgres, 21, 30, 2)
         capture.assert_equal("events")
-        registration = capture.tables()["public.events"].registration
         capture.wait_for(lambda: capture.tables()["public.events"].registration != registration)
         assert [event.kind for event in capture.events("public.events")] == [TRUNCATE]
 

@@ -23,9 +23,14 @@ class Kept:
     """The query ``keep`` over a running capture."""
 
     def __init__(
-        self, capture: RunningCapture, *tables: str, sink: dict[str, Any] | None = None, **options: Any
+        self,
+        capture: RunningCapture,
+        *tables: str,
+        sink: dict[str, Any] | None = None,
+        parallelism: int = 2,
+        **options: Any,
     ) -> None:
-        self.capture = capture
+        self.capture, self.parallelism = capture, parallelism
         self.folder = capture.folder / "tables"
         told = {"interval_seconds": 0.0, "retention_seconds": 0.0} | (sink or {})
         self.sink = KeptTables(str(self.folder), **told)
@@ -37,7 +42,7 @@ class Kept:
         self.open()
 
     def open(self) -> None:
-        self.loop = DeliveryLoop(Delivery(self.options, self.sink), Here(self.options.parallelism))
+        self.loop = DeliveryLoop(Delivery(self.options, self.sink), Here(self.parallelism))
 
     @property
     def planner(self) -> QueryPlanner:

@@ -108,7 +108,7 @@ def test_truncate_columns_and_a_new_snapshot(newest_postgres: Database, tmp_path
         assert rows_at(table, table.newest_epoch) == query.source_rows(ORDERS)
         assert table.table(table.newest_epoch).schema.names == ["id", "status", "note", "priority"]
         with pytest.raises(TransientError):  # nobody waits for the answer
-            ask_query(query.options.store, "keep", RESNAPSHOT, {"table": ORDERS}, 0)
+            ask_query(query.options.state_location, "keep", RESNAPSHOT, {"table": ORDERS}, 0)
         while query.planner.is_history_done():
             query.planner._serve()
         newest_postgres.execute("UPDATE orders SET status = 'not folded' WHERE id = 8")

@@ -22,11 +22,12 @@ from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.item import Done
 from headwater.log_store.log_view import LogView
-from headwater.log_store.progress_book import GROUP_FOLDER, SINGLE_FOLDER, ProgressBook
+from headwater.log_store.progress_book import SINGLE_FOLDER, ProgressBook
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import open_reader, open_writer
 from headwater.state.beside import open_beside_reader, open_beside_writer
+from headwater.state.query_store import WholeStore, open_query_store, own_state
 from headwater.stream import EpochPair, VnodeBitmap
 
 VNODES = 2
@@ -96,9 +97,9 @@ class Stops:
         self._actor.stop()
         return self._store.mapped_snapshot()
 
-    def seal(self, number: int, batch: Any) -> None:
+    def seal(self, *arguments: Any) -> None:
         self._actor.stop()
-        self._store.seal(number, batch)
+        self._store.seal(*arguments)
 
 
 class World:
@@ -151,8 +152,12 @@ class Mirror:
 
     def open(self, actor: Actor | None, start: int | None = None) -> None:
         source: Any = open_reader(self.world.location)
-        place = (GROUP_FOLDER, self.name) if self.in_group else (SINGLE_FOLDER, LOG, self.name)
-        own: Any = open_beside_writer(self.world.location, *place, takeover=True)
+        location = self.world.location
+        own: Any
+        if self.in_group:
+            own = open_query_store(own_state(location, self.name), self.name, takeover=True)
+        else:
+            own = WholeStore(open_beside_writer(location, SINGLE_FOLDER, LOG, self.name, takeover=True))
         if actor is not None:
             source, own = Stops(actor, source), Stops(actor, own, looks=False)
         book = ProgressBook(own, self.name, None if self.in_group else LOG)

@@ -119,6 +119,7 @@ def test_what_the_status_advises_leads_back_to_live(
     def has_come_to_rest(table: str) -> bool:
         """What is repaired without a person is live and equal again, what is not has stopped: nothing else."""
         case, phase = source.cases[table], tables(pipeline).get(names[table], {"phase": ""})["phase"]
+        phases.add(phase)
         by_itself = source.on_rewrite == "reread" and not case.must_stop
         return phase in STOPPED or (by_itself and phase == "live" and equal(table))
 

@@ -13,9 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from tests.servers.postgres import Database
 
 from headwater import Pipeline
-from headwater.pipeline.errors import ConfigError, SinkRequestFailed
+from headwater.pipeline.errors import ConfigError
 from headwater.pipeline.sink_commands import ask_sink
-from headwater.pipeline.sink_requests import SinkRequestKind
+from headwater.pipeline.sink_control import SinkRequestKind
+from headwater.state.errors import RequestFailed
 
 SECONDS = 120.0
 
@@ -95,7 +96,7 @@ def test_a_derived_table_is_kept_up_paused_dropped_and_made_anew(spark: Any, sho
         ask_sink(pipeline.config, "spending", SinkRequestKind.RESUME)
         wait(lambda: found(tmp_path) == expected(shop))
 
-        with pytest.raises(SinkRequestFailed, match="made anew, not set back"):
+        with pytest.raises(RequestFailed, match="made anew, not set back"):
             ask_sink(pipeline.config, "spending", SinkRequestKind.REWIND)
         told_tables = ask_sink(pipeline.config, "spending", SinkRequestKind.DROP)
         assert told_tables == {"tables": ["derived.spending"]}

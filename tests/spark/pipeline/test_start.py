@@ -28,6 +28,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 def fake_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], Path]:
     """Gives a SPARK_HOME whose Spark is a shell script, as in a process that has started no Spark yet."""
     monkeypatch.setattr(SparkContext, "_gateway", None)
+    # else the child that starts Java shuts down the connections of this process to the Java of other tests
+    monkeypatch.delattr("py4j.clientserver.ClientServerConnection.__del__", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def create(script: str) -> Path:
@@ -67,7 +69,7 @@ def test_a_sink_plans_while_java_starts_and_stops_without_it(
     orders.start()
     try:
         wait_until((home / "started").exists)
-        wait_until(lambda: query_status(config.store, config.query(config.sink[0])) is not None)
+        wait_until(lambda: query_status(config.state, config.query(config.sink[0])) is not None)
         wait_until(lambda: orders.status().sinks[0].state == "running")
     finally:
         orders.ask_to_stop()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.deriving import Deriving
 from tests.store.sinks.file_sinks import table_of
 from tests.store.versioned.written import WrittenTable
 
 from headwater.derive.derivation import Derivation
 from headwater.derive.errors import InvalidDerivation
 from headwater.derive.frames import Rows, TableFrame
-from headwater.derive.runner import DerivedRunner, Place
 from headwater.sinks.open import open_sink
 from headwater.spark.kept_rows import KeptPlace, KeptRead
 from headwater.spark.types import spark_schema
@@ -32,7 +32,11 @@ def kept(tmp_path: Path) -> Iterator[WrittenTable]:
 
 
 def test_keys_that_a_table_cannot_hold_are_of_none_of_its_rows(kept: WrittenTable) -> None:
-    read = KeptRead(KeptPlace(kept.location, str(kept.root), NUMBERS.full_name), kept.newest, ("id", "v"))
+    read = KeptRead(
+        KeptPlace(kept.location, str(kept.root), NUMBERS.full_name),
+        kept.newest,
+        ("id", "v"),
+    )
     keys = pa.table({"0": pa.array([3, 3_000_000_000, None, 3 + (1 << 32), 7], pa.int64())})
     frame = TableFrame(read, spark_schema(NUMBERS), (0, 256), Rows.FOUND, ("id",), keys)
     found = [row["id"] for batch in frame.part(0) for row in batch.to_pylist()]
@@ -46,11 +50,9 @@ def test_a_column_to_go_by_that_a_table_does_not_have_is_told_before_anything_is
         return numbers
 
     derivation = Derivation.of("same", same, [NUMBERS.full_name], ["customer"])
-    place = Place(kept.location, str(kept.root), "shop-same")
     sink = open_sink("delta", path=str(tmp_path / "lake"))
-    nobody: Any = None  # it is refused before Spark is asked for anything
     with (
-        closing(DerivedRunner(place, derivation, same, sink, nobody, lambda kind, fields: None)) as runner,
+        closing(Deriving(kept.location, str(kept.root), derivation, same, sink)) as runner,
         pytest.raises(InvalidDerivation, match=r"goes by 'customer', which public.numbers does not have"),
     ):
         runner.step()

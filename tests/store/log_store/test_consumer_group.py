@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.query_state import group_rows, grouped
 
 from headwater.log_store.errors import EpochGone, LogNotFound
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.group import ConsumerGroup
 from headwater.log_store.log_view import LogView
-from headwater.log_store.progress_book import group_rows
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.status import log_status
@@ -22,6 +22,7 @@ from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
 from headwater.state import stores_beside
 from headwater.state.errors import StoreOwned, WriterFenced
 from headwater.state.location import open_writer
+from headwater.state.query_store import own_state
 from headwater.stream import Epoch, EpochPair
 
 LOGS = ("public.orders", "public.lines", "public.notes")
@@ -78,7 +79,7 @@ def see(group: ConsumerGroup, number: int) -> None:
 
 
 def test_progress_in_all_logs_is_one_seal_and_each_log_forgets(source: Source) -> None:
-    with ConsumerGroup.open(source.location, "mirror") as group:
+    with grouped(source.location, "mirror") as group:
         consumers = {log: group.consumer(log) for log in LOGS}
         source.write(3)
         see(group, 4)
@@ -88,10 +89,10 @@ def test_progress_in_all_logs_is_one_seal_and_each_log_forgets(source: Source) -
             "public.lines": 2,
             "public.notes": 0,
         }
-    assert sorted(group_rows(source.location, "mirror")) == sorted(LOGS)
+    assert sorted(group_rows(own_state(source.location, "mirror"), "mirror")) == sorted(LOGS)
     source.write(3)
     assert [source.held(log)[0] for log in LOGS] == [4, 3, 1]
-    with ConsumerGroup.open(source.location, "mirror") as group:
+    with grouped(source.location, "mirror") as group:
         assert group.consumer("public.orders").delivered() == epoch(3)
         found = {one.log: one.delivered().ms for one in RemoteConsumers(source.location).all()}
         assert found == {"public.orders": 3, "public.lines": 2, "public.notes": 0}
@@ -106,7 +107,7 @@ def test_a_consumer_that_had_a_store_of_its_own_joins_the_group_where_it_was(sou
             time.sleep(0.02)
         alone.commit(epoch(4))
         started = alone.started
-    with ConsumerGroup.open(source.location, "mirror") as group:
+    with grouped(source.location, "mirror") as group:
         joined = group.consumer("public.orders")
         assert (joined.delivered(), joined.started) == (epoch(4), started)
     found = RemoteConsumers(source.location)
@@ -119,7 +120,7 @@ def test_a_consumer_that_had_a_store_of_its_own_joins_the_group_where_it_was(sou
 
 
 def test_a_log_that_is_dropped_waits_no_longer(source: Source) -> None:
-    with ConsumerGroup.open(source.location, "mirror") as group:
+    with grouped(source.location, "mirror") as group:
         group.consumer("public.orders")
         source.write(2)
         group.drop("public.orders")
@@ -131,20 +132,20 @@ def test_a_log_that_is_dropped_waits_no_longer(source: Source) -> None:
 
 
 def test_only_one_process_is_the_group(source: Source) -> None:
-    with ConsumerGroup.open(source.location, "mirror") as first:
+    with grouped(source.location, "mirror") as first:
         first.consumer("public.orders")
         source.write(1)
         see(first, 1)
-        with pytest.raises(StoreOwned):
-            ConsumerGroup.open(source.location, "mirror")
-        with ConsumerGroup.open(source.location, "mirror", takeover=True) as second:
+        with pytest.raises(StoreOwned), grouped(source.location, "mirror"):
+            pass
+        with grouped(source.location, "mirror", takeover=True) as second:
             second.consumer("public.orders")
             with pytest.raises(WriterFenced):
                 first.commit({"public.orders": epoch(1)})
 
 
 def test_one_of_the_group_goes_back_alone_as_far_as_the_log_holds(source: Source) -> None:
-    with ConsumerGroup.open(source.location, "mirror") as group:
+    with grouped(source.location, "mirror") as group:
         one = group.consumer("public.orders")
         other = group.consumer("public.lines")
         source.write(3)

@@ -16,7 +16,8 @@ from headwater.journal.owner import OwnerLock
 from headwater.pipeline.config import load
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, ConfigNotFound, NotStarted
 from headwater.pipeline.status import read_status
-from headwater.pipeline.supervision import FACTS_FILE, LOCK_FILE, RUN_FOLDER, Supervisor
+from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, STATUS, Supervisor
+from headwater.state.board import open_board
 
 runner = CliRunner()
 
@@ -43,8 +44,6 @@ def test_status_of_a_pipeline_that_never_ran_says_so(folder: Path) -> None:
 
 
 def test_status_tells_an_interrupted_run_and_its_error(folder: Path) -> None:
-    run = folder / "headwater/shop" / RUN_FOLDER
-    run.mkdir(parents=True)
     failure = {"kind": "X", "remedy": "retry", "message": "The disk is full.", "next_step": "Make room."}
     facts = {
         "state": "running",
@@ -52,7 +51,7 @@ def test_status_tells_an_interrupted_run_and_its_error(folder: Path) -> None:
         "capture": {"state": "running", "rows": 5, "lag_seconds": 0.5, "wal_held_bytes": 2048},
         "sinks": {"delta": {"state": "waiting", "failure": failure, "restarts": 3, "batches": 7, "epoch": 0}},
     }
-    (run / FACTS_FILE).write_text(json.dumps(facts))
+    open_board(load().state).write(STATUS, json.dumps(facts).encode())
     shown = runner.invoke(app, ["status"], env={"COLUMNS": "120"}).stdout
     assert "not running (interrupted)" in shown
     assert "WAL held 2.0 KiB" in shown
@@ -78,10 +77,9 @@ def test_there_is_nothing_to_compare_before_the_first_run(folder: Path) -> None:
 
 def test_a_statement_that_mends_something_is_one_line_to_copy(folder: Path) -> None:
     statement = f"Run: {' '.join(['ALTER TABLE'] * 30)}"
-    run = folder / "headwater/shop" / RUN_FOLDER
-    run.mkdir(parents=True)
     failure = {"kind": "X", "remedy": "person", "message": "It failed.", "next_step": statement}
-    (run / FACTS_FILE).write_text(json.dumps({"state": "failed", "failure": failure, "capture": {}, "sinks": {}}))
+    facts = {"state": "failed", "failure": failure, "capture": {}, "sinks": {}}
+    open_board(load().state).write(STATUS, json.dumps(facts).encode())
     told = runner.invoke(app, ["status"], env={"COLUMNS": "80"})
     assert told.exit_code == 1
     assert statement in told.output

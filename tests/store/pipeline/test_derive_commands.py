@@ -83,7 +83,7 @@ def test_a_derived_table_is_looked_after_like_a_sink(folder: Path) -> None:
     runner.invoke(app, SALES)
     config = load(folder / "pipeline.toml")
     query = config.query(config.derive[0])
-    state = DerivedState(config.store, query)
+    state = DerivedState(config.state, query)
     table = SourceTable("derived", "sales", (SourceColumn("day", pa.date32(), "date", 1),), ("day",))
     state.put(state.record.begun(table, 5 << 16, "cpython-311:00ff"))
     assert state.record.table("derived", "sales") == table
@@ -100,7 +100,7 @@ def test_a_derived_table_is_looked_after_like_a_sink(folder: Path) -> None:
     assert [(one["name"], one["kind"]) for one in listed][-1] == ("sales", "derived")
     assert "made anew, not set back" in str(runner.invoke(app, ["sink", "rewind", "sales"]).exception)
     runner.invoke(app, ["sink", "drop", "sales", "--yes"])
-    assert read_record(config.store, query) is None
+    assert read_record(config.state, query) is None
     assert not list(pins.rglob("*.json")), "nothing is held for it any more"
     runner.invoke(app, ["sink", "resume", "sales"])
 
@@ -136,7 +136,7 @@ def test_pins_are_listed_with_their_owners_and_released_by_them(folder: Path) ->
 def test_figures_of_a_derived_table_are_served(folder: Path) -> None:
     runner.invoke(app, SALES)
     config = load(folder / "pipeline.toml")
-    state = DerivedState(config.store, config.query(config.derive[0]))
+    state = DerivedState(config.state, config.query(config.derive[0]))
     table = SourceTable("derived", "sales", (SourceColumn("day", pa.date32(), "date", 1),), ("day",))
     state.put(replace(state.record.begun(table, 5 << 16, ""), rows=12, seconds=1.5))
     state.close()

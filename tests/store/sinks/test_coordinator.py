@@ -5,14 +5,16 @@ from __future__ import annotations
 import pickle
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
+from tests.query_state import coordinating, coordinator
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks import SinkError
 from headwater.sinks import coordinator as coordinator_module
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import behind_of, read_deliveries
 from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.delta import DeltaSink
@@ -61,7 +63,7 @@ def states(store: str) -> list[tuple[int, DeliveryState]]:
 
 
 def test_a_batch_is_pending_and_then_committed_and_the_last_one_stays(store: str, sink: DeltaSink) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, batch(sink, 1))
         coordinator.deliver(sink, batch(sink, 2, key=2))
     assert states(store) == [(2, DeliveryState.COMMITTED)]
@@ -84,10 +86,10 @@ def test_a_hostile_pickle_in_the_store_runs_nothing(
     planted = pickle.dumps(("1 0.1.0", [Hostile(tmp_path / "it ran")]))
     monkeypatch.setattr(coordinator_module, "packed", lambda _: planted)
     arm("delivery.after_pending=raise")
-    with Coordinator(store, QUERY, 1) as coordinator, pytest.raises(FailpointError):
+    with coordinating(store, QUERY) as coordinator, pytest.raises(FailpointError):
         coordinator.deliver(sink, batch(sink, 1))
     arm("")
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
     assert not (tmp_path / "it ran").exists()
     assert states(store) == []
@@ -96,7 +98,7 @@ def test_a_hostile_pickle_in_the_store_runs_nothing(
 
 def test_an_empty_batch_is_recorded(store: str, sink: DeltaSink) -> None:
     token = Token(QUERY, "b1", 0, 5, 0, generation=1)
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, [sink.stage_changes(ORDERS, token, iter(()), None)])
     (record,) = read_deliveries(store, QUERY)
     assert (record.epoch, record.state, record.tables) == (5, DeliveryState.COMMITTED, {"public.orders": 0})
@@ -104,14 +106,14 @@ def test_an_empty_batch_is_recorded(store: str, sink: DeltaSink) -> None:
 
 @pytest.mark.parametrize("step", ["delivery.after_pending", "sink.delta.before_commit", "delivery.before_committed"])
 def test_what_is_pending_is_committed_by_the_next_generation(store: str, sink: DeltaSink, step: str) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, batch(sink, 1))
         arm(f"{step}=raise")
         with pytest.raises(FailpointError):
             coordinator.deliver(sink, batch(sink, 2, key=2))
         arm("")
     assert states(store)[-1] == (2, DeliveryState.PENDING)
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
         coordinator.recover(sink, "b1", [ORDERS])
     assert states(store) == [(2, DeliveryState.COMMITTED)]
@@ -122,14 +124,14 @@ def test_what_is_pending_is_committed_by_the_next_generation(store: str, sink: D
 def test_before_it_is_pending_nothing_is_known_and_what_was_staged_is_removed(
     store: str, sink: DeltaSink, tmp_path: Path
 ) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, batch(sink, 1, replaces=False))
         arm("delivery.before_pending=raise")
         with pytest.raises(FailpointError):
             coordinator.deliver(sink, batch(sink, 2, key=2, replaces=False))
         arm("")
     files = set((tmp_path / "lake/public.orders").glob("*.parquet"))
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
     left = set((tmp_path / "lake/public.orders").glob("*.parquet"))
     assert len(files - left) == 1
@@ -137,54 +139,44 @@ def test_before_it_is_pending_nothing_is_known_and_what_was_staged_is_removed(
 
 
 def test_a_stale_generation_is_refused_before_it_is_pending(store: str, sink: DeltaSink) -> None:
-    old = Coordinator(store, QUERY, 1)
+    old = coordinator(store, QUERY)
     old.deliver(sink, batch(sink, 1))
-    with Coordinator(store, QUERY, 2) as new:
+    with coordinating(store, QUERY) as new:
         new.recover(sink, "b1", [ORDERS])
-        with pytest.raises(SinkFenced, match="generation 2 delivers"):
+        with pytest.raises(SinkFenced, match="this is generation 1 of it"):
             old.deliver(sink, batch(sink, 2, key=7))
     assert rows(sink) == {1: "epoch 1"}
-    with pytest.raises(SinkFenced):
-        Coordinator(store, QUERY, 1)
 
 
 def test_a_stale_generation_that_was_pending_already_finds_its_token(store: str, sink: DeltaSink) -> None:
-    old = Coordinator(store, QUERY, 1)
+    old = coordinator(store, QUERY)
     staged = batch(sink, 1)
     arm("delivery.after_pending=raise")
     with pytest.raises(FailpointError):
         old.deliver(sink, staged)
     arm("")
-    with Coordinator(store, QUERY, 2) as new:
+    with coordinating(store, QUERY) as new:
         new.recover(sink, "b1", [ORDERS])
         version = sink.committed(ORDERS, QUERY, "b1")
         assert not sink.commit(ORDERS, staged[0].token, staged)  # what the old process does when it wakes up
         assert sink.committed(ORDERS, QUERY, "b1") == version
 
 
-def test_processes_of_one_generation_may_take_turns(store: str, sink: DeltaSink) -> None:
-    one, two = Coordinator(store, QUERY, 3), Coordinator(store, QUERY, 3)
-    for epoch in range(1, 5):
-        (one if epoch % 2 else two).deliver(sink, batch(sink, epoch, 3, key=epoch))
-    assert states(store) == [(4, DeliveryState.COMMITTED)]
-    assert len(rows(sink)) == 4
-
-
 def test_what_was_staged_and_is_gone_is_aborted_and_staged_anew(store: str, sink: DeltaSink, tmp_path: Path) -> None:
     feed = Feed(sink)
     token = Token(QUERY, "b1", 0, 1, 0, generation=1)
     many = [(INSERT, order(key, "x" * 200)) for key in range(3000)]
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         arm("delivery.after_pending=raise")
         with pytest.raises(FailpointError):
             coordinator.deliver(sink, [feed.stage_changes(token, many)])
         arm("")
     (part,) = (tmp_path / "lake/_headwater_staging").rglob("*.arrow")
     part.unlink()
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
         assert states(store) == []
-        coordinator.deliver(sink, [feed.stage_changes(token, many)])
+        coordinator.deliver(sink, [feed.stage_changes(replace(token, generation=2), many)])
     assert len(rows(sink)) == 3000
 
 
@@ -192,13 +184,13 @@ def test_what_knows_the_address_of_the_source_is_not_kept(store: str, sink: Delt
     feed = Feed(sink)
     token = Token(QUERY, "b1", 0, 1, 1, generation=1)
     staged = feed.stage_history(token, [order(1)], ranges=[(0, 5)], replaces=True, order=IntegerOrder())
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         arm("delivery.after_pending=raise")
         with pytest.raises(FailpointError):
             coordinator.deliver(sink, [staged])
         arm("")
     assert states(store) == [(1, DeliveryState.PENDING)]
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
     assert states(store) == []
     assert rows(sink) == {}
@@ -215,23 +207,58 @@ def test_a_table_that_fails_does_not_keep_the_others(store: str, sink: DeltaSink
     ]
     (tmp_path / "lake").mkdir(exist_ok=True)
     (tmp_path / "lake/public.lines").write_text("")
-    with Coordinator(store, QUERY, 1) as coordinator, pytest.raises(SinkError):
+    with coordinating(store, QUERY) as coordinator, pytest.raises(SinkError):
         coordinator.deliver(sink, staged)
     assert rows(sink) == {1: "new"}
     assert states(store) == [(1, DeliveryState.PENDING)]
 
 
 def test_a_sink_that_was_restored_from_a_backup_is_noticed(store: str, sink: DeltaSink, tmp_path: Path) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, batch(sink, 1))
         shutil.copytree(tmp_path / "lake", tmp_path / "backup")
         coordinator.deliver(sink, batch(sink, 2, key=2))
     shutil.rmtree(tmp_path / "lake")
     shutil.copytree(tmp_path / "backup", tmp_path / "lake")
     assert [has.epoch for _, has in behind_of(store, QUERY, "b1", sink, [ORDERS])] == [1]
-    with Coordinator(store, QUERY, 2) as coordinator, pytest.raises(SinkBehind, match="up to epoch 1, and epoch 2"):
+    with coordinating(store, QUERY) as coordinator, pytest.raises(SinkBehind, match="up to epoch 1, and epoch 2"):
         coordinator.recover(sink, "b1", [ORDERS])
-    with Coordinator(store, QUERY, 3) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, batch(sink, 2, key=2))
         coordinator.recover(sink, "b1", [ORDERS])
     assert rows(sink) == {1: "epoch 1", 2: "epoch 2"}
+
+
+def test_a_start_writes_nothing_into_tables_whose_batches_are_settled(store: str, sink: DeltaSink) -> None:
+    with coordinating(store, QUERY) as coordinator:
+        coordinator.recover(sink, "b1", [ORDERS])
+        coordinator.deliver(sink, batch(sink, 1))
+        arm("delivery.before_committed=raise")
+        with pytest.raises(FailpointError):
+            coordinator.deliver(sink, batch(sink, 2, key=2))
+        arm("")
+    before = DeltaTable(f"{sink.path}/public.orders").version()
+    with coordinating(store, QUERY) as coordinator:
+        coordinator.recover(sink, "b1", [ORDERS])
+    assert DeltaTable(f"{sink.path}/public.orders").version() == before
+
+
+@pytest.mark.parametrize("step", ["delivery.before_fences", "delivery.after_fences"])
+def test_a_start_after_everything_was_forgotten_refuses_what_is_under_way(
+    store: str, sink: DeltaSink, step: str
+) -> None:
+    """Also where a start before it ended at its fences."""
+    with coordinating(store, QUERY) as coordinator:
+        coordinator.recover(sink, "b1", [ORDERS])
+        coordinator.deliver(sink, batch(sink, 1))
+        late = batch(sink, 2, key=2)
+        coordinator.forget()
+    arm(f"{step}=raise")
+    with coordinating(store, QUERY) as coordinator, pytest.raises(FailpointError):
+        coordinator.recover(sink, "b1", [ORDERS])
+    arm("")
+    with coordinating(store, QUERY) as coordinator:
+        coordinator.recover(sink, "b1", [ORDERS])
+    with pytest.raises(SinkFenced):
+        sink.commit(ORDERS, late[0].token, late)
+    assert rows(sink) == {1: "epoch 1"}

@@ -11,10 +11,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from tests.query_state import coordinating, coordinator
 
 from headwater import failpoints
 from headwater.failpoints import FailpointError, arm
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import read_deliveries
 from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.delta import DeltaSink
@@ -69,11 +69,11 @@ def states(store: str) -> list[tuple[int, DeliveryState]]:
 def test_51_53_an_empty_batch_that_was_pending_is_committed_by_the_next_generation(store: str, sink: DeltaSink) -> None:
     token = Token(QUERY, "b1", 0, 5, 0, generation=1)
     arm("delivery.after_pending=raise")
-    with Coordinator(store, QUERY, 1) as coordinator, pytest.raises(FailpointError):
+    with coordinating(store, QUERY) as coordinator, pytest.raises(FailpointError):
         coordinator.deliver(sink, [sink.stage_changes(ORDERS, token, iter(()), None)])
     arm("")
     assert states(store) == [(5, DeliveryState.PENDING)]
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
     assert states(store) == [(5, DeliveryState.COMMITTED)]
     assert sink.committed(ORDERS, QUERY, "b1") == Committed()
@@ -87,7 +87,7 @@ def test_52_a_batch_that_cannot_be_staged_is_not_pending(store: str, sink: Delta
         yield log_rows(ORDERS, [(INSERT, order(1))])
         raise ConnectionError("the source is gone")
 
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         with pytest.raises(ConnectionError):
             coordinator.deliver(sink, [sink.stage_changes(ORDERS, token, torn(), None)])
         assert states(store) == []
@@ -96,7 +96,7 @@ def test_52_a_batch_that_cannot_be_staged_is_not_pending(store: str, sink: Delta
 
 
 def test_54_a_commit_that_fails_twice_is_pending_until_it_succeeds(store: str, sink: DeltaSink) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         for _ in range(2):
             arm("sink.delta.before_commit=raise")
             with pytest.raises(FailpointError):
@@ -113,20 +113,20 @@ def test_56_a_pending_batch_that_adds_a_column_is_committed_before_anything_is_p
     store: str, sink: DeltaSink, tmp_path: Path
 ) -> None:
     wide = replace(ORDERS, columns=(*ORDERS.columns, SourceColumn("note", pa.string(), "text", 9)))
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, batch(sink, 1))
         arm("delivery.after_pending=raise")
         with pytest.raises(FailpointError):
             coordinator.deliver(sink, batch(sink, 2, table=wide))
         arm("")
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [wide])
         assert "note" in DeltaTable(tmp_path / "lake/public.orders").schema().to_arrow().names
         assert sink.committed(wide, QUERY, "b1").epoch == 2
 
 
 def test_66_an_error_before_the_commit_and_then_one_after_it(store: str, sink: DeltaSink) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         for point in ("sink.delta.before_commit", "sink.delta.after_commit", "delivery.before_committed"):
             arm(f"{point}=raise")
             with pytest.raises(FailpointError):
@@ -149,22 +149,21 @@ def test_66_errors_at_any_of_five_points_lose_and_double_nothing(
 
     monkeypatch.setattr(failpoints, "hit", hit)
     epoch, generation, failures = 1, 1, 0
-    coordinator = Coordinator(store, QUERY, generation)
+    current = coordinator(store, QUERY)
     while epoch <= 40:
         try:
-            coordinator.deliver(sink, batch(sink, epoch, generation))
+            current.deliver(sink, batch(sink, epoch, generation))
             epoch += 1
         except FailpointError:
             failures += 1
             if chance.random() < 0.5:  # the process ends with it, and another one goes on
-                coordinator.close()
                 generation += 1
-                coordinator = Coordinator(store, QUERY, generation)
+                current = coordinator(store, QUERY)
                 try:
-                    coordinator.recover(sink, "b1", [ORDERS])
+                    current.recover(sink, "b1", [ORDERS])
                 except FailpointError:
                     failures += 1
-    coordinator.close()
+    current.flush()
     assert failures > 5
     found = keys(sink)
     assert set(found.values()) == {1}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import deltalake
 import pytest
 
 from headwater import failpoints
 from headwater.sinks import delta, delta_log, rewrite
 from headwater.sinks.errors import SinkBusy
+from headwater.sinks.sink import Committed, Mode
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order
 from .lakes import At, DeltaLake
@@ -68,3 +70,27 @@ def test_files_of_attempts_that_failed_are_cleaned_and_no_others(lake: DeltaLake
     assert sink.clean(ORDERS) == []
     assert len(sink.clean(ORDERS, retention_hours=0)) == 1
     assert lake.statuses() == {1: "new"}
+
+
+def test_a_token_that_another_process_committed_is_found_with_what_was_known_before(lake: DeltaLake) -> None:
+    feed = Feed(lake.sink())
+    feed.history(1, [order(1)])
+    feed.changes(1, (INSERT, order(2)))
+    staged = feed.stage_changes(feed.token(2), [(INSERT, order(3))])
+    token = deltalake.Transaction("headwater/q/public.orders/changes", 2)
+    lake.table().delete(commit_properties=deltalake.CommitProperties(app_transactions=[token]))
+    assert not feed.sink.commit(feed.table, feed.token(2), [staged])
+    assert feed.sink.committed(feed.table, feed.query, feed.backfill) == Committed(2, 1)
+    assert feed.changes(3, (INSERT, order(4)))
+    assert lake.statuses() == {4: "new"}
+
+
+def test_a_batch_of_changes_does_not_list_the_files_that_the_table_has(
+    lake: DeltaLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feed = Feed(lake.sink(Mode.CHANGES))
+    feed.history(1, [order(1)])
+    monkeypatch.delattr(delta_log.DeltaLog, "files")
+    for epoch in (1, 2):
+        assert feed.changes(epoch, (INSERT, order(epoch + 1)))
+    assert len(lake.files()) == 3

@@ -7,6 +7,7 @@ our options reach the client, where tables are put, and that of two commits one 
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -244,3 +245,40 @@ def test_a_rest_catalog_that_refuses_us_is_told_without_the_token(address: str, 
     with pytest.raises(SinkLoginRefused, match=f"The Iceberg catalog at {address} refused the login") as failed:
         sink.check()
     assert "wrong-token" not in str(failed.value)
+
+
+def test_a_catalog_that_is_away_when_a_sink_starts_is_tried_again(address: str, tmp_path: Path) -> None:
+    with losing_proxy(address) as proxy:
+        proxy.go_away(503)
+        sink = sink_at(proxy.url, tmp_path)
+        with pytest.raises(SinkUnreachable, match="did not answer") as caught:
+            sink.check()
+        assert Failure.of(caught.value).remedy is Remedy.RETRY
+        proxy.come_back()
+        sink.check()
+    nobody = IcebergSink(str(tmp_path / "sql"), catalog_uri="postgresql+psycopg://x:hidden@127.0.0.1:1/catalog")
+    with pytest.raises(SinkUnreachable, match="did not answer") as caught:
+        nobody.check()
+    assert "hidden" not in str(caught.value)
+
+
+def test_a_catalog_that_does_not_answer_holds_up_no_other(address: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        stuck = IcebergSink(str(tmp_path / "stuck"), catalog_uri=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        refused: list[BaseException] = []
+
+        def check() -> None:
+            try:
+                stuck.check()
+            except SinkUnreachable as error:
+                refused.append(error)
+
+        thread = threading.Thread(target=check, daemon=True)
+        thread.start()
+        connection, _ = silent.accept()
+        sink_at(address, tmp_path).check()
+        assert thread.is_alive()
+        connection.close()
+        silent.close()
+        thread.join(60)
+        assert refused

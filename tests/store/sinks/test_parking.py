@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.query_state import coordinating, unparked
 
 from headwater.failpoints import FailpointError, arm
-from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery_look import DeliveryLook, read_parked, unpark
+from headwater.sinks.delivery_look import DeliveryLook, read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import RowsRefused, SinkRefuses, SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Committed, Staged, Token
@@ -68,7 +68,7 @@ def staged(sink: DeltaSink, table: SourceTable, epoch: int, *keys: int, generati
 
 
 def history(sink: DeltaSink, table: SourceTable, plan: int, *keys: int) -> Staged:
-    return Feed(sink, table).stage_history(Token(QUERY, "b1", 0, 1, plan, generation=1), [order(key) for key in keys])
+    return Feed(sink, table).stage_history(Token(QUERY, "b1", 0, 1, plan, generation=9), [order(key) for key in keys])
 
 
 def keys(sink: DeltaSink, table: SourceTable) -> list[int]:
@@ -78,47 +78,47 @@ def keys(sink: DeltaSink, table: SourceTable) -> list[int]:
 def test_what_other_tasks_staged_of_a_table_that_failed_is_never_committed(store: str, sink: PickySink) -> None:
     parts = [staged(sink, ORDERS, 1, 1), staged(sink, LINES, 1, 1)]
     failure = TableFailure(LINES, "another task could not stage the rest of it")
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         arm("delivery.after_pending=raise")
         with pytest.raises(FailpointError):
             coordinator.deliver(sink, parts, [failure], tables=NAMES)
         arm("")
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS, LINES])
     assert keys(sink, ORDERS) == [1]
     assert sink.committed(LINES, QUERY, "b1") == Committed()
 
 
 def test_a_table_that_was_parked_at_its_commit_comes_back(store: str, sink: PickySink) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, [staged(sink, ORDERS, 1, 1), staged(sink, LINES, 1, 1)], tables=NAMES)
         sink.refuse("lines")
         coordinator.deliver(sink, [staged(sink, ORDERS, 2, 2), staged(sink, LINES, 2, 2)], tables=NAMES)
     assert list(read_parked(store, QUERY)) == [LINES.full_name]
     sink.refuse("")
-    unpark(store, QUERY, [LINES.full_name])
+    unparked(store, QUERY, [LINES.full_name])
     assert read_parked(store, QUERY) == {}
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS, LINES])  # the sink has what was committed to it, and says so
 
 
 def test_a_table_that_the_sink_lost_begins_anew_also_over_a_restart(
     store: str, sink: PickySink, tmp_path: Path
 ) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, [staged(sink, ORDERS, 5, 1)])
     shutil.rmtree(tmp_path / "lake" / "public.orders")
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
         coordinator.deliver(sink, [history(sink, ORDERS, 3, 1)])
-    with Coordinator(store, QUERY, 3) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
 
 
 def test_a_row_that_is_refused_although_each_was_tried_parks_its_table(store: str, sink: PickySink) -> None:
     sink.refuse("row of lines")
     parts = [staged(sink, ORDERS, 1, 1), staged(sink, LINES, 1, 1)]
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         with pytest.raises(RowsRefused):
             coordinator.deliver(sink, parts, parks_rows=True, tables=NAMES)
         assert DeliveryLook(store, QUERY).suspects() == {LINES.full_name}
@@ -128,7 +128,7 @@ def test_a_row_that_is_refused_although_each_was_tried_parks_its_table(store: st
 
 
 def test_tables_that_the_query_no_longer_has_do_not_count_as_parked(store: str, sink: PickySink) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         failure = TableFailure(NOTES, "it cannot be staged")
         coordinator.deliver(sink, [staged(sink, ORDERS, 1, 1)], [failure], tables=(*NAMES, NOTES.full_name))
         sink.refuse("lines")
@@ -140,12 +140,13 @@ def test_tables_that_the_query_no_longer_has_do_not_count_as_parked(store: str, 
 
 
 def test_a_truncation_that_the_sink_had_already_is_no_promise(store: str, sink: PickySink) -> None:
-    with Coordinator(store, QUERY, 1) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, [staged(sink, ORDERS, 5, 1)])
-    shutil.rmtree(f"{store}/deliveries")  # as a rewind leaves it
+    with coordinating(store, QUERY) as coordinator:
+        coordinator.forget()
     token = Token(QUERY, "b1", 2, 8, 0, generation=2)
-    with Coordinator(store, QUERY, 2) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.deliver(sink, [sink.stage_changes(ORDERS, token, iter(()), (4, 0))])
-    with Coordinator(store, QUERY, 3) as coordinator:
+    with coordinating(store, QUERY) as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
     assert keys(sink, ORDERS) == [1]

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.query_state import coordinating
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks.console import ConsoleSink
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import read_deliveries
 from headwater.sinks.delivery_record import DeliveryState
 from headwater.sinks.delta import DeltaSink
@@ -107,7 +107,7 @@ def test_no_damaged_file_is_committed_and_the_batch_can_be_staged_again(sink: Si
 def test_a_batch_whose_staged_files_are_damaged_before_a_recovery_arrives_once(
     sink: Sink, store: str, tmp_path: Path
 ) -> None:
-    with Coordinator(store, "q", 1) as coordinator:
+    with coordinating(store, "q") as coordinator:
         coordinator.deliver(sink, [Feed(sink).stage_changes(Token("q", "b1", 0, 1, 0), [(INSERT, order(1))])])
         staged = stage(sink)
         arm("delivery.after_pending=raise")
@@ -115,7 +115,7 @@ def test_a_batch_whose_staged_files_are_damaged_before_a_recovery_arrives_once(
             coordinator.deliver(sink, staged)
     arm("")
     damage(staged_files(tmp_path / "lake", staged)[-1], "cut")
-    with Coordinator(store, "q", 2) as coordinator:
+    with coordinating(store, "q") as coordinator:
         coordinator.recover(sink, "b1", [ORDERS])
         assert [record.state for record in coordinator.records] == [DeliveryState.COMMITTED]
         assert sink.committed(ORDERS, "q", "b1") == Committed(1)

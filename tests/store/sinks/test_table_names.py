@@ -10,9 +10,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
+from tests.query_state import coordinating
 
 from headwater.sinks.console import ConsoleSink
-from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkInputError, SinkSchemaError
@@ -133,13 +133,13 @@ def test_two_tables_with_one_target_are_refused_at_the_start_and_named(store: st
     ]
     for sink in shared:
         with (
-            Coordinator(store, "q", 1) as coordinator,
+            coordinating(store, "q") as coordinator,
             pytest.raises(SinkInputError, match=r"Tables a\.orders and b\.orders have the same target .*orders"),
         ):
             coordinator.recover(sink, "b1", tables)
     own: list[Sink] = [DeltaSink(str(tmp_path / "delta")), ConsoleSink(staging=staging)]
     for sink in own:
-        with Coordinator(store, "q", 1) as coordinator:
+        with coordinating(store, "q") as coordinator:
             coordinator.recover(sink, "b1", tables)
 
 
@@ -150,7 +150,7 @@ def test_two_directories_that_are_one_are_refused_at_the_start(store: str, tmp_p
     (lake / "public.orders").symlink_to(lake / "public.Orders")
     tables = [table_named("public", "Orders"), ORDERS]
     with (
-        Coordinator(store, "q", 1) as coordinator,
+        coordinating(store, "q") as coordinator,
         pytest.raises(SinkInputError, match="have the same target"),
     ):
         coordinator.recover(ParquetSink(str(lake)), "b1", tables)

@@ -91,13 +91,8 @@ def test_the_smallest_file_has_defaults_for_all_else(tmp_path: Path) -> None:
     assert config.capture_options == CaptureOptions()
     (sink,) = config.sink
     assert (sink.label, sink.delivery, sink.place) == ("delta", Mode.MIRROR, str(tmp_path / "lake"))
-    options = config.query_options(sink, ["public.orders"], parallelism=3)
-    assert (options.query, options.tables, options.keyed, options.parallelism) == (
-        "pipeline-delta",
-        ("public.orders",),
-        True,
-        3,
-    )
+    options = config.query_options(sink, ["public.orders"])
+    assert (options.query, options.tables, options.keyed) == ("pipeline-delta", ("public.orders",), True)
     assert options.history
     assert options.backfill == "parallel"
 
@@ -114,7 +109,7 @@ def test_every_setting_reaches_its_place(tmp_path: Path, monkeypatch: pytest.Mon
     }
     _, changes = config.sink
     assert (changes.label, changes.delivery, changes.place) == ("history", Mode.CHANGES, "/srv/changes")
-    options = config.query_options(changes, ["public.orders", "sales.lines"], 2)
+    options = config.query_options(changes, ["public.orders", "sales.lines"])
     assert options.tables == ("sales.lines",)
     assert (options.split_rows, options.split_kind, options.rows_per_second) == (5000, SplitKind.KEY, 1000)
     assert (options.backfill, options.max_rows, options.keyed) == ("single", 10, False)
@@ -288,7 +283,7 @@ def test_a_name_alone_stands_for_a_table_in_the_database_of_the_address(tmp_path
     config = load(written(tmp_path, text))
     tables = ['"My shop".orders', "public.orders", "other.orders"]
     assert matching(["orders"], tables, config.home) == tables[:1]
-    assert config.query_options(SinkSection(kind="delta", tables=["orders"]), tables, 2).tables == tuple(tables[:1])
+    assert config.query_options(SinkSection(kind="delta", tables=["orders"]), tables).tables == tuple(tables[:1])
     nowhere = load(written(tmp_path, text.replace("My%20shop", "")))
     assert matching(["orders"], tables, nowhere.home) == []
     assert matching(["*.orders"], tables, nowhere.home) == tables
@@ -312,19 +307,19 @@ def _with(*sinks: Mapping[str, object], **settings: object) -> PipelineConfig:
 def test_a_sink_has_its_history_from_the_tables_that_another_one_keeps() -> None:
     lake = {"kind": "delta", "path": "lake"}
     config = _with({"kind": "table"}, lake, {**lake, "name": "direct", "from": "source"}, backfill={"from": "tables"})
-    tables, delta, direct = (config.query_options(sink, ["public.orders"], 2) for sink in config.sink)
+    tables, delta, direct = (config.query_options(sink, ["public.orders"]) for sink in config.sink)
     assert (tables.kept, tables.origin) == (None, "source")
     assert (delta.kept, delta.origin) == (str(config.work / "tables"), "tables")
     assert direct.origin == "source"
     alone = _with(lake)
-    assert alone.query_options(alone.sink[0], ["public.orders"], 2).kept is None
+    assert alone.query_options(alone.sink[0], ["public.orders"]).kept is None
 
 
 def test_a_sink_that_begins_at_an_epoch_or_a_time_has_no_history() -> None:
     lake = {"kind": "parquet", "path": "lake"}
     for since, text in ((65536, "65536"), ("2026-05-31T12:00:00Z", "2026-05-31T12:00:00Z")):
         config = _with({**lake, "since": since})
-        options = config.query_options(config.sink[0], ["public.orders"], 2)
+        options = config.query_options(config.sink[0], ["public.orders"])
         assert (options.history, options.since) == (False, text)
 
 
@@ -358,3 +353,10 @@ def test_a_sink_is_added_in_python_to_a_pipeline_from_a_file(
     assert current_dsn(pipeline.config.dsn) == address
     assert pipeline.config.sink[0] == before.sink[0]
     assert (pipeline.config.work, [sink.label for sink in pipeline.config.sink]) == (before.work, ["console", "delta"])
+
+
+def test_settings_do_not_show_what_is_secret() -> None:
+    sink = {"kind": "postgres", "dsn": "postgres://u:hidden@host/db"}
+    config = configure({"source": {"dsn": "postgres://u:hidden@host/db", "tables": ["a"]}, "sink": [sink]})
+    assert "hidden" not in repr(config)
+    assert "hidden" not in str(config.sink[0])

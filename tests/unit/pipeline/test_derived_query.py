@@ -7,37 +7,71 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.here import Here
 
-from headwater.pipeline import derived_query
+from headwater.pipeline import sink_query
 from headwater.pipeline.config import configure
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import SinkRequestFailed
-from headwater.pipeline.sink_requests import SinkRequest, SinkRequestKind, SinkRequests
+from headwater.pipeline.sink_control import DesiredState, SinkRequest, SinkRequestKind
+from headwater.pipeline.sink_query import LoopThread
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import SinkState
 
 
+class Stuck(Here):
+    """Its job cannot be cancelled."""
+
+    def cancel(self) -> None:
+        pass
+
+
+class Endless:
+    """A delivery that hangs until *ended*."""
+
+    name = "shop-totals"
+
+    def __init__(self, ended: threading.Event) -> None:
+        self.ended = ended
+
+    def open_planner(self, *_: object) -> None:
+        self.ended.wait()
+        raise InterruptedError
+
+
+class Resting(DerivedQuery):
+    """Its loop hangs until *ended*."""
+
+    ended = threading.Event()
+
+    def _open(self, stop: threading.Event) -> LoopThread:
+        delivery: Any = Endless(self.ended)
+        jobs: Any = Stuck()
+        return LoopThread(lambda: delivery, delivery.name, jobs, stop)
+
+
 def test_nothing_is_forgotten_while_a_batch_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(derived_query, "STOP_SECONDS", 0.05)
+    for name in ("_BATCH_SECONDS", "_CANCEL_SECONDS"):
+        monkeypatch.setattr(sink_query, name, 0.05)
     settings: dict[str, Any] = {
         "source": {"dsn": "postgresql://x", "tables": ["public.orders"]},
         "sink": [{"kind": "table"}, {"kind": "delta", "path": "lake"}],
         "derive": [{"name": "totals", "function": "m:f", "tables": ["public.orders"], "by": ["id"], "sink": "delta"}],
     }
     config = configure(settings, folder=tmp_path)
-    query = DerivedQuery(config, config.derive[0], SparkHost(config), lambda kind, fields: None)
-    ended = threading.Event()
-    query._thread = threading.Thread(target=ended.wait, daemon=True)
-    query._thread.start()
-    query.state = SinkState.RUNNING
+    query = Resting(config, config.derive[0], SparkHost(config), lambda kind, fields: None)
+    query.step()
+    assert query.state is SinkState.RUNNING
     for kind in (SinkRequestKind.DROP, SinkRequestKind.PAUSE):
         with pytest.raises(SinkRequestFailed, match="has not ended"):
             query.serve(SinkRequest(query.label, kind))
         assert query.state is SinkState.RUNNING
-        wish = SinkRequests(config.work).wish(query.label)
-        assert (wish.dropped, wish.paused) == (False, False)
-    ended.set()
-    query._thread.join()
-    query.step()
-    assert query.state is SinkState.STARTING
+        assert query.control.desired_state(query.label) is DesiredState.RUNNING
+    query.ended.set()
+    monkeypatch.undo()
     assert query.serve(SinkRequest(query.label, SinkRequestKind.PAUSE)) == {"state": "paused"}
+    assert query.control.desired_state(query.label) is DesiredState.PAUSED
+    after = DerivedQuery(config, config.derive[0], SparkHost(config), lambda kind, fields: None)
+    after.join(query.control)
+    assert after.state is SinkState.PAUSED
+    query.control.close()

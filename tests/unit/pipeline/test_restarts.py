@@ -9,7 +9,7 @@ import pytest
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, InputError, TransientError
 from headwater.pipeline.restarts import LONGEST_PAUSE, UNSURE_ATTEMPTS, RestartPolicy
-from headwater.sinks.errors import SinkLoginRefused, SinkUnwritable
+from headwater.sinks.errors import OtherAttempt, SinkLoginRefused, SinkUnwritable, StagedLost
 from headwater.sources.dsn import DsnUnreadable
 from headwater.sources.errors import LoginRefused, SnapshotExpired, SourceUnreachable
 from headwater.spark.failure import Failure, Remedy, ToldError, told
@@ -65,6 +65,10 @@ def test_a_refused_login_ends_the_first_start_and_is_tried_again_where_it_worked
         (HeadwaterError("x"), Remedy.PERSON),
         (ValueError("x"), Remedy.UNSURE),
         (RuntimeError("java.io.EOFException"), Remedy.RETRY),
+        (RuntimeError("org.apache.spark.SparkException: Python worker failed to connect back."), Remedy.RETRY),
+        (RuntimeError("Cannot call methods on a stopped SparkContext."), Remedy.RETRY),
+        (StagedLost("x"), Remedy.RETRY),
+        (OtherAttempt("x"), Remedy.RETRY),
         (RuntimeError("Python worker exited unexpectedly (crashed)"), Remedy.RETRY),
         (RuntimeError("Lost task 0.0 in stage 9.0: java.io.IOException: Stream closed"), Remedy.RETRY),
     ],

@@ -27,6 +27,7 @@ from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import full_name, home_of
 from headwater.sources.splits import SplitKind
 from headwater.sources.table import SpecialValues
+from headwater.state.query_store import pipeline_state
 
 
 class PipelineConfig(Section):
@@ -115,6 +116,11 @@ class PipelineConfig(Section):
         """The name of the query that delivers to *sink*, or derives."""
         return f"{self.name}-{sink.label}"
 
+    @property
+    def state(self) -> str:
+        """The location of the pipeline store: what the queries of all sinks know for good."""
+        return pipeline_state(self.store, self.name)
+
     def dead_letters(self, sink: SinkSection) -> Path:
         """Where the rows are that *sink* refused."""
         return self.work / "dead_letters" / sink.label
@@ -125,7 +131,7 @@ class PipelineConfig(Section):
             return None
         return next((str(one.options["path"]) for one in self.sink if one.kind == KEPT_KIND), None)
 
-    def query_options(self, sink: SinkSection, tables: Sequence[str], parallelism: int) -> QueryOptions:
+    def query_options(self, sink: SinkSection, tables: Sequence[str]) -> QueryOptions:
         """What the query of *sink* does, for those of *tables* that it takes."""
         backfill = self.backfill
         return QueryOptions(
@@ -145,9 +151,9 @@ class PipelineConfig(Section):
             takes_columns=True,
             interval_seconds=backfill.interval_seconds,
             rows_per_second=backfill.rows_per_second,
-            parallelism=parallelism,
             max_rows=self.limits.max_rows,
             max_epochs=self.limits.max_epochs,
+            state=self.state,
         )
 
 

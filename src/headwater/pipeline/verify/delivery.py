@@ -19,10 +19,11 @@ _LOOK_SECONDS = 0.1
 class QueryDelivery:
     """The delivery of one table by one query.
 
-    :ivar store: location of the store that the capture writes.
+    :ivar store: location of the store that the capture writes. :ivar state: … of the query's state.
     """
 
     store: str
+    state: str
     query: str
     sink: Sink
     table: SourceTable
@@ -42,7 +43,7 @@ class QueryDelivery:
                 time.sleep(_LOOK_SECONDS)
 
     def _has(self, reader: StateReader, epoch: int) -> bool:
-        told = status(self.store, self.query)
+        told = status(self.state, self.query)
         if told is None:
             return False
         found = self.sink.committed(self.table, self.query, told.value["backfill"]).epoch

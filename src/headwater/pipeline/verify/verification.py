@@ -89,12 +89,12 @@ def _targets(config: PipelineConfig, tables: Sequence[str], sinks: Sequence[str]
         for name in matching(tables or ["*"], matching(section.tables, captured, config.home), config.home):
             _check_history(config, section, name)
             query = config.query(section)
-            delivery = QueryDelivery(config.store, query, opened, described[name])
+            delivery = QueryDelivery(config.store, config.state, query, opened, described[name])
             yield Target(section.label, described[name], mirror_of(opened), delivery)
 
 
 def _check_history(config: PipelineConfig, sink: SinkSection, table: str) -> None:
-    told = status(config.store, config.query(sink))
+    told = status(config.state, config.query(sink))
     phase = None if told is None else told.value["tables"].get(table, {}).get("phase")
     if phase != Phase.DONE:
         raise ConflictError(

@@ -81,9 +81,10 @@ class CitusChangeStream:
 
     def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
         """See :class:`~headwater.sources.events.ChangeStream`."""
-        end = time.monotonic() + timeout
+        began = time.monotonic()
+        end, until = began + timeout, began + linger
         while True:
-            events = self._step(linger, stop_at_boundary)
+            events = self._step(max(until - time.monotonic(), 0.0), stop_at_boundary)
             left = end - time.monotonic()
             if events or left <= 0:
                 return events

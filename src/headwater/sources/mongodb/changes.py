@@ -162,15 +162,15 @@ class MongoChangeStream:
             self._cursor.close()
             self._cursor = self._open()
         events: list[Event] = []
+        until = self._clock() + linger
         if not self._tell(events, stop_at_boundary=stop_at_boundary):
             if self._receive(timeout):
-                self._linger(linger)
+                self._linger(until)
             self._tell(events, stop_at_boundary=stop_at_boundary)
         return events
 
-    def _linger(self, seconds: float) -> None:
+    def _linger(self, until: float) -> None:
         """Take more while it comes: many rows at once are cheaper."""
-        until = self._clock() + seconds
         while not self._held.is_full and (left := until - self._clock()) > 0:
             try:
                 if not self._receive(left):

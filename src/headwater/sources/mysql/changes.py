@@ -128,11 +128,11 @@ class MySqlChangeStream:
         if self._failure is not None:
             raise self._failure
         events: list[Event] = []
+        until = time.monotonic() + linger
         if not self._has_more():
             self._queue, self._place = self._stream.read(MAX_PACKETS, MAX_BYTES, timeout), 0
             if not self._queue:
-                self._is_idle, linger = True, 0.0
-        until = time.monotonic() + linger
+                self._is_idle, until = True, 0.0
         while self._has_more() or self._read_more(until):
             ended = self._take(events)
             if (ended and stop_at_boundary) or self._is_full:

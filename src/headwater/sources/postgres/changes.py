@@ -182,6 +182,7 @@ class PostgresChangeStream:
             for table in adding:
                 self.add_table(table)
         stop_at_boundary |= bool(self._adding)
+        until = time.monotonic() + linger
         if self._before:
             events, self._before = [*self._before, Boundary(self._told, None, 0, self._identity)], []
             return events
@@ -194,7 +195,6 @@ class PostgresChangeStream:
                 return self._idle()
         else:
             self._stream.send_status()
-        until = time.monotonic() + linger
         while True:
             while self._take_some(events, stop_at_boundary=stop_at_boundary):
                 pass

@@ -96,9 +96,10 @@ class SqlServerChangeStream:
 
     def poll(self, timeout: float, *, linger: float = 0.0, stop_at_boundary: bool) -> list[Event]:
         """See :class:`~headwater.sources.events.ChangeStream`."""
-        end = time.monotonic() + timeout
+        began = time.monotonic()
+        end = began + timeout
         events: list[Event] = []
-        while not (events := self._read(stop_at_boundary=stop_at_boundary, until=time.monotonic() + linger)):
+        while not (events := self._read(stop_at_boundary=stop_at_boundary, until=began + linger)):
             left = end - time.monotonic()
             if left <= 0:
                 break

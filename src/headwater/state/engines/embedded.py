@@ -130,7 +130,7 @@ class EmbeddedReader(Handle):
             return _committed(txn, self._environment)
 
     def wait_for_epoch(self, after: int, timeout: float) -> Epoch | None:
-        return wait_until(self.committed_epoch, after, timeout)
+        return wait_until(self.committed_epoch, self.location, after, timeout)
 
     def snapshot(self, epoch: int | None = None) -> EmbeddedSnapshot:
         return self._snapshot(epoch, LmdbCells)

@@ -147,7 +147,7 @@ class MemoryReader(Handle):
         return self._shared.committed
 
     def wait_for_epoch(self, after: int, timeout: float) -> Epoch | None:
-        return wait_until(self.committed_epoch, after, timeout)
+        return wait_until(self.committed_epoch, self.location, after, timeout)
 
     def snapshot(self, epoch: int | None = None) -> MemorySnapshot:
         return self._snapshot(epoch, bytes)

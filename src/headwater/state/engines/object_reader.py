@@ -53,7 +53,7 @@ class ObjectReader(Handle):
         return committed_in(self._place, self._follower)
 
     def wait_for_epoch(self, after: int, timeout: float) -> Epoch | None:
-        return wait_until(self.committed_epoch, after, timeout)
+        return wait_until(self.committed_epoch, self.location, after, timeout)
 
     def snapshot(self, epoch: int | None = None) -> ObjectSnapshot:
         return self._snapshot(epoch, bytes)

@@ -14,6 +14,7 @@ from headwater.backfill.snapshot.consume_upstream.planner import Recover, Upstre
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery, UpstreamUnit
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
 from headwater.backfill.snapshot.consume_upstream.upstream_table import PartKind
+from headwater.backfill.tasks import Slots
 from headwater.sinks.sink import HistoryPart, Sink, Staged, Token
 from headwater.sources.splits import SplitKind
 from headwater.sources.written import POSITION_DTYPE
@@ -36,9 +37,13 @@ class UpstreamDelivery:
     def store(self) -> str:
         return self.query.store
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]]) -> UpstreamPlanner:
+    @property
+    def state(self) -> str:
+        return self.query.state_location
+
+    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> UpstreamPlanner:
         """The planner of its batches. An earlier one is fenced."""
-        return UpstreamPlanner(self.query, recover=recover, takeover=True)
+        return UpstreamPlanner(self.query, recover=recover, takeover=True, slots=slots)
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:
         """See :meth:`headwater.backfill.claims.Delivery.stage`."""

@@ -19,16 +19,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from headwater.backfill.control import QueryStatus, status
-from headwater.backfill.plans import FOLDER
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.log_store.metrics import Metric
 from headwater.state.beside import stores_beside
+from headwater.state.query_store import QUERIES, own_state
 
 
 def upstream_queries(location: str) -> Iterator[QueryStatus]:
     """The queries over upstream tables whose state is at *location*."""
-    for (name,) in stores_beside(location, FOLDER, 1):
-        found = status(location, name)
+    for (name,) in stores_beside(location, QUERIES, 1):
+        found = status(own_state(location, name), name)
         if found is not None and "upstream" in found.value:
             yield found
 

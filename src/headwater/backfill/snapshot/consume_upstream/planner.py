@@ -23,7 +23,7 @@ from headwater import failpoints
 from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
-from headwater.backfill.plans import FOLDER, QueryState
+from headwater.backfill.plans import QueryState
 from headwater.backfill.snapshot.consume_upstream.errors import (
     ChangeLogGone,
     EpochMismatch,
@@ -37,23 +37,23 @@ from headwater.backfill.snapshot.consume_upstream.since import resolve_since
 from headwater.backfill.snapshot.consume_upstream.told import status_of, tell_stopped
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind
 from headwater.backfill.snapshot.state import BackfillState
-from headwater.capture.requests import Answers, Request, Requests
+from headwater.backfill.tasks import Slots
 from headwater.errors import HeadwaterError
 from headwater.sources.table import SourceTable
-from headwater.state.beside import open_beside_writer
+from headwater.state.query_store import QueryStore, open_query_store
+from headwater.state.requests import Answers, Request, inbox_of
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation, Pause, Resume, Throttle, VnodeBitmap
 
 BEFORE_HOLD = failpoints.register("upstream.before_hold")
 AFTER_HOLD = failpoints.register("upstream.after_hold")
 
-_REQUESTS: Final = "query_requests"
 _WAIT_SECONDS: Final = 0.5
 _LOOK_SECONDS: Final = 0.05
 _TRIES: Final = 5
 _STATUS_SECONDS: Final = 0.5
 _IDLE_SECONDS: Final = 5.0
 
-Recover = Callable[[int, str, Sequence[SourceTable]], None]
+Recover = Callable[[QueryStore, str, Sequence[SourceTable]], None]
 
 
 def epoch_of_plan(plan: int) -> int:
@@ -64,31 +64,38 @@ def epoch_of_plan(plan: int) -> int:
 class UpstreamPlanner:
     """Plans the batches of one query.
 
-    :param recover: called before anything is planned, with the generation of this planner, what names its state, and
-        the table: what earlier ones left pending at the sink is settled.
+    :param recover: called before anything is planned, with the state of the query, what names it, and the table:
+        what earlier ones left pending at the sink is settled.
     :param takeover: another process that plans this query is fenced.
+    :param slots: how many tasks run at a time; by default as the query says.
     :raises StoreOwned: another process plans this query. :raises SinceOutOfRange: what it is to begin at is not kept.
     :raises InvalidQuery: the state is of another table.
     """
 
     returning: Sequence[str] = ()
 
-    def __init__(self, query: UpstreamQuery, *, recover: Recover | None = None, takeover: bool = False) -> None:
+    def __init__(
+        self,
+        query: UpstreamQuery,
+        *,
+        recover: Recover | None = None,
+        takeover: bool = False,
+        slots: Slots | None = None,
+    ) -> None:
         self._query, self._table = query, query.upstream
+        self._slots = slots or (lambda: query.parallelism)
         self._told = 0.0
         self._moved = True
         self._noted: str | None = None
         self._waits: UpstreamWaits | None = None
         with ExitStack() as stack:
-            self._state = QueryState(
-                stack.enter_context(open_beside_writer(query.store, FOLDER, query.query, takeover=takeover))
-            )
+            store = stack.enter_context(open_query_store(query.state_location, query.query, takeover=takeover))
+            self._state = QueryState(store)
             states = BackfillState.open_table(self._state.catalog, self._state.batch)
             self._records = UpstreamRecords(self._state.catalog, self._state.batch)
-            self._requests = Requests(query.store, _REQUESTS, query.query)
-            stack.callback(self._requests.close)
+            self._inbox = inbox_of(query.state_location)
+            self._answers = Answers(self._state.catalog, store, self._state.batch)
             with self._state.store.snapshot() as view:
-                self._answers = Answers(self._state.catalog, view, self._state.batch)
                 known, self._plan = self._records.read(view)
                 self._record = known or self._first_record()
                 self._check_record()
@@ -99,9 +106,7 @@ class UpstreamPlanner:
             )
             if record.lost is not None:
                 self._executor.stop(ChangeLogGone(record.lost, next_step=query.advice))
-            owner = self._state.store.owner()
-            assert owner is not None
-            self.generation = owner.generation
+            self.generation = store.generation
             self._epochs = EpochPair(Epoch.from_ms(2), Epoch.from_ms(1))
             if known is None:
                 self._begin(state)
@@ -110,7 +115,7 @@ class UpstreamPlanner:
                 self._barrier(Throttle(record.limit))
             self._hold()
             if recover is not None:
-                recover(self.generation, self.backfill_id, [self.table()])
+                recover(store, self.backfill_id, [self.table()])
             self._save()
             self._stack = stack.pop_all()
 
@@ -338,7 +343,7 @@ class UpstreamPlanner:
             self._lose(miss)
             return []
         made = []
-        for part in cut_parts(parts, self._query.parallelism):
+        for part in cut_parts(parts, self._slots):
             made.append(
                 UpstreamUnit(
                     self._table.table(part.epoch),
@@ -374,7 +379,7 @@ class UpstreamPlanner:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
-        for request in self._requests.new(self._answers):
+        for request in self._inbox.open(self._answers, self._query.query):
             problem: HeadwaterError | None = None
             try:
                 self._do(request)
@@ -383,6 +388,7 @@ class UpstreamPlanner:
             self._answers.put(self._state.batch, request.id, problem)
             self._moved = True
             self._save()
+            self._inbox.remove(request)
 
     def _do(self, request: Request) -> None:
         match request.kind:

@@ -13,10 +13,9 @@ from itertools import pairwise
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, UpstreamTable
+from headwater.backfill.tasks import Slots, tasks_of
 from headwater.sources.table import SourceTable
-
-SMALL_ROWS = 20_000
-"""Parts up to this many rows are read by one task."""
+from headwater.state.query_store import own_state
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class UpstreamQuery:
     :ivar query: its name.
     :ivar since: an epoch: no snapshot is read, only what changed after it.
     :ivar since_ms: the same by the time since 1970: from the first epoch that is not before it.
-    :ivar parallelism: how many tasks run side by side.
+    :ivar parallelism: how many tasks of a stream run side by side.
     :raises InvalidQuery: no name, or a number that makes no sense.
     """
 
@@ -47,6 +46,11 @@ class UpstreamQuery:
             raise InvalidQuery(f"Received parallelism={self.parallelism}; valid are numbers from 1.")
         if self.since is not None and self.since_ms is not None:
             raise InvalidQuery("Begin at an epoch or at a time, not at both.")
+
+    @property
+    def state_location(self) -> str:
+        """Where its state is."""
+        return own_state(self.store, self.query)
 
     @property
     def resnapshot(self) -> str:
@@ -83,11 +87,11 @@ class UpstreamUnit:
         return self.part.rows
 
 
-def cut_parts(parts: Sequence[Part], parallelism: int) -> Iterator[Part]:
-    """The same, cut where they are large and have more than one vnode, so that *parallelism* tasks have work."""
+def cut_parts(parts: Sequence[Part], slots: Slots) -> Iterator[Part]:
+    """The same, cut where they are large, or of unknown size, and have more than one vnode."""
     for part in parts:
         vnodes = part.end_vnode - part.first_vnode
-        pieces = min(parallelism, vnodes) if part.rows > SMALL_ROWS or not part.rows else 1
+        pieces = min(tasks_of(part.rows, 0, slots) if part.rows else slots(), vnodes)
         cuts = [part.first_vnode + vnodes * piece // pieces for piece in range(pieces + 1)]
         for first, end in pairwise(cuts):
             yield replace(part, first_vnode=first, end_vnode=end, rows=part.rows // pieces)

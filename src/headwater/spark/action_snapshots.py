@@ -1,0 +1,295 @@
+"""Which snapshot each task of a DataFrame reads in; the part of the keeper that knows actions.
+
+The first task of an action lets the keeper take a snapshot, the other tasks of that action get the same one, and it is
+released when no task is connected any more. A task that comes later is refused.
+
+Spark reads the parts of a table in order, from the first one (``tail``: from the last one). An action that begins
+elsewhere asks for parts that Spark did not store, or lost, of what an *earlier* action read: ``df.cache()``, then
+``df.show()``, then ``df.count()``. It continues in the snapshot of that action, or is refused if that is released.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import os
+import pickle
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from io import BufferedReader
+from typing import Any, Final, Protocol
+from weakref import WeakValueDictionary
+
+from headwater.errors import HeadwaterError
+from headwater.sources.errors import SnapshotExpired
+
+START_SECONDS: Final = 120.0
+FIRST_PART_SECONDS: Final = 5.0
+"""Tasks that Spark starts together connect within this time."""
+IDLE_SECONDS: Final = 1800.0
+"""A DataFrame that no task reads is forgotten after this time, and the keeper ends when it has none."""
+HANDSHAKE_SECONDS: Final = 10.0
+MOST_BYTES: Final = 1 << 16
+READ: Final = b"read\n"
+LOAD: Final = (
+    "Load the table again. To use the rows of one read more than once, store all of them in one action, for example"
+    " df.cache().count()."
+)
+_READ_SHARE: Final = 1 / 20
+"""Of the time that a snapshot is kept without a reader: all its parts were read, but an action can read them twice."""
+_MOST_IDLE: Final = 16
+"""Snapshots that nobody reads in: each is a session, and an application that runs many actions must not use them up."""
+
+_Opened = tuple[Callable[[], None], dict[str, Any]]
+
+
+class Moments(Protocol):
+    """Where the moments of a DataFrame come from. It is pickled. Equal ones are of the same table.
+
+    :ivar fixed: all actions read at the same moment, so that no rows of two can mix.
+    """
+
+    @property
+    def fixed(self) -> bool: ...
+
+    def open(self) -> _Opened:
+        """Make a moment readable until the returned function is called; also what tasks need for it, as JSON."""
+        ...
+
+
+class _Action:
+    """The moment of one action, or of several that share it. *asked* and *read* are parts of frames."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.frames: set[_Frame] = set()
+        self.opening = threading.Lock()
+        self.open: _Opened | None = None
+        self.readers = 0
+        self.asked: set[tuple[_Frame, int]] = set()
+        self.read: set[tuple[_Frame, int]] = set()
+        self.used = time.monotonic()
+
+    def is_over(self, now: float) -> bool:
+        """Whether nobody will read in it any more, as far as one can know."""
+        patience: float = max(frame.seconds for frame in self.frames)
+        is_fixed = any(frame.moments.fixed for frame in self.frames)
+        is_read = len(self.read) == sum(frame.parts for frame in self.frames) and not is_fixed
+        return now - self.used >= (patience * _READ_SHARE if is_read else patience)
+
+
+class _Family:
+    """DataFrames of one table: Spark can plan the same one twice, for the two sides of a join.
+
+    :ivar actions: by name. :ivar over: the names of those whose snapshot was released.
+    """
+
+    def __init__(self) -> None:
+        self.actions: dict[str, _Action] = {}
+        self.over: set[str] = set()
+
+
+class _Frame:
+    """A DataFrame. What is read of it without an action (an RDD) counts as one action."""
+
+    def __init__(self, asked: dict[str, Any], spark: int) -> None:
+        self.moments: Moments = pickle.loads(base64.b64decode(asked["moments"]))
+        self.name, self.parts, self.seconds = asked["frame"], asked["parts"], asked["seconds"]
+        self.spark = spark
+        self.family = _Family()
+        self.known: set[str] = set()
+        self.latest: _Action | None = None
+        self.used = time.monotonic()
+
+    def join(self, name: str, action: _Action) -> _Action:
+        """Have the action *name* read at the moment of *action*."""
+        self.family.actions[name] = self.latest = action
+        self.known.add(name)
+        action.names.add(name)
+        action.frames.add(self)
+        return action
+
+    def may_begin(self, part: int) -> bool:
+        """Whether an action that reads all that it needs can begin with *part*."""
+        latest = self.latest
+        return part == 0 or latest is None or (part == self.parts - 1 and (self, part) in latest.asked)
+
+
+class ActionSnapshots:
+    """Threads serve tasks; the main thread answers those who plan, and releases what nobody reads in."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+        self._frames: dict[str, _Frame] = {}
+        self._families: WeakValueDictionary[Moments, _Family] = WeakValueDictionary()
+        self._sparks: dict[tuple[int, int], int] = {}
+        self._changed = threading.Condition()
+        self._began = time.monotonic()
+        dual = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if dual else socket.AF_INET
+        self._server = socket.create_server(("", 0), family=family, backlog=128, dualstack_ipv6=dual)
+        self.port = self._server.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def add(self, asked: dict[str, Any], spark: int) -> None:
+        """Know one more DataFrame, for as long as anybody reads what *spark* writes.
+
+        :raises HeadwaterError: its moment is fixed, and gone.
+        """
+        status = os.fstat(spark)
+        known = self._sparks.setdefault((status.st_dev, status.st_ino), spark)
+        if known != spark:
+            os.close(spark)
+        frame = _Frame(asked, known)
+        if frame.moments.fixed:
+            frame.join("", _Action()).open = frame.moments.open()
+        else:
+            frame.family = self._families.setdefault(frame.moments, frame.family)
+        with self._changed:
+            self._frames[frame.name] = frame
+
+    def release(self, *, everything: bool = False) -> bool:
+        """Release what is not needed any more; whether the keeper still is."""
+        broken = select.poll()
+        for spark in self._sparks.values():
+            broken.register(spark, 0)
+        gone = {spark for spark, _ in broken.poll(0)}
+        with self._changed:
+            now = time.monotonic()
+            used = {action for frame in self._frames.values() for action in frame.family.actions.values()}
+            used = {action for action in used if action.open or action.readers}
+            for name, frame in list(self._frames.items()):
+                if frame.spark in gone:
+                    frame.seconds, frame.used = 0.0, float("-inf")
+                elif any(frame in action.frames for action in used):
+                    frame.used = now
+                if now - frame.used >= IDLE_SECONDS and not any(frame in action.frames for action in used):
+                    del self._frames[name]
+            idle = sorted((action for action in used if not action.readers), key=lambda action: -action.used)
+            over = [
+                self._released(action)
+                for place, action in enumerate(idle)
+                if everything or place >= _MOST_IDLE or action.is_over(now)
+            ]
+            needed = {frame.spark for frame in self._frames.values()}
+            for pipe, spark in list(self._sparks.items()):
+                if spark not in needed:
+                    os.close(self._sparks.pop(pipe))
+            is_needed = bool(needed) or now - self._began < START_SECONDS
+        for close in over:
+            close()
+        return is_needed
+
+    def _released(self, action: _Action) -> Callable[[], None]:
+        assert action.open is not None
+        close, action.open = action.open[0], None
+        for frame in action.frames:
+            if not frame.moments.fixed:
+                frame.family.over |= action.names
+                for name in action.names:
+                    frame.family.actions.pop(name, None)
+        return close
+
+    def _accept(self) -> None:
+        while True:
+            link, _ = self._server.accept()
+            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+
+    def _serve(self, link: socket.socket) -> None:
+        """One task, for as long as it reads."""
+        try:
+            with link, link.makefile("rb") as lines:
+                link.settimeout(HANDSHAKE_SECONDS)
+                challenge = secrets.token_hex(16).encode() + b"\n"
+                link.sendall(challenge)
+                asked = json.loads(lines.readline(MOST_BYTES) or "{}")
+                if not hmac.compare_digest(proof_of(self._key, challenge), asked.get("proof", "")):
+                    return
+                link.settimeout(None)
+                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine can vanish
+                self._attend(link, lines, asked["frame"], asked["action"], asked["part"])
+        except (OSError, ValueError):
+            pass  # it has ended, or is no task
+
+    def _attend(self, link: socket.socket, lines: BufferedReader, name: str, action_name: str, part: int) -> None:
+        is_read = False
+        try:
+            action, frame = self._enter(name, action_name, part)
+        except HeadwaterError as error:
+            link.sendall(line_of({"error": error.message, "next_step": error.next_step, "expired": True}))
+            return
+        try:
+            with action.opening:
+                if action.open is None:
+                    action.open = frame.moments.open()
+            link.sendall(line_of({"moment": action.open[1]}))
+            is_read = lines.readline(MOST_BYTES) == READ
+        except HeadwaterError as error:
+            link.sendall(line_of({"error": error.message, "next_step": error.next_step, "expired": False}))
+        finally:
+            with self._changed:
+                action.readers -= 1
+                action.used = time.monotonic()
+                if is_read:
+                    action.read.add((frame, part))
+
+    def _enter(self, name: str, action_name: str, part: int) -> tuple[_Action, _Frame]:
+        """The action that a task of *part* belongs to; it is not released before the task has left it."""
+        with self._changed:
+            frame = self._frames.get(name)
+            if frame is None:
+                raise SnapshotExpired(f"This DataFrame was not read for {IDLE_SECONDS / 60:g} minutes.", next_step=LOAD)
+            if frame.moments.fixed:
+                action = frame.family.actions[""]
+            else:
+                action = self._action(frame, action_name or name, part)
+            action.readers += 1
+            action.asked.add((frame, part))
+            return action, frame
+
+    def _action(self, frame: _Frame, name: str, part: int) -> _Action:
+        family = frame.family
+        if name not in frame.known and not frame.may_begin(part):
+            self._changed.wait_for(lambda: name in frame.known, FIRST_PART_SECONDS)
+        if name in family.over and name == frame.name:
+            raise SnapshotExpired(
+                "The rows of df.rdd, and of foreachPartition, are those of one moment, whose snapshot was released.",
+                next_step=LOAD,
+            )
+        if name in family.over:
+            raise SnapshotExpired(
+                f"Spark reads part {part + 1} of {frame.parts} again, or late, in an action whose snapshot is released:"
+                " other rows of the action are from that snapshot.",
+                next_step="Run the action again. If its tasks wait for long before they read, load the table with a"
+                " higher snapshotSeconds. Rows that were cached are to be read again: load the table, and cache it.",
+            )
+        if name in frame.known:
+            return family.actions[name]
+        if frame.may_begin(part):
+            action = family.actions.get(name) or _Action()
+        else:
+            latest = frame.latest
+            if latest is None or not latest.names & family.actions.keys() or (frame, part) in latest.asked:
+                raise SnapshotExpired(
+                    f"Spark begins an action with part {part + 1} of {frame.parts}: an earlier action stored other"
+                    " parts, or it is a tail() after one that read some of them. That snapshot is released.",
+                    next_step=LOAD,
+                )
+            action = latest
+        self._changed.notify_all()
+        return frame.join(name, action)
+
+
+def proof_of(key: str, challenge: bytes) -> str:
+    """Of one who has *key*."""
+    return hmac.new(key.encode(), challenge, "sha256").hexdigest()
+
+
+def line_of(fields: dict[str, Any]) -> bytes:
+    """A line of JSON."""
+    return json.dumps(fields).encode() + b"\n"

@@ -1,0 +1,269 @@
+"""DataFrames of Spark that are used again: a moment for each action, one for all that an action reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import struct
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from tests.servers.postgres import Database
+from tests.spark.driven import read_all, source_of
+
+from headwater.sources.errors import SnapshotExpired
+from headwater.spark import snapshot_keeper
+from headwater.spark.errors import SparkError
+
+ROWS, PARTS = 1000, 10
+
+
+@pytest.fixture
+def table(newest_postgres: Database) -> Database:
+    """Ten parts; all its rows always have the same value."""
+    newest_postgres.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, v int)",
+        f"INSERT INTO t SELECT n, 0 FROM generate_series(1, {ROWS}) n",
+    )
+    return newest_postgres
+
+
+def load(spark: Any, database: Database, **options: str) -> Any:
+    given = {"source": database.dsn, "table": "t", "splitRows": str(ROWS // PARTS), **options}
+    return spark.read.format("headwater").options(**given).load()
+
+
+def change(database: Database) -> None:
+    """A commit that changes every row."""
+    database.execute("UPDATE t SET v = v + 1")
+
+
+def sessions(database: Database) -> int:
+    """Those that hold a snapshot."""
+    asked = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
+    return int(database.value(asked))
+
+
+def wait_until(true: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def values(rows: list[Any]) -> set[tuple[int, int]]:
+    """Each value with the position of its snapshot: one pair, where all rows are of one moment."""
+    return {(row["v"], row["_commit_version"]) for row in rows}
+
+
+def test_each_action_sees_the_rows_of_its_own_moment_and_leaves_no_snapshot(
+    spark: Any, table: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame = load(spark, table, snapshotSeconds="20")
+    assert frame.count() == ROWS
+    table.execute(f"INSERT INTO t VALUES ({ROWS + 1}, 0)")
+    assert frame.count() == ROWS + 1
+    change(table)
+    frame.orderBy("id").show(1)
+    assert "|  1|  1|" in capsys.readouterr().out
+    change(table)
+    assert values(frame.collect()).pop()[0] == 2
+    wait_until(lambda: sessions(table) == 0)
+    change(table)
+    assert {row["v"] for row in frame.select("v").distinct().collect()} == {3}
+
+
+def test_actions_that_read_few_parts_read_them_at_one_moment(spark: Any, table: Database) -> None:
+    frame = load(spark, table, snapshotSeconds="10")
+    assert frame.rdd.getNumPartitions() > 2
+    frame.count()
+    actions: list[Callable[[], list[Any]]] = [
+        lambda: list(frame.tail(ROWS // 2)),
+        lambda: list(frame.take(ROWS // 2)),
+        lambda: list(frame.limit(ROWS // 2).collect()),
+        lambda: list(frame.toLocalIterator()),
+    ]
+    for number, act in enumerate(actions, start=1):
+        change(table)
+        rows = act()
+        assert len(rows) in (ROWS // 2, ROWS)
+        assert len(values(rows)) == 1
+        assert values(rows).pop()[0] == number
+    wait_until(lambda: sessions(table) == 0)
+
+
+def test_all_reads_of_one_action_are_of_one_moment_while_rows_change(spark: Any, table: Database) -> None:
+    frame = load(spark, table)
+    other = frame.selectExpr("id AS other", "v AS w", "_commit_version AS at")
+    stop = threading.Event()
+
+    def write() -> None:
+        while not stop.wait(0.01):
+            change(table)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    seen: list[set[Any]] = []
+
+    def act() -> None:
+        rows = frame.join(other, frame.id == other.other).collect()
+        assert len(rows) == ROWS
+        seen.append({(row["v"], row["w"], row["_commit_version"], row["at"]) for row in rows})
+
+    try:
+        actions = [threading.Thread(target=act) for _ in range(2)]
+        for action in actions:
+            action.start()
+        for action in actions:
+            action.join()
+        act()
+    finally:
+        stop.set()
+        writer.join()
+    assert [len(one) for one in seen] == [1, 1, 1], "rows of one moment in each of them"
+    for one in seen:
+        v, w, version, at = one.pop()
+        assert (v, version) == (w, at)
+
+
+def test_rows_that_were_cached_in_two_actions_are_of_one_moment(spark: Any, table: Database) -> None:
+    frame = load(spark, table).cache()
+    try:
+        frame.show(1)
+        change(table)
+        assert len(values(frame.collect())) == 1
+        assert frame.count() == ROWS
+    finally:
+        frame.unpersist()
+
+
+def test_parts_that_were_not_cached_are_refused_when_the_snapshot_is_gone(spark: Any, table: Database) -> None:
+    frame = load(spark, table, snapshotSeconds="1").cache()
+    try:
+        frame.show(1)
+        wait_until(lambda: sessions(table) == 0)
+        change(table)
+        with pytest.raises(PySparkException, match=r"earlier action stored other parts[\s\S]*Load the table again"):
+            frame.collect()
+    finally:
+        frame.unpersist()
+
+
+def test_an_empty_table_that_is_filled_later_is_read(spark: Any, table: Database) -> None:
+    table.execute("TRUNCATE t")
+    frame = load(spark, table)
+    assert frame.count() == 0
+    table.execute("INSERT INTO t SELECT n, 0 FROM generate_series(-5, 5000) n")
+    assert frame.count() == 5006
+
+
+def test_a_worker_that_is_killed_fails_its_action_and_no_other(spark: Any, table: Database) -> None:
+    frame = load(spark, table, snapshotSeconds="60")
+
+    def kill(batches: Iterator[Any]) -> Iterator[Any]:
+        next(batches)
+        os.kill(os.getpid(), signal.SIGKILL)
+        yield from batches
+
+    with pytest.raises(Exception, match="crashed"):
+        frame.mapInArrow(kill, frame.schema).collect()
+    change(table)
+    assert values(frame.collect()).pop()[0] == 1
+
+
+class Task:
+    """Stands for Spark's context of a task."""
+
+    action = "1"
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
+        return self.action if name == "spark.sql.execution.id" else None
+
+
+@pytest.fixture
+def task(monkeypatch: pytest.MonkeyPatch) -> Task:
+    made = Task()
+    monkeypatch.setattr(TaskContext, "get", lambda: made)
+    return made
+
+
+def planned(database: Database, folder: Path, **options: str) -> tuple[Any, Any, Any]:
+    source = source_of(database, folder, "t", splitRows=str(ROWS // PARTS), **options)
+    reader: Any = source.reader(source.schema())
+    return reader, source.schema(), reader.partitions()
+
+
+def test_a_part_that_is_read_again_after_its_snapshot_was_released_is_refused(
+    table: Database, tmp_path: Path, task: Task
+) -> None:
+    reader, schema, parts = planned(table, tmp_path, snapshotSeconds="10")
+    read_all(reader, schema, parts)
+    change(table)
+    assert values(read_all(reader, schema, parts[3:4])).pop()[0] == 0, "a task that is retried finds its snapshot"
+    wait_until(lambda: sessions(table) == 0)
+    with pytest.raises(SnapshotExpired, match=r"again, or late.*Run the action again"):
+        read_all(reader, schema, parts[3:4])
+    task.action = "2"
+    with pytest.raises(SnapshotExpired, match=r"part 4 of .*stored other parts.*Load the table again"):
+        read_all(reader, schema, parts[3:4])
+    task.action = "3"
+    assert values(read_all(reader, schema, parts)).pop()[0] == 1
+
+
+def test_a_snapshot_is_kept_for_as_long_as_a_task_reads_in_it(table: Database, tmp_path: Path, task: Task) -> None:
+    reader, schema, parts = planned(table, tmp_path, snapshotSeconds="1")
+    reading = reader._rows_of(parts[0])
+    next(reading)
+    task.action = "2"
+    read_all(reader, schema, parts)
+    task.action = "1"
+    change(table)
+    assert values(read_all(reader, schema, parts[1:])).pop()[0] == 0
+    reading.close()
+    wait_until(lambda: sessions(table) == 0)
+
+
+def test_a_table_whose_columns_change_between_two_actions_is_refused(
+    table: Database, tmp_path: Path, task: Task
+) -> None:
+    reader, schema, parts = planned(table, tmp_path)
+    read_all(reader, schema, parts)
+    table.execute("ALTER TABLE t ALTER v TYPE text")
+    task.action = "2"
+    with pytest.raises(SparkError, match=r"columns .* have changed.*Load the table again"):
+        read_all(reader, schema, parts)
+
+
+def test_a_keeper_that_has_ended_is_named_and_the_next_load_has_another_one(
+    table: Database, tmp_path: Path, task: Task, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    folder = tempfile.mkdtemp(prefix="headwater-test-")  # a keeper that no other test has
+    request.addfinalizer(lambda: shutil.rmtree(folder))
+    monkeypatch.setattr(tempfile, "tempdir", folder)
+    reader, schema, parts = planned(table, tmp_path)
+    with socket.socket(socket.AF_UNIX) as link:
+        link.connect(str(snapshot_keeper._address()))
+        pid = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: sessions(table) == 0)
+    with pytest.raises(SnapshotExpired, match=r"does not answer.*Load the table again"):
+        read_all(reader, schema, parts)
+    assert len(read_all(*planned(table, tmp_path))) == ROWS
+
+
+def test_who_has_not_the_key_is_told_nothing(table: Database, tmp_path: Path, task: Task) -> None:
+    _, _, parts = planned(table, tmp_path)
+    kept = parts[0].frame
+    stranger = snapshot_keeper.KeptFrame(kept.frame, kept.machine, kept.port, "guessed")
+    with pytest.raises(SnapshotExpired, match="does not answer"), stranger.reading(0):
+        pass
+    assert sessions(table) == 0
