@@ -1,4 +1,4 @@
-"""What the log of a Delta mirror shows: when it has each transaction, and how many files each version changes."""
+"""What a mirror shows: when it has each transaction; and how many files each version of a Delta table changes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from _backfill_writer import Commits
+from _servers import Database
 
 STAMP_COLUMN = "quantity"
 _LOOK_SECONDS = 0.5
@@ -28,6 +29,34 @@ def latencies(table: Path, commits: Commits, since: float, seconds: float = 300.
         if time.monotonic() > end:
             raise RuntimeError(f"{np.isinf(visible).sum()} transactions did not arrive at the mirror.")
         time.sleep(_LOOK_SECONDS)
+    waited: NDArray[np.float64] = (visible - times)[times > since]
+    return waited
+
+
+def sql_latencies(target: Database, table: str, commits: Commits, since: float) -> NDArray[np.float64]:
+    """Seconds of each transaction after *since*: the server keeps when the transaction of the sink was committed.
+
+    A row that a later transaction changed again shows the later one: the result is never too short.
+
+    :raises RuntimeError: the sink does not have them all.
+    """
+    query = (
+        f"SELECT max(quantity), extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 FROM {table} "
+        f"WHERE quantity >= {commits.first} GROUP BY xmin"
+    )
+    end = time.monotonic() + 120
+    while True:
+        found = sorted((moment, stamp) for stamp, moment in target.execute(query))
+        if found and max(stamp for _, stamp in found) >= commits.next_stamp - 1:
+            break
+        if time.monotonic() > end:
+            raise RuntimeError("Some transactions did not arrive at the sink.")
+        time.sleep(0.5)
+    times, visible, seen = np.array(commits.times), np.full(len(commits.times), np.inf), 0
+    for moment, stamp in found:
+        upto = commits.before(stamp)
+        visible[seen:upto] = moment
+        seen = max(seen, upto)
     waited: NDArray[np.float64] = (visible - times)[times > since]
     return waited
 

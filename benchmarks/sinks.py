@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import write_deltalake
-from numpy.typing import NDArray
 
 from _backfill_delivery import Delivery
 from _backfill_floor import job_floor
+from _backfill_latency import sql_latencies
 from _backfill_table import Orders
-from _backfill_writer import Commits, LiveWriter
+from _backfill_writer import LiveWriter
 from _harness import Figure, interleaved, main, progress, scratch
 from _servers import Database, PostgresServer
 from _sink_recovery import start_and_recovery
@@ -159,7 +159,7 @@ def commit_to_sink(
         since = time.time()
         time.sleep(scale.live_seconds)
         commits = writer.stop()
-        waited = _latencies(target, table, commits, since)
+        waited = sql_latencies(target, table.full_name, commits, since)
     name = f"commit to Postgres sink, {CHANGES_PER_SECOND} changes/s"
     reached = commits.rate_since(since)
     return [
@@ -177,34 +177,6 @@ def commit_to_sink(
             for part in (50, 99)
         ),
     ]
-
-
-def _latencies(target: Database, table: Orders, commits: Commits, since: float) -> NDArray[np.float64]:
-    """Seconds of each transaction after *since*: the server keeps when the transaction of the sink was committed.
-
-    A row that a later transaction changed again shows the later one: the result is never too short.
-
-    :raises RuntimeError: the sink does not have them all.
-    """
-    query = (
-        f"SELECT max(quantity), extract(epoch FROM pg_xact_commit_timestamp(xmin))::float8 FROM {table.full_name} "
-        f"WHERE quantity >= {commits.first} GROUP BY xmin"
-    )
-    end = time.monotonic() + 120
-    while True:
-        found = sorted((moment, stamp) for stamp, moment in target.execute(query))
-        if found and max(stamp for _, stamp in found) >= commits.next_stamp - 1:
-            break
-        if time.monotonic() > end:
-            raise RuntimeError("Some transactions did not arrive at the sink.")
-        time.sleep(0.5)
-    times, visible, seen = np.array(commits.times), np.full(len(commits.times), np.inf), 0
-    for moment, stamp in found:
-        upto = commits.before(stamp)
-        visible[seen:upto] = moment
-        seen = max(seen, upto)
-    waited: NDArray[np.float64] = (visible - times)[times > since]
-    return waited
 
 
 def recovery(source: Database, target: Database, folder: Path, rows: int) -> Figure:
