@@ -238,8 +238,7 @@ class QueryPlanner:
             for table in self._tables.values():
                 table.settle(self._end[1].offset, start.epoch)
         self._at, self._moved = start, True
-        if self._tables.park(self._parked()):  # what the sink did not take of the batch before
-            self._save()
+        self._tables.park(self._parked())  # what the sink did not take of the batch before
         delivered = self._state.delivered
         if delivered is None or delivered.plan != start.plan:
             self._state.put_delivered(start)
@@ -426,5 +425,5 @@ class QueryPlanner:
 
     def close(self) -> None:
         """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
-        self._history.let_go()
-        self._stack.close()
+        with self._stack:
+            self._history.let_go()

@@ -108,26 +108,28 @@ class QueryTables(Mapping[str, QueryTable]):
 
     # -- tables that go --------------------------------------------------------------------------------------------
 
-    def park(self, parked: Mapping[str, str]) -> bool:
-        """Leave out those of *parked* that are here; whether there were any."""
+    def park(self, parked: Mapping[str, str]) -> None:
+        """Leave out those of *parked* that are here. Durable on return."""
         found = {name: why for name, why in parked.items() if name in self._tables}
         for name in found:
             self._tables[name].save()
             del self._tables[name]
         self._parked |= found
         self._leave(found.keys())
-        return bool(found)
 
     def _leave(self, names: Set[str]) -> None:
-        for name in names:
+        """In one seal: the logs do not wait for these tables, and their changes are missing from now on."""
+        leaving = [name for name in names if not self._state.table(name).left]
+        for name in leaving:
             record = self._state.table(name)
-            if not record.left:
-                with suppress(LogNotFound):
-                    self._consumers.drop(name, defer=True)
-                if record.origin == TABLES and self._options.kept is not None:
-                    release_pins(self._options.store, self._options.kept, self._options.query, [name])
-                record.left = True
-                self._state.put_table(name)
+            with suppress(LogNotFound):
+                self._consumers.drop(name, defer=True)
+            if record.origin == TABLES and self._options.kept is not None:
+                release_pins(self._options.store, self._options.kept, self._options.query, [name])
+            record.left = True
+            self._state.put_table(name)
+        if leaving:
+            self._state.save()
 
     # -- history of tables that we keep ----------------------------------------------------------------------------
 

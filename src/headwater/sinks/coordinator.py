@@ -162,8 +162,7 @@ class Coordinator:
             sink.abort(one.table, self._query, self.generation + 1)
 
     def _told(self, prefix: str) -> dict[str, Any]:
-        """What is known of tables, by their names."""
-        self.flush()
+        """What is sealed of tables, by their names. Which are parked is never deferred."""
         with self._store.snapshot() as view:
             return of_tables(self._state, view, prefix)
 
@@ -181,6 +180,7 @@ class Coordinator:
         for record in self.records:
             if record.state is DeliveryState.PENDING:
                 self._settle(sink, record)
+        self.flush()
         epochs = self._told(TABLE)
         lost: set[str] = set()
         for table, has in behind(sink, self._query, backfill, tables, epochs):

@@ -9,10 +9,9 @@ import os
 import threading
 import time
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
-from headwater.state.location import split_location
+from headwater.state.location import identity
 
 _UNHEARD_SECONDS: Final = 0.25
 """What a lost announcement costs."""
@@ -70,10 +69,7 @@ def _is_quiet(key: str, after: int) -> bool:
     return bool(announcers) and all(one.epoch <= after for one in announcers)
 
 
-@lru_cache(maxsize=256)
-def _key(location: str) -> str:
-    engine, rest = split_location(location)
-    return str(Path(rest).resolve()) if engine == "embedded" else rest
+_key = lru_cache(maxsize=256)(identity)
 
 
 def _after_fork_in_child() -> None:

@@ -74,6 +74,12 @@ def local_folder(location: str | os.PathLike[str]) -> Path | None:
     return Path(unquote(url.path)) if engine == "slatedb" and url.scheme == "file" else None
 
 
+def identity(location: str) -> str:
+    """The same text for each spelling of *location*."""
+    engine, rest = split_location(location)
+    return f"{engine}:{Path(rest).resolve() if engine == 'embedded' else rest}"
+
+
 def split_location(location: str | os.PathLike[str]) -> tuple[str, str]:
     """The engine, and what it needs to know."""
     text = os.fspath(location)

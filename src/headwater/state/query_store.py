@@ -22,14 +22,23 @@ import threading
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
 from headwater.process import host_name, started
 from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, prefix_end
 from headwater.state.beside import beside, open_small_reader, open_small_writer
 from headwater.state.catalog import Catalog
-from headwater.state.errors import StoreCorrupt, StoreNotFound, StoreOwned, WriterFenced
+from headwater.state.errors import (
+    StateError,
+    StoreCorrupt,
+    StoreNotFound,
+    StoreOwned,
+    StoreUnavailable,
+    WriterFenced,
+)
 from headwater.state.handle import Closable
+from headwater.state.location import identity
 from headwater.state.store import Snapshot, StateReader, StateStore
 from headwater.stream.epoch import Epoch, EpochClock
 
@@ -113,6 +122,7 @@ class QueryStore(Closable):
         self._shared, self._prefix = shared, prefix
         self.query, self.generation = query, generation
         self._deferred = WriteBatch()
+        self._has_failed = False
         self._lock = threading.Lock()
         with self.snapshot() as view:
             self.catalog = Catalog.load(view)
@@ -120,7 +130,7 @@ class QueryStore(Closable):
     def snapshot(self) -> SectionView:
         """The newest seal. What is deferred is not in it: see :meth:`flush`."""
         self._check_open()
-        return SectionView(self._shared.store.snapshot(), self._prefix)
+        return SectionView(self._shared.snapshot(), self._prefix)
 
     def seal(self, batch: WriteBatch) -> None:
         """Make *batch* durable, with what was deferred before it.
@@ -138,11 +148,16 @@ class QueryStore(Closable):
         except BaseException:
             with self._lock:
                 deferred.extend(self._deferred)
-                self._deferred = deferred
+                self._deferred, self._has_failed = deferred, True
             raise
+        self._has_failed = False
 
     def defer(self, batch: WriteBatch) -> None:
-        """Make *batch* durable with the next seal, or :meth:`flush`; one that is closed is flushed."""
+        """Make *batch* durable with the next seal, or with :meth:`flush`.
+
+        A close flushes it, unless a seal has failed or an error ends the ``with`` block: what was to become durable
+        with it did not.
+        """
         self._check_open()
         with self._lock:
             self._deferred.extend(batch)
@@ -162,12 +177,18 @@ class QueryStore(Closable):
     def close(self) -> None:
         if not self.closed:
             try:
-                if self._pid == os.getpid():
-                    with suppress(WriterFenced):
+                if self._pid == os.getpid() and not self._has_failed:
+                    with suppress(StateError):
                         self.flush()
             finally:
                 super().close()
                 self._shared.leave(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._has_failed |= error is not None
+        self.close()
 
 
 class QueryReader(Closable):
@@ -200,14 +221,15 @@ def open_query_store(state: str, query: str, *, takeover: bool = False) -> Query
     :param takeover: a writer that has the section, or the store, is fenced.
     :raises StoreOwned: another writer has it.
     """
-    with _lock:
-        shared = _open.get(state)
-        if shared is not None and not shared.is_fenced and shared.is_of_this_process:
+    key = identity(state)
+    with _lock_of(key):
+        shared = _open.get(key)
+        if shared is not None and shared.is_usable:
             try:
                 return shared.enter(query, takeover=takeover)
-            except WriterFenced:  # by another process, unnoticed until now
-                pass
-        shared = _open[state] = _Shared(open_small_writer(state, takeover=takeover), state)
+            except (WriterFenced, StoreUnavailable) as error:  # its handle does not recover
+                shared.end(error)
+        shared = _open[key] = _Shared(open_small_writer(state, takeover=takeover), state, key)
         try:
             return shared.enter(query, takeover=takeover)
         except BaseException:
@@ -258,25 +280,36 @@ class _Asked:
 class _Shared:
     """The one writer of a store in this process, and the sections that are open in it."""
 
-    def __init__(self, store: StateStore, state: str) -> None:
-        self.store, self._state, self._pid = store, state, os.getpid()
+    def __init__(self, store: StateStore, state: str, key: str) -> None:
+        self._store, self._state, self._key, self._pid = store, state, key, os.getpid()
         self._clock = EpochClock(_now_ms, store.committed_epoch())
         self._sections: dict[str, QueryStore] = {}
         self._users = 0
         self._asked: list[_Asked] = []
         self._asked_lock, self._seal_lock = threading.Lock(), threading.Lock()
-        self.is_fenced = False
+        self._over: StateError | None = None
 
     @property
-    def is_of_this_process(self) -> bool:
-        return self._pid == os.getpid()
+    def is_usable(self) -> bool:
+        return self._over is None and self._pid == os.getpid()
+
+    def snapshot(self) -> Snapshot:
+        if self._over is not None:
+            raise self._over
+        return self._store.snapshot()
+
+    def end(self, why: StateError) -> None:
+        """Under the lock of the store. Its sections are refused from now on; the store can be opened again."""
+        self._over = why
+        with suppress(StateError):
+            self._store.close()
 
     def enter(self, query: str, *, takeover: bool) -> QueryStore:
-        """Under the lock of the module."""
+        """Under the lock of the store."""
         if query in self._sections and not takeover:
             raise StoreOwned(f"{self._state}, query {query}", host_name(), os.getpid(), started())
         batch = WriteBatch()
-        with self.store.snapshot() as view:
+        with self.snapshot() as view:
             entry = _entry(view, query)
             if entry is None:
                 numbers = [_parsed(value)["id"] for _, value in view.scan_prefix(_DIRECTORY)]
@@ -324,34 +357,40 @@ class _Shared:
                 one.error = error
 
     def _seal(self, batch: WriteBatch) -> None:
+        if self._over is not None:
+            raise self._over
         try:
-            self.store.seal(self._clock.next(), batch)
-        except WriterFenced:
-            self.is_fenced = True
+            self._store.seal(self._clock.next(), batch)
+        except WriterFenced as error:
+            self._over = error
             raise
 
     def leave(self, section: QueryStore) -> None:
-        with _lock:
+        with _lock_of(self._key):
             if self._sections.get(section.query) is section:
                 del self._sections[section.query]
             self._users -= 1
             self.close_if_unused()
 
     def close_if_unused(self) -> None:
-        """Under the lock of the module."""
+        """Under the lock of the store."""
         if not self._users:
-            if _open.get(self._state) is self:
-                del _open[self._state]
-            self.store.close()
+            if _open.get(self._key) is self:
+                del _open[self._key]
+            self._store.close()
 
 
 _open: dict[str, _Shared] = {}
-_lock = threading.RLock()
+_locks: dict[str, threading.RLock] = {}
+"""One for each store: opening or closing one that hangs holds up no other."""
+
+
+def _lock_of(key: str) -> threading.RLock:
+    return _locks.setdefault(key, threading.RLock())
 
 
 def _after_fork_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
+    _locks.clear()
     _open.clear()
 
 

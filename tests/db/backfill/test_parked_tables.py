@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from tests.db.capture.running import RunningCapture
 from tests.query_state import group_rows
 
 from headwater.backfill.planner import QueryPlanner
+from headwater.backfill.plans import QueryState
 from headwater.backfill.units import Unit
 from headwater.capture.renewal import renew
 from headwater.failpoints import FailpointError, arm
@@ -20,8 +22,9 @@ from headwater.pipeline.sink_state import let_back
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery_look import read_parked
 from headwater.sinks.delta import DeltaSink
+from headwater.sinks.errors import SinkUnreachable
 from headwater.sinks.staged_tables import TableFailure
-from headwater.state.query_store import QueryStore
+from headwater.state.query_store import QueryStore, open_query_store
 
 pytestmark = pytest.mark.db
 
@@ -32,6 +35,7 @@ class Parking(Delivering):
     """A query whose sink does not take the table :attr:`refused`."""
 
     refused: str | None = None
+    is_sink_away = False
 
     def start(self) -> None:
         def parked() -> dict[str, str]:
@@ -40,6 +44,9 @@ class Parking(Delivering):
 
         def recover(store: QueryStore, *_: object) -> None:
             self.coordinator = Coordinator(store)
+            _ = self.coordinator.records
+            if self.is_sink_away:
+                raise SinkUnreachable("The sink is away.")
 
         self.planner = QueryPlanner(
             self.options, committed=self.sink.committed, recover=recover, parked=parked, takeover=True
@@ -89,6 +96,30 @@ def test_one_that_comes_back_before_its_query_knew_of_it_is_read_once_more(captu
     park(query)
     query.planner.close()  # killed before anything else was planned
     assert let_back(query.options.store, query.options.state_location, query.options.query) == [ENTRIES]
+    query.start()
+    change(capture, 102)
+    query.finish()
+    query.assert_equal()
+    query.close()
+
+
+@shared(POSTGRES)
+def test_one_that_is_taken_out_while_the_sink_is_away_is_read_once_more_when_it_is_back(
+    capture: RunningCapture,
+) -> None:
+    query = Parking(capture, ORDERS, ENTRIES)
+    query.finish()
+    query.planner.close()
+    both, query.options = query.options, replace(query.options, tables=(ORDERS,))
+    query.is_sink_away = True
+    with pytest.raises(SinkUnreachable):
+        query.start()
+    query.is_sink_away = False
+    assert list(group_rows(query.options.state_location, query.options.query)) == [ORDERS]
+    with open_query_store(query.options.state_location, query.options.query) as store:
+        assert QueryState(store).table(ENTRIES).left, "its log does not wait, and nothing says that changes are missing"
+    change(capture, 101)
+    query.options = both
     query.start()
     change(capture, 102)
     query.finish()

@@ -16,7 +16,7 @@ from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.state import Field, FieldType, TableSchema, WriteBatch
 from headwater.state.beside import open_beside_writer
 from headwater.state.catalog import Catalog
-from headwater.state.errors import StoreCorrupt, StoreNotFound, StoreOwned, WriterFenced
+from headwater.state.errors import StoreCorrupt, StoreNotFound, StoreOwned, StoreUnavailable, WriterFenced
 from headwater.state.query_store import (
     QueryReader,
     QueryStore,
@@ -155,6 +155,59 @@ def test_a_seal_that_fails_keeps_what_was_deferred(tmp_path: Path, monkeypatch: 
         assert read(state, "a") == {}
         store.seal(numbered(store, y=3))
         assert read(state, "a") == {"x": 1, "y": 3}
+
+
+def test_half_of_a_seal_that_failed_is_not_made_durable_by_a_close(tmp_path: Path) -> None:
+    state = own_state(str(tmp_path), "a")
+    with open_query_store(state, "a") as store:
+        store.defer(numbered(store, x=1))
+        failpoints.arm("state.embedded.seal_before_commit=raise")
+        with pytest.raises(failpoints.FailpointError):
+            store.seal(numbered(store, y=2))
+        failpoints.arm("")
+    assert read(state, "a") == {}
+
+
+def test_what_is_deferred_is_not_made_durable_by_the_end_of_a_block_that_an_error_ends(tmp_path: Path) -> None:
+    state = own_state(str(tmp_path), "a")
+
+    def interrupted() -> None:
+        with open_query_store(state, "a") as store:
+            store.defer(numbered(store, x=1))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert read(state, "a") == {}
+
+
+def test_a_store_whose_handle_broke_is_opened_again_while_other_queries_have_it(tmp_path: Path) -> None:
+    state = pipeline_state(f"slatedb+file://{tmp_path}/objects", "shop")
+    one, other = open_query_store(state, "a"), open_query_store(state, "b")
+    other.seal(numbered(other, y=1))
+    failpoints.arm("state.object_store.seal_before_flush=raise")
+    with pytest.raises(failpoints.FailpointError):
+        one.seal(numbered(one, x=1))
+    failpoints.arm("")
+    one.close()
+    with open_query_store(state, "a") as again:
+        again.seal(numbered(again, x=2))
+        with pytest.raises(StoreUnavailable):
+            other.seal(numbered(other, y=2))
+        other.close()
+        with open_query_store(state, "b") as other_again:
+            other_again.seal(numbered(other_again, y=3))
+        again.seal(numbered(again, z=4))
+    assert (read(state, "a"), read(state, "b")) == ({"x": 2, "z": 4}, {"y": 3})
+
+
+def test_a_store_has_one_writer_in_a_process_however_its_location_is_spelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with open_query_store(str(tmp_path / "store"), "a") as one, open_query_store("store", "b") as other:
+        one.seal(numbered(one, x=1))
+        other.seal(numbered(other, y=1))
 
 
 def test_seals_of_many_queries_at_the_same_time_become_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
