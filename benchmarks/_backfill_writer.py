@@ -105,8 +105,6 @@ def _write(dsn: str, table: str, rows: int, span: int, first: int, rate: float, 
         f"SELECT new, 0, {columns} FROM {table}, unnest(%s::bigint[]) new WHERE id = %s"
     )
     with psycopg.connect(dsn) as session:
-        session.execute("SET synchronous_commit = off")
-        session.commit()
         start, number = time.monotonic(), 0
         while not stopped:
             row, *others = next(updated)
