@@ -10,6 +10,7 @@ from typing import Any
 from headwater import failpoints
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig
 from headwater.pipeline.errors import CannotRewind, SinkRequestFailed
+from headwater.pipeline.sink_control import SinkControl
 from headwater.pipeline.sink_query import LoopQuery, LoopThread
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState
@@ -26,8 +27,10 @@ class DerivedQuery(LoopQuery):
 
     kind = "derive"
 
-    def __init__(self, config: PipelineConfig, section: DeriveSection, host: SparkHost, note: Note) -> None:
-        super().__init__(config, section.label, host, note)
+    def __init__(
+        self, config: PipelineConfig, section: DeriveSection, host: SparkHost, note: Note, control: SinkControl
+    ) -> None:
+        super().__init__(config, section.label, host, note, control)
         self._section = section
 
     def _open(self, stop: threading.Event) -> LoopThread:

@@ -24,7 +24,7 @@ class RunJournal:
         try:
             self._run = self._open(pipeline)
             self._run.begin("run")
-        except HeadwaterError as error:
+        except (HeadwaterError, OSError) as error:
             _log.warning("the journal of %s is not written: %s", pipeline, error)
 
     def _open(self, pipeline: str) -> RunLog:

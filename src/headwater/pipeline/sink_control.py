@@ -10,13 +10,14 @@
 =============  =================================================================================================
 
 A request is a record on the board of the pipeline store (:mod:`headwater.state.requests`). The process that runs the
-pipeline does it while somebody waits for the answer, or never; where none runs, the process that asks does it itself.
-Answers and desired states are in a section of that store.
+pipeline does it while its asker waits; where none runs, the process that asks does it itself. Answers and desired
+states are in a section of that store. The answer is the last of several seals, so a request is done at least once: a
+process that is killed before that seal leaves it to the next one. The sink has the tokens of what it has, so doing it
+again doubles nothing; a ``rewind`` to what the sink has can then answer that the sink has everything.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -72,7 +73,7 @@ def ask_pipeline(state: str, request: SinkRequest, seconds: float) -> dict[str, 
     :raises RequestFailed: what it answered. :raises NoAnswer: it did not.
     """
     detail = {"sink": request.sink, "epoch": request.epoch}
-    asked = Request(request.kind.value, detail, until=time.time() + seconds)
+    asked = Request(request.kind.value, detail, seconds=seconds)
     return ask(state, asked, lambda: QueryReader(state, PIPELINE), seconds, "pipeline")
 
 
@@ -80,12 +81,13 @@ class SinkControl:
     """Desired states and answers in the pipeline store at *state*; one thread of the process that runs the pipeline.
 
     The store is opened when it is needed, and again after an error. Each method raises ``StateError`` when it cannot
-    be used.
+    be used. An answer that could not be sealed then is sealed by the next call of :meth:`requests`.
     """
 
     def __init__(self, state: str) -> None:
         self._state = state
         self._store: QueryStore | None = None
+        self._unsealed: dict[str, tuple[HeadwaterError | None, dict[str, Any] | None]] = {}
 
     def open(self) -> None:
         """Open the store now."""
@@ -106,17 +108,26 @@ class SinkControl:
         failpoints.hit(AFTER_DESIRED)
 
     def requests(self) -> list[Request]:
-        """Those that are not answered, and that somebody waits for."""
-        with self._opened():
+        """Those that are not done, and whose askers wait."""
+        with self._opened() as store:
+            self._seal_answers(store)
             return inbox_of(self._state).open(self._answers)
 
     def answer(self, request: Request, error: HeadwaterError | None, result: dict[str, Any] | None = None) -> None:
         """Say what became of *request*; durable on return."""
+        self._unsealed[request.id] = (error, result)
         with self._opened() as store:
-            batch = WriteBatch()
-            self._answers.put(batch, request.id, error, result)
-            store.seal(batch)
+            self._seal_answers(store)
         inbox_of(self._state).remove(request)
+
+    def _seal_answers(self, store: QueryStore) -> None:
+        if self._unsealed:
+            batch = WriteBatch()
+            self._answers.forget_old(batch)
+            for request, (error, result) in self._unsealed.items():
+                self._answers.put(batch, request, error, result)
+            store.seal(batch)
+            self._unsealed.clear()
 
     def close(self) -> None:
         if self._store is not None:

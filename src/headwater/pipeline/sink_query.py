@@ -9,13 +9,15 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, Final
 
 from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import Deliverable, DeliveryLoop, Planner
+from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.pipeline.config import PipelineConfig, SinkSection
-from headwater.pipeline.sink_control import DesiredState
+from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
@@ -27,6 +29,7 @@ from headwater.spark.jobs import SparkJobs
 _BATCH_SECONDS: Final = 60.0
 """So long the end of a batch is waited for when a sink stops; then its Spark job is cancelled."""
 _CANCEL_SECONDS: Final = 5.0
+_LOOK_SECONDS: Final = 0.5
 
 
 class LoopThread:
@@ -36,7 +39,8 @@ class LoopThread:
     :param stop: is set to end it.
     :param small_in_driver: see :class:`~headwater.backfill.loop.DeliveryLoop`. Then one empty job runs beside the first
         batches: a Spark that does not work ends the loop before it is needed.
-    :ivar loop: once it is open. :ivar error: why it ended, if it ended by itself.
+    :param look: is called with the planner after a turn, at most twice a second, and at the end, in that thread.
+    :ivar loop: ``None``: it is being opened. :ivar error: why it ended, if it ended by itself.
     :ivar batches: that were delivered. :ivar turns: of the loop, with or without a batch.
     """
 
@@ -48,11 +52,12 @@ class LoopThread:
         stop: threading.Event | None = None,
         *,
         small_in_driver: bool = False,
+        look: Callable[[Any], None] = lambda planner: None,
     ) -> None:
         self._open_delivery, self._name, self._jobs = open_delivery, name, jobs
-        self._small_in_driver = small_in_driver
+        self._small_in_driver, self._look, self._looked = small_in_driver, look, 0.0
         self._stop = stop or threading.Event()
-        self._opening: tuple[str, int] | None = "the sink", now_ms()
+        self._opening: tuple[str, int] = "the sink", now_ms()
         self.loop: DeliveryLoop[Planner] | None = None
         self.error: BaseException | None = None
         self.batches = self.turns = 0
@@ -74,9 +79,10 @@ class LoopThread:
         try:
             delivery = self._open_delivery()
             while not self._stop.is_set():
+                self._opening, self.loop = ("the sink", now_ms()), None
                 with DeliveryLoop(delivery, self._jobs, small_in_driver=self._small_in_driver) as self.loop:
-                    self._opening = None
                     self.loop.run(self._stop, self._turned)
+                    self._look(self.loop.planner)
                 let_back(delivery.store, delivery.state, delivery.name, self.loop.planner.returning)
         except CancelledError:
             pass  # stopped while it waited for Spark: the planned batch is delivered by the next run
@@ -86,11 +92,16 @@ class LoopThread:
     def _turned(self, delivered: bool) -> None:
         self.batches += delivered
         self.turns += 1
+        now = time.monotonic()
+        if self.loop is not None and now - self._looked >= _LOOK_SECONDS:
+            self._looked = now
+            self._look(self.loop.planner)
 
     @property
     def waits_for(self) -> tuple[str, int] | None:
         """What it waits for now, and since when (milliseconds)."""
-        return self._opening if self.loop is None else self.loop.waits_for
+        loop = self.loop
+        return self._opening if loop is None else loop.waits_for
 
     @property
     def is_alive(self) -> bool:
@@ -104,19 +115,23 @@ class LoopThread:
         self._stop.set()
 
     def stop(self) -> None:
-        """End it: after its batch, if that ends soon."""
+        """End it: after its batch, if that ends soon. It takes at most 65 s, also when Java does not answer."""
         self._stop.set()
         self._thread.join(_BATCH_SECONDS)
         if self._thread.is_alive():
-            self._jobs.cancel()
+            threading.Thread(target=self._cancel, name="headwater-cancel", daemon=True).start()
             self._thread.join(_CANCEL_SECONDS)
+
+    def _cancel(self) -> None:
+        with suppress(Exception):  # a Java that has ended, for example
+            self._jobs.cancel()
 
 
 class LoopQuery(SupervisedQuery):
     """A part of a pipeline that a delivery loop delivers."""
 
-    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note) -> None:
-        super().__init__(config, label, host, note)
+    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note, control: SinkControl) -> None:
+        super().__init__(config, label, host, note, control)
         self._running: LoopThread | None = None
         self._batches = 0
 
@@ -168,7 +183,7 @@ class LoopQuery(SupervisedQuery):
     # -- requests --------------------------------------------------------------------------------------------------
 
     def _rest(self, state: SinkState) -> None:
-        self.control.set_desired_state(self.label, DesiredState(state.value))
+        self._control.set_desired_state(self.label, DesiredState(state.value))
         self._end(state)
         self.failure = None
         self._tell(state.value)
@@ -199,16 +214,31 @@ class SinkQuery(LoopQuery):
     kind = "sink"
 
     def __init__(
-        self, config: PipelineConfig, section: SinkSection, options: QueryOptions, host: SparkHost, note: Note
+        self,
+        config: PipelineConfig,
+        section: SinkSection,
+        options: QueryOptions,
+        host: SparkHost,
+        note: Note,
+        control: SinkControl,
     ) -> None:
-        super().__init__(config, section.label, host, note)
+        super().__init__(config, section.label, host, note, control)
         self._section, self._options = section, options
+        self._phases: dict[str, str] = {}
 
     def _open(self, stop: threading.Event) -> LoopThread:
         query = self._options.query
         jobs = SparkJobs(lambda: self._host.spark(stop), query)
         small_in_driver = self._config.spark.small_batches == "driver"
-        return LoopThread(self._delivery, query, jobs, stop, small_in_driver=small_in_driver)
+        return LoopThread(self._delivery, query, jobs, stop, small_in_driver=small_in_driver, look=self._note_phases)
+
+    def _note_phases(self, planner: QueryPlanner) -> None:
+        """In the thread of the loop: nothing is read from the store."""
+        for name, table in planner.status()["tables"].items():
+            before, phase = self._phases.get(name), table["phase"]
+            if before != phase:
+                self._phases[name] = phase
+                self._note("phase_changed", {"sink": self.label, "table": name, "from": before, "to": phase})
 
     def _delivery(self) -> Delivery:
         """In the thread of the loop."""

@@ -27,6 +27,9 @@ LEAN_JAVA: Final = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xms64m"
 would take half of the processor time of a start, and the default collector, with a heap of a part of the machine, 200
 MB of memory."""
 _POLL_SECONDS: Final = 0.2
+_STOP_SECONDS: Final = 60.0
+"""Java has this long to end, and to start before that; then it is killed."""
+_KILL_SECONDS: Final = 5.0
 
 
 def launch_spark(config: PipelineConfig) -> None:
@@ -142,18 +145,26 @@ class SparkHost:
                 os.killpg(self._preparation.pid, signal.SIGKILL)
             self._preparation.wait()
             self._preparation = None
-        attempt = self._attempt
-        if attempt is not None:
-            attempt.exception()  # waits
-        made = self._made
-        if self._given is None:
+        if self._given is None and self._attempt is not None:
+            ending = threading.Thread(target=self._end, args=(self._attempt,), name="headwater-spark-end", daemon=True)
+            ending.start()
+            ending.join(_STOP_SECONDS)
+            if ending.is_alive():
+                _kill_java()
+                ending.join(_KILL_SECONDS)
+                _forget_java()
             self._attempt = None
+        self._clean()
+
+    def _end(self, attempt: Future[SparkContext | SparkSession]) -> None:
+        """Wait for the start, and end what was started: a Java that is frozen answers neither."""
+        attempt.exception()
+        made = self._made
         if made is not None:
             try:
                 _stop(made)
             except Exception:
                 _forget_java()
-        self._clean()
 
     def _clean(self) -> None:
         """Remove what a killed run left behind."""
@@ -198,6 +209,15 @@ def _forget_java() -> None:
     context._gateway = context._jvm = context._active_spark_context = None
     classes: Any = SparkSession
     classes._instantiatedSession = classes._activeSession = None
+
+
+def _kill_java() -> None:
+    from pyspark import SparkContext
+
+    process = getattr(SparkContext._gateway, "proc", None)
+    if process is not None:
+        process.kill()
+        process.wait()
 
 
 def _java_runs() -> bool:

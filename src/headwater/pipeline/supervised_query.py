@@ -45,29 +45,24 @@ class SinkState(Enum):
 class SupervisedQuery(ABC):
     """One part of a pipeline that is looked after by its name; one thread.
 
-    :param note: writes an entry of the journal.
+    :param note: writes an entry of the journal. :param control: has the state that it is to be in.
     :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started.
-    :ivar seen_ms: when it last answered, where it can be asked. :ivar control: keeps the state that it is to be in.
+    :ivar seen_ms: when it last answered, where it can be asked.
+    :raises StateError: the state that it is to be in cannot be read.
     """
 
     kind: ClassVar[str]
     """What entries of the journal call it."""
 
-    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note) -> None:
-        self._config, self.label, self._host, self._note = config, label, host, note
-        self.control = SinkControl(config.state)
+    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note, control: SinkControl) -> None:
+        self._config, self.label, self._host, self._note, self._control = config, label, host, note, control
         self._policy = RestartPolicy()
         self._retry_at = 0.0
-        self.state = SinkState.STARTING
+        desired = control.desired_state(label)
+        self.state = SinkState.STARTING if desired is DesiredState.RUNNING else SinkState(desired.value)
         self.failure: Failure | None = None
         self.restarts = self.batches = self.epoch = 0
         self.seen_ms: int | None = None
-
-    def join(self, control: SinkControl) -> None:
-        """Be a part of the pipeline that has *control*, before the first step: one that was paused or dropped rests."""
-        self.control, desired = control, control.desired_state(self.label)
-        if desired is not DesiredState.RUNNING:
-            self.state = SinkState(desired.value)
 
     @property
     def waits_for(self) -> tuple[str, int] | None:
@@ -147,7 +142,7 @@ class SupervisedQuery(ABC):
                 if self.state is SinkState.DROPPED:  # a process that died may have left something
                     self._forget()
                 if self.state in (SinkState.PAUSED, SinkState.DROPPED):
-                    self.control.set_desired_state(self.label, DesiredState.RUNNING)
+                    self._control.set_desired_state(self.label, DesiredState.RUNNING)
                     self._begin_anew()
             case SinkRequestKind.RETRY:
                 back = self._let_back()

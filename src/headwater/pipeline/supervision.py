@@ -14,7 +14,6 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from headwater.backfill.control import status as query_status
 from headwater.capture import TableState
 from headwater.errors import HeadwaterError
 from headwater.journal.errors import OwnedElsewhereError
@@ -29,7 +28,7 @@ from headwater.pipeline.sink_control import SinkControl, SinkRequest, SinkReques
 from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
-from headwater.pipeline.tables import ChosenTables, captured_tables, choose_tables, sink_tables
+from headwater.pipeline.tables import captured_tables, choose_tables, sink_tables
 from headwater.private_files import make_private, make_root
 from headwater.spark.failure import Failure
 from headwater.state.board import open_board
@@ -43,7 +42,7 @@ LOCK_FILE: Final = "run.lock"
 STATUS: Final = "status"
 """The record on the board of the pipeline store in which the process that runs the pipeline says how it is."""
 _STEP_SECONDS: Final = 0.2
-_TELL_SECONDS: Final = 0.5
+_BEAT_SECONDS: Final = 0.5
 _JOURNAL_SECONDS: Final = 60.0
 
 
@@ -146,8 +145,9 @@ class Supervisor:
         self._stop = threading.Event()
         self._capture: CaptureKeeper | None = None
         self._sinks: list[SupervisedQuery] = []
-        self._phases: dict[tuple[str, str], str] = {}
-        self._told = self._measured = 0.0
+        self._waiting: set[str] = set()
+        """Tables without a log so far."""
+        self._measured = 0.0
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True)
         self._left_out: dict[str, str] = {}
@@ -175,21 +175,23 @@ class Supervisor:
         :raises AlreadyRunning: another process runs it.
         """
         make_folders(self._config)
-        with ExitStack() as stack:
+        with ExitStack() as stack:  # whatever fails: no thread and no process is left behind
             stack.enter_context(self._lock())
-            stack.callback(self._control.close)
+            stack.callback(self._close_control)
             self._write_status()
             self._heart.start()
+            stack.callback(self._end)
             if begun is not None:
                 begun.set()
+            stack.callback(self._host.stop)
             self._host.begin()
             self._journal = RunJournal(self._config.work, self._config.name)
+            stack.callback(self._end_journal)
+            stack.callback(self._stop_parts)
             try:
                 self._supervise()
             except (HeadwaterError, OSError) as error:
                 self.failure = Failure.of(error)
-            finally:
-                self._end()
         return self.failure
 
     def _lock(self) -> OwnerLock:
@@ -199,24 +201,13 @@ class Supervisor:
             raise AlreadyRunning(str(self._config.work), str(error.owner), error.owner.pid) from None
 
     def _supervise(self) -> None:
-        chosen = self._choose()
-        if chosen is None:
-            return
-        self._tables = chosen.names
-        self._left_out = {name: " ".join(filter(None, why)) for name, why in chosen.left_out.items()}
-        for name, reason in self._left_out.items():
-            self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
-        self._capture = CaptureKeeper(self._config, chosen.names, self._journal.note)
-        self._capture.step()
-        self._sinks = [self._query_of(section, chosen.names) for section in self._config.sink]
-        self._sinks += [self._derived_of(section, chosen.names) for section in self._config.derive]
-        self._tell()
-        waiting = set(chosen.names)
         policy = RestartPolicy()
         while not self._stop.is_set():
             try:
-                self._step(self._capture, waiting)
-            except (HeadwaterError, OSError) as error:  # of this process itself: a full disk, for example
+                if self._capture is None:
+                    self._capture = self._prepare()
+                self._step(self._capture)
+            except (HeadwaterError, OSError) as error:  # of this process: its store does not answer, the disk is full
                 self.failure = Failure.of(error)
                 pause = policy.pause(self.failure)
                 if pause is None:
@@ -230,23 +221,35 @@ class Supervisor:
             self._stop.wait(_STEP_SECONDS)
         self.failure = None  # it was told to stop: that is no failure
 
-    def _step(self, capture: CaptureKeeper, waiting: set[str]) -> None:
-        """Look after each part. :param waiting: the tables without a log so far."""
+    def _prepare(self) -> CaptureKeeper:
+        """Choose the tables, and make the parts; nothing is started. It can be called again after an error."""
+        self._control.open()
+        chosen = choose_tables(self._config)
+        self._tables, self._waiting = chosen.names, set(chosen.names)
+        self._left_out = {name: " ".join(filter(None, why)) for name, why in chosen.left_out.items()}
+        sinks: list[SupervisedQuery] = [self._query_of(section) for section in self._config.sink]
+        self._sinks = sinks + [self._derived_of(section) for section in self._config.derive]
+        for name, reason in self._left_out.items():
+            self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
+        return CaptureKeeper(self._config, chosen.names, self._journal.note)
+
+    def _step(self, capture: CaptureKeeper) -> None:
+        """Look after each part."""
         capture.step()
-        if waiting:
-            waiting -= set(captured_tables(self._config.store))
+        if self._waiting:
+            self._waiting -= set(captured_tables(self._config.store))
         if not self._host.is_alive:
             self._host.forget()
             for sink in self._sinks:
                 sink.lost()
-        if not waiting:
+        if not self._waiting:
             for sink in self._sinks:
                 sink.step()
             self.state = "running"
         if any(sink.batches for sink in self._sinks):
             self._host.prepare_next_start()
         self._serve()
-        self._tell()
+        self._note_progress()
 
     def _serve(self) -> None:
         """Do what was asked of the sinks."""
@@ -278,26 +281,24 @@ class Supervisor:
         if section is None:
             raise ConfigError(f"{self._file} has no sink {label!r}.", key="sink")
         if isinstance(section, DeriveSection):
-            self._sinks.append(self._derived_of(section, self._tables))
+            self._sinks.append(self._derived_of(section))
             self._config = self._config.model_copy(update={"derive": [*self._config.derive, section]})
             self._journal.note("notice", {"event": "derive_added", "derive": label})
             return
-        made = self._query_of(section, self._tables)
+        made = self._query_of(section)
         self._config = self._config.model_copy(update={"sink": [*self._config.sink, section]})
         self._sinks.append(made)
         self._journal.note("notice", {"event": "sink_added", "sink": label})
 
-    def _query_of(self, section: SinkSection, names: tuple[str, ...]) -> SinkQuery:
-        found = sink_tables(self._config, section, names, self._left_out)
+    def _query_of(self, section: SinkSection) -> SinkQuery:
+        found = sink_tables(self._config, section, self._tables, self._left_out)
         options = self._config.query_options(section, found)
-        query = SinkQuery(self._config, section, options, self._host, self._journal.note)
-        query.join(self._control)
-        return query
+        return SinkQuery(self._config, section, options, self._host, self._journal.note, self._control)
 
-    def _derived_of(self, section: DeriveSection, names: tuple[str, ...]) -> DerivedQuery:
+    def _derived_of(self, section: DeriveSection) -> DerivedQuery:
         home = self._config.home
         takers = [sink for sink in self._config.sink if sink.kind == KEPT_KIND]
-        kept = [name for sink in takers for name in matching(sink.tables, names, home)]
+        kept = [name for sink in takers for name in matching(sink.tables, self._tables, home)]
         missing = next((name for name in section.tables if name not in kept), None)
         if missing is not None:
             raise ConfigError(
@@ -305,29 +306,7 @@ class Supervisor:
                 key="derive.tables",
                 next_step=f"Kept are {', '.join(kept) or 'none'}.",
             )
-        query = DerivedQuery(self._config, section, self._host, self._journal.note)
-        query.join(self._control)
-        return query
-
-    def _choose(self) -> ChosenTables | None:
-        """The tables; ``None`` when it was stopped before the database answered."""
-        policy = RestartPolicy()
-        while not self._stop.is_set():
-            try:
-                self._control.open()
-                chosen = choose_tables(self._config)
-            except (HeadwaterError, OSError) as error:
-                self.failure = Failure.of(error)
-                pause = policy.pause(self.failure)
-                if pause is None:
-                    return None
-                self._tell()
-                self._stop.wait(pause)
-            else:
-                self.failure = None
-                return chosen
-        self.failure = None  # it was told to stop: that is no failure
-        return None
+        return DerivedQuery(self._config, section, self._host, self._journal.note, self._control)
 
     def _is_over(self) -> bool:
         """Whether nothing is left that a restart could help."""
@@ -339,26 +318,35 @@ class Supervisor:
             return True
         return False
 
-    def _end(self) -> None:
+    # -- the end, in this order: each of them runs whatever the one before raised --------------------------------------
+
+    def _stop_parts(self) -> None:
         self.state = "stopping"
-        self._tell(force=True)
-        with ExitStack() as stack:  # whatever goes wrong: no process is left behind
-            stack.callback(self._host.stop)
-            if self._capture is not None:
-                stack.callback(self._capture.stop)
-            for sink in self._sinks:
-                sink.ask_to_stop()
-            for sink in self._sinks:
-                stack.callback(sink.stop)
+        for sink in self._sinks:
+            sink.ask_to_stop()
+        threads = [threading.Thread(target=sink.stop, name=f"headwater-stop-{sink.label}") for sink in self._sinks]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if self._capture is not None:
+            self._capture.stop()
         failed = [sink.failure for sink in self._sinks if sink.state is SinkState.FAILED and sink.failure is not None]
         if self.failure is None and failed:
             self.failure = failed[0]
+
+    def _end_journal(self) -> None:
         self._journal.end(None if self.failure is None else str(self.failure))
+
+    def _end(self) -> None:
         self.state = "failed" if self.failure is not None else "stopped"
         self._ended.set()
         self._heart.join()
         self._write_status()
-        self._tell(force=True)
+
+    def _close_control(self) -> None:
+        with suppress(HeadwaterError, OSError):  # nothing is left to write there
+            self._control.close()
 
     # -- what others see -------------------------------------------------------------------------------------------
 
@@ -386,12 +374,9 @@ class Supervisor:
             },
         }
 
-    def _tell(self, *, force: bool = False) -> None:
-        """Note in the journal what has changed."""
+    def _note_progress(self) -> None:
+        """Note in the journal, now and then, what was delivered."""
         now = time.monotonic()
-        if force or now - self._told >= _TELL_SECONDS:
-            self._told = now
-            self._note_phases()
         if now - self._measured >= _JOURNAL_SECONDS:
             self._measured = now
             for sink in self._sinks:
@@ -400,19 +385,9 @@ class Supervisor:
 
     def _beat(self) -> None:
         """Write the status again and again, whatever the supervising thread waits for."""
-        while not self._ended.wait(max(_TELL_SECONDS, self._board.poll_seconds)):
+        while not self._ended.wait(max(_BEAT_SECONDS, self._board.poll_seconds)):
             self._write_status()
 
     def _write_status(self) -> None:
         with suppress(HeadwaterError, OSError):  # a place that cannot be written does not end the pipeline
             self._board.write(STATUS, json.dumps(self.facts()).encode())
-
-    def _note_phases(self) -> None:
-        for section in self._config.sink:
-            told = query_status(self._config.state, self._config.query(section)) if self._sinks else None
-            for name, table in ({} if told is None else told.value["tables"]).items():
-                before = self._phases.get((section.label, name))
-                if before != table["phase"]:
-                    self._phases[section.label, name] = table["phase"]
-                    fields = {"sink": section.label, "table": name, "from": before, "to": table["phase"]}
-                    self._journal.note("phase_changed", fields)

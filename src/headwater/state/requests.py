@@ -2,7 +2,9 @@
 
 A request is a record in the inbox of the store's board. The owner looks there now and then, does what is asked, and
 seals its answer with what it did; then it removes the request. One that is answered is never done again, whoever the
-owner is by then; one that is not is done after a crash.
+owner is by then; one that is not is done after a crash. What a pipeline does for a sink takes several seals, the last
+of which has the answer: that is done at least once, and doing it again must change nothing
+(:mod:`headwater.pipeline.sink_control`).
 """
 
 from __future__ import annotations
@@ -40,6 +42,12 @@ BEFORE_REMOVE = failpoints.register("requests.before_remove")
 """The answer is sealed, and the request still there."""
 
 _LOOK_SECONDS: Final = 0.1
+_KEPT_SECONDS: Final = 24 * 60 * 60
+
+
+def _time_prefix(seconds: float) -> str:
+    """The first half of the id of a request of that time, in seconds since 1970."""
+    return f"{int(seconds * 1_000_000):016x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +55,15 @@ class Request:
     """What is asked.
 
     :ivar target: which of the owner's queries; empty: the owner itself.
-    :ivar until: after this time nobody waits for it, and it is not done; ``None``: it is done whenever the owner runs.
+    :ivar seconds: how long the asker waits; then it removes the request. ``None``: it stays until it is done.
+    :ivar id: begins with the time, unless it is given.
     """
 
     kind: str
     detail: dict[str, Any]
     target: str = ""
-    until: float | None = None
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    seconds: float | None = None
+    id: str = field(default_factory=lambda: _time_prefix(time.time()) + uuid.uuid4().hex[:16])
     asked_us: int = field(default_factory=lambda: time.time_ns() // 1000)
 
     @property
@@ -69,6 +78,7 @@ class Inbox:
     def __init__(self, location: str) -> None:
         self._board = open_board(location)
         self._requests: dict[str, Request] = {}
+        self._first_seen: dict[str, float] = {}
         self._looked = -1e9
         self._looking = threading.Lock()
         self._shown: dict[str, float] = {}
@@ -91,7 +101,7 @@ class Inbox:
         asked = [request for request in self._requests.values() if request.target == target]
         found = []
         for request in sorted(asked, key=lambda one: one.asked_us):
-            if answers.is_sealed(request.id) or (request.until is not None and not self._is_awaited(request)):
+            if answers.is_sealed(request.id) or not self._is_awaited(request):
                 self.remove(request)
             elif request.id not in answers:
                 found.append(request)
@@ -116,11 +126,18 @@ class Inbox:
                 known[name] = Request(**json.loads(record.data or b""))
             except (ValueError, TypeError):
                 self._board.remove(name)
+        self._first_seen = {name: self._first_seen.get(name, self._looked) for name in known}
         self._requests = known
 
     def _is_awaited(self, request: Request) -> bool:
-        assert request.until is not None
-        return request.until > time.time() and self._board.read(request.name) is not None
+        """Whether the asker can still wait for it. The clock of its host counts for nothing.
+
+        An asker that was killed does not remove its request: then the time since this process saw it first decides.
+        """
+        if request.seconds is None:
+            return True
+        waited = time.monotonic() - self._first_seen.get(request.name, -1e9)  # another thread saw that it was removed
+        return waited < request.seconds and self._board.read(request.name) is not None
 
 
 @lru_cache(maxsize=64)
@@ -163,6 +180,10 @@ class Answers:
         problem = ("", "") if error is None else (error.message, error.next_step or "")
         self._table.put(batch, 0, (request,), (*problem, result or {}))
 
+    def forget_old(self, batch: WriteBatch) -> None:
+        """Forget the answers to requests of more than a day ago, none of which is on the board any more."""
+        self._table.delete_range(batch, 0, (_time_prefix(0),), (_time_prefix(time.time() - _KEPT_SECONDS),))
+
 
 def leave(location: str, request: Request) -> bool:
     """Write *request* down for the owner of the store at *location*; whether it is new. Nobody waits for the answer."""
@@ -179,8 +200,8 @@ def ask(
     """Ask the owner of the store at *location*, and wait for the answer; the result.
 
     :param open_state: opens what has its answers, to read. :param whose: name of the one that is asked, for errors.
-    :raises RequestFailed: what it answered. :raises NoAnswer: none in time. Unless the request has an end, it is done
-        when the owner runs again.
+    :raises RequestFailed: what it answered. :raises NoAnswer: none in time. Unless the request has ``seconds``, it is
+        done when the owner runs again.
     """
     board = open_board(location)
     end = time.monotonic() + seconds
@@ -189,12 +210,12 @@ def ask(
         while board.read(request.name) is not None and time.monotonic() < end:
             time.sleep(max(_LOOK_SECONDS, board.poll_seconds / 4))
     finally:
-        if request.until is not None:
+        if request.seconds is not None:
             board.remove(request.name)
     answer = _answer(request, open_state)
     if answer is None:
         step = "Look whether it runs: headwater status" + (
-            "" if request.until is not None else ". The request is queued, and is done when it runs."
+            "" if request.seconds is not None else ". The request is queued, and is done when it runs."
         )
         raise NoAnswer(f"The {whose} did not answer within {seconds:g} s.", next_step=step)
     error, next_step, result = answer

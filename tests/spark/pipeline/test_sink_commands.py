@@ -98,3 +98,5 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
     missing = running.headwater("sink", "pause", "nothing")
     assert missing.returncode == 2
     assert "archive" in missing.stderr
+    noted = [line for file in (folder / "headwater").rglob("*.jsonl") for line in file.read_text().splitlines()]
+    assert {"archive", "more", "delta"} == {one["sink"] for one in map(json.loads, noted) if one.get("to") == "done"}

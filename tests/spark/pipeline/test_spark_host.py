@@ -1,4 +1,4 @@
-"""The session of a pipeline: its Java is killed while it starts."""
+"""The Java of a pipeline: it is killed while it starts, or frozen when it ends."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = """
+BEGIN = """
 import os, signal, sys, time
 from pathlib import Path
+from headwater.pipeline import spark_host
 from headwater.pipeline.config import configure
-from headwater.pipeline.spark_host import SparkHost
 
 source = {"dsn": "postgresql://x", "tables": ["t"]}
 config = configure({"source": source, "spark": {"master": "local[1]"}}, folder=Path(sys.argv[1]))
-host = SparkHost(config)
+host = spark_host.SparkHost(config)
 host.begin()
+"""
 
+KILLED = """
 def java():
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -47,9 +49,32 @@ print(host.session().range(3).count())
 host.stop()
 """
 
+FROZEN = """
+from pyspark import SparkContext
+
+host.spark()
+java = SparkContext._gateway.proc
+os.kill(java.pid, signal.SIGSTOP)
+spark_host._STOP_SECONDS = 0.5
+host.stop()
+print(java.returncode, host.session().range(3).count())
+host.stop()
+"""
+
+
+def run(script: str, folder: Path) -> str:
+    """The last line that it prints."""
+    command = [sys.executable, "-c", BEGIN + script, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.splitlines()[-1]
+
 
 @pytest.mark.timeout(300)
 def test_a_session_whose_java_is_killed_while_it_starts_is_made_anew(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == "3", done.stdout
+    assert run(KILLED, tmp_path) == "3"
+
+
+@pytest.mark.timeout(300)
+def test_a_java_that_is_frozen_is_killed_at_the_end(tmp_path: Path) -> None:
+    assert run(FROZEN, tmp_path) == "-9 3"

@@ -147,19 +147,30 @@ def leave_again(location: str, request: Request) -> list[dict[str, Any]]:
 
 
 def test_what_nobody_waits_for_is_not_done_later(location: str) -> None:
-    with asking(location, Request("count", {}, until=time.time() + 0.01), 0.01) as found:
+    with asking(location, Request("count", {}, seconds=0.01), 0.01) as found:
         pass
     assert isinstance(found[0], NoAnswer)
     assert not open_board(location).list(INBOX)
-    leave(location, Request("count", {}, until=time.time() - 1))  # of one that was killed while it waited
+    leave(location, Request("count", {}, seconds=0.01))  # of one that was killed while it waited
     with owning(location) as owner:
+        owner.inbox.open(owner.answers, "another", now=True)
+        end = time.monotonic() + 0.01
+        while time.monotonic() < end:
+            pass
         owner.serve()
         assert owner.done == []
     assert not open_board(location).list(INBOX)
 
 
+def test_the_clocks_of_other_hosts_do_not_count(tmp_path: Path) -> None:
+    leave(str(tmp_path), Request("count", {"n": 1}, seconds=60, id=f"{1:032x}", asked_us=1))
+    with owning(str(tmp_path)) as owner:
+        owner.serve()
+        assert owner.done == [{"n": 1}]
+
+
 def test_what_was_taken_back_is_not_done(tmp_path: Path) -> None:
-    request = Request("count", {}, until=time.time() + 60)
+    request = Request("count", {}, seconds=60)
     with owning(str(tmp_path)) as owner:
         leave(str(tmp_path), request)
         owner.inbox.open(owner.answers, "another", now=True)

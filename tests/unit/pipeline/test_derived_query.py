@@ -13,17 +13,21 @@ from headwater.pipeline import sink_query
 from headwater.pipeline.config import configure
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import SinkRequestFailed
-from headwater.pipeline.sink_control import DesiredState, SinkRequest, SinkRequestKind
+from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkRequest, SinkRequestKind
 from headwater.pipeline.sink_query import LoopThread
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import SinkState
 
 
 class Stuck(Here):
-    """Its job cannot be cancelled."""
+    """Its Java answers to nothing, also not to a cancel, until *ended*."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        super().__init__()
+        self.ended = ended
 
     def cancel(self) -> None:
-        pass
+        self.ended.wait()
 
 
 class Endless:
@@ -46,7 +50,7 @@ class Resting(DerivedQuery):
 
     def _open(self, stop: threading.Event) -> LoopThread:
         delivery: Any = Endless(self.ended)
-        jobs: Any = Stuck()
+        jobs: Any = Stuck(self.ended)
         return LoopThread(lambda: delivery, delivery.name, jobs, stop)
 
 
@@ -59,19 +63,19 @@ def test_nothing_is_forgotten_while_a_batch_goes_on(tmp_path: Path, monkeypatch:
         "derive": [{"name": "totals", "function": "m:f", "tables": ["public.orders"], "by": ["id"], "sink": "delta"}],
     }
     config = configure(settings, folder=tmp_path)
-    query = Resting(config, config.derive[0], SparkHost(config), lambda kind, fields: None)
+    control = SinkControl(config.state)
+    query = Resting(config, config.derive[0], SparkHost(config), lambda kind, fields: None, control)
     query.step()
     assert query.state is SinkState.RUNNING
     for kind in (SinkRequestKind.DROP, SinkRequestKind.PAUSE):
         with pytest.raises(SinkRequestFailed, match="has not ended"):
             query.serve(SinkRequest(query.label, kind))
         assert query.state is SinkState.RUNNING
-        assert query.control.desired_state(query.label) is DesiredState.RUNNING
+        assert control.desired_state(query.label) is DesiredState.RUNNING
     query.ended.set()
     monkeypatch.undo()
     assert query.serve(SinkRequest(query.label, SinkRequestKind.PAUSE)) == {"state": "paused"}
-    assert query.control.desired_state(query.label) is DesiredState.PAUSED
-    after = DerivedQuery(config, config.derive[0], SparkHost(config), lambda kind, fields: None)
-    after.join(query.control)
+    assert control.desired_state(query.label) is DesiredState.PAUSED
+    after = DerivedQuery(config, config.derive[0], SparkHost(config), lambda kind, fields: None, control)
     assert after.state is SinkState.PAUSED
-    query.control.close()
+    control.close()
