@@ -1,7 +1,8 @@
 """SparkJobs: runs a function over inputs as one Spark job, one task for each input.
 
-On a classic session the job is an RDD; through Spark Connect, where there are none, it is ``mapInArrow`` over a range
-of numbers. Inputs and results are pickled and travel with the job; they are small: rows never do.
+On a classic session the job is an RDD of numbers, one for each task, which is used again: to send one takes longer
+than the job. Through Spark Connect, where there are none, it is ``mapInArrow`` over a range. Inputs and results are
+pickled and travel with the function; they are small: rows never do.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class SparkJobs:
     ) -> None:
         self._spark, self._name = spark, name
         self._given: Any = None
+        self._numbers: dict[int, Any] = {}
 
     @property
     def parallelism(self) -> int:
@@ -51,7 +53,10 @@ class SparkJobs:
         spark = self._begin(description)
         if not _is_context(spark):
             return self._run_connect(spark, function, inputs)
-        return list(spark.parallelize(list(inputs), len(inputs)).mapPartitions(_partition(function)).collect())
+        count = len(inputs)
+        if count not in self._numbers:
+            self._numbers[count] = spark.parallelize(range(count), count)
+        return list(self._numbers[count].mapPartitionsWithIndex(_task(function, inputs)).collect())
 
     def cancel(self) -> None:
         """End the job that runs, if one does. Any thread."""
@@ -94,11 +99,11 @@ def _is_context(spark: Any) -> bool:
     return hasattr(spark, "parallelize")
 
 
-def _partition(function: Callable[[T], R]) -> Callable[[Iterable[T]], Iterable[R]]:
+def _task(function: Callable[[T], R], inputs: Sequence[T]) -> Callable[[int, Iterable[int]], list[R]]:
     @told
-    def run(inputs: Iterable[T]) -> list[R]:
+    def run(number: int, _: Iterable[int]) -> list[R]:
         hot()
-        return [function(value) for value in inputs]
+        return [function(inputs[number])]
 
     return run
 
