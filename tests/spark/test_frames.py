@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import itertools
 import os
+import pickle
+import secrets
 import shutil
 import signal
 import socket
@@ -11,6 +15,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +27,10 @@ from tests.servers.postgres import Database
 from tests.spark.driven import read_all, source_of
 
 from headwater.sources.errors import SnapshotExpired
-from headwater.spark import snapshot_keeper
+from headwater.spark import action_snapshots, snapshot_keeper
+from headwater.spark.action_snapshots import ActionSnapshots
 from headwater.spark.errors import SparkError
+from headwater.spark.snapshot_keeper import KeptFrame
 
 ROWS, PARTS = 1000, 10
 
@@ -185,8 +193,11 @@ class Task:
 
     action = "1"
 
+    def __init__(self) -> None:
+        self._application = secrets.token_hex(4)
+
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
-        return self.action if name == "spark.sql.execution.id" else None
+        return {"spark.sql.execution.id": self.action, "spark.app.id": self._application}.get(name)
 
 
 @pytest.fixture
@@ -267,3 +278,79 @@ def test_who_has_not_the_key_is_told_nothing(table: Database, tmp_path: Path, ta
     with pytest.raises(SnapshotExpired, match="does not answer"), stranger.reading(0):
         pass
     assert sessions(table) == 0
+
+
+moments = itertools.count(1)
+failures: list[Exception] = []
+released: list[int] = []
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Counts its moments, in this process; fails with what *failures* holds."""
+
+    table: str
+    fixed: bool = False
+
+    def open(self) -> tuple[Callable[[], None], dict[str, Any]]:
+        if failures:
+            raise failures[0]
+        number = next(moments)
+        return lambda: released.append(number), {"moment": number}
+
+
+class Kept:
+    """A keeper in this process, and tasks that read at its moments."""
+
+    key = "secret"
+
+    def __init__(self) -> None:
+        self.snapshots = ActionSnapshots(self.key)
+        self._names = (f"frame {number}" for number in itertools.count())
+        self.spark = os.pipe()
+
+    def load(self, *, table: str = "t", parts: int = 4, fixed: bool = False, seconds: float = 60) -> KeptFrame:
+        name = next(self._names)
+        pickled = base64.b64encode(pickle.dumps(Moments(table, fixed))).decode()
+        asked = {"frame": name, "moments": pickled, "parts": parts, "seconds": seconds}
+        self.snapshots.add(asked, os.dup(self.spark[1]))
+        return KeptFrame(name, socket.gethostname(), self.snapshots.port, self.key)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr(action_snapshots, "FIRST_PART_SECONDS", 0.0)
+    failures.clear()
+    released.clear()
+    return Kept()
+
+
+def moment(frame: KeptFrame, part: int) -> int:
+    with frame.reading(part) as read:
+        return int(read["moment"])
+
+
+def test_parts_that_one_of_several_actions_stored_are_refused(kept: Kept, task: Task) -> None:
+    frame = kept.load()
+    stored = moment(frame, 0)
+    task.action = "2"
+    assert moment(frame, 1) == stored, "of the only action that there was"
+    task.action = "3"
+    assert moment(frame, 0) != stored
+    task.action = "4"
+    with pytest.raises(SnapshotExpired, match=r"part 3 of 4.* not the only one.*Load the table again"):
+        moment(frame, 2)
+
+
+def test_parts_that_an_earlier_action_stored_are_refused_beside_a_later_read_of_the_table(
+    kept: Kept, task: Task
+) -> None:
+    cached, fresh = kept.load(), kept.load()
+    moment(cached, 0)
+    task.action = "2"
+    with ExitStack() as reading:
+        later = reading.enter_context(fresh.reading(0))["moment"]
+        with pytest.raises(SnapshotExpired, match=r"part 2 of 4.* not the only one"):
+            moment(cached, 1)
+        assert moment(fresh, 1) == later
+    wait_until(lambda: kept.snapshots.release(everything=True) and later in released)

@@ -5,7 +5,8 @@ released when no task is connected any more. A task that comes later is refused.
 
 Spark reads the parts of a table in order, from the first one (``tail``: from the last one). An action that begins
 elsewhere asks for parts that Spark did not store, or lost, of what an *earlier* action read: ``df.cache()``, then
-``df.show()``, then ``df.count()``. It continues in the snapshot of that action, or is refused if that is released.
+``df.show()``, then ``df.count()``. It continues in the snapshot of that action. It is refused if that snapshot is
+released, or if several actions have read the DataFrame: which of them stored the other parts is unknown.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from headwater.errors import HeadwaterError
 from headwater.sources.errors import SnapshotExpired
 
 START_SECONDS: Final = 120.0
-FIRST_PART_SECONDS: Final = 5.0
-"""Tasks that Spark starts together connect within this time."""
+FIRST_PART_SECONDS: Final = float(os.environ.get("HEADWATER_FIRST_PART_SECONDS", "30"))
+"""Tasks that Spark starts together connect within this time, also on a busy machine. Tests set a shorter one."""
 IDLE_SECONDS: Final = 1800.0
 """A DataFrame that no task reads is forgotten after this time, and the keeper ends when it has none."""
 HANDSHAKE_SECONDS: Final = 10.0
@@ -104,10 +105,13 @@ class _Frame:
         self.family = _Family()
         self.known: set[str] = set()
         self.latest: _Action | None = None
+        self.moments_read = 0
         self.used = time.monotonic()
 
     def join(self, name: str, action: _Action) -> _Action:
         """Have the action *name* read at the moment of *action*."""
+        if action is not self.latest:
+            self.moments_read += 1
         self.family.actions[name] = self.latest = action
         self.known.add(name)
         action.names.add(name)
@@ -274,10 +278,17 @@ class ActionSnapshots:
             action = family.actions.get(name) or _Action()
         else:
             latest = frame.latest
-            if latest is None or not latest.names & family.actions.keys() or (frame, part) in latest.asked:
+            if (
+                latest is None
+                or frame.moments_read > 1
+                or family.actions.get(name) not in (None, latest)
+                or not latest.names & family.actions.keys()
+                or (frame, part) in latest.asked
+            ):
                 raise SnapshotExpired(
                     f"Spark begins an action with part {part + 1} of {frame.parts}: an earlier action stored other"
-                    " parts, or it is a tail() after one that read some of them. That snapshot is released.",
+                    " parts, or it is a tail() after one that read some of them. The snapshot of that action is"
+                    " released, or is not the only one that this action would read.",
                     next_step=LOAD,
                 )
             action = latest
