@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
+import json
+import math
 import os
 import pickle
+import re
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -28,7 +33,7 @@ from tests.spark.driven import read_all, source_of
 
 from headwater.sources.errors import SnapshotExpired
 from headwater.spark import action_snapshots, snapshot_keeper
-from headwater.spark.action_snapshots import ActionSnapshots
+from headwater.spark.action_snapshots import ActionSnapshots, serve_next
 from headwater.spark.errors import SparkError
 from headwater.spark.snapshot_keeper import KeptFrame
 
@@ -283,11 +288,12 @@ def test_who_has_not_the_key_is_told_nothing(table: Database, tmp_path: Path, ta
 moments = itertools.count(1)
 failures: list[Exception] = []
 released: list[int] = []
+ends: dict[str, Callable[[], object]] = {}
 
 
 @dataclass(frozen=True)
 class Moments:
-    """Counts its moments, in this process; fails with what *failures* holds."""
+    """Counts its moments, in this process. Fails with what *failures* holds; *ends* are called when one is released."""
 
     table: str
     fixed: bool = False
@@ -296,7 +302,17 @@ class Moments:
         if failures:
             raise failures[0]
         number = next(moments)
-        return lambda: released.append(number), {"moment": number}
+        return lambda: self._end(number), {"moment": number}
+
+    def _end(self, number: int) -> None:
+        ends.get(self.table, bool)()
+        released.append(number)
+
+
+def described(name: str, table: str = "t", *, parts: int = 4, fixed: bool = False, seconds: float = 60) -> Any:
+    """A DataFrame, as those who plan describe it to the keeper."""
+    pickled = base64.b64encode(pickle.dumps(Moments(table, fixed))).decode()
+    return {"frame": name, "moments": pickled, "parts": parts, "seconds": seconds}
 
 
 class Kept:
@@ -309,19 +325,26 @@ class Kept:
         self._names = (f"frame {number}" for number in itertools.count())
         self.spark = os.pipe()
 
-    def load(self, *, table: str = "t", parts: int = 4, fixed: bool = False, seconds: float = 60) -> KeptFrame:
+    def load(self, table: str = "t", **options: Any) -> KeptFrame:
         name = next(self._names)
-        pickled = base64.b64encode(pickle.dumps(Moments(table, fixed))).decode()
-        asked = {"frame": name, "moments": pickled, "parts": parts, "seconds": seconds}
-        self.snapshots.add(asked, os.dup(self.spark[1]))
+        self.snapshots.add(described(name, table, **options), os.dup(self.spark[1]))
         return KeptFrame(name, socket.gethostname(), self.snapshots.port, self.key)
+
+    def answer(self, line: bytes) -> dict[str, Any]:
+        """To one who plans."""
+        ours, its = socket.socketpair(socket.AF_UNIX)
+        with ours, ours.makefile("rb") as answers:
+            socket.send_fds(ours, [b"."], [self.spark[1]])
+            ours.sendall(line + b"\n")
+            snapshot_keeper._answer(self.snapshots, self.key, its)
+            return dict(json.loads(answers.readline()))
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
     monkeypatch.setattr(action_snapshots, "FIRST_PART_SECONDS", 0.0)
-    failures.clear()
-    released.clear()
+    for changed in (failures, released, ends):
+        changed.clear()
     return Kept()
 
 
@@ -354,3 +377,120 @@ def test_parts_that_an_earlier_action_stored_are_refused_beside_a_later_read_of_
             moment(cached, 1)
         assert moment(fresh, 1) == later
     wait_until(lambda: kept.snapshots.release(everything=True) and later in released)
+
+
+def test_a_link_that_cannot_be_served_is_closed_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_snapshots, "_PAUSE_SECONDS", 0.0)
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    full: Any = Full()
+    assert serve_next(full, socket.socket.close) is None
+
+    def greet(link: socket.socket) -> None:
+        with link:
+            link.sendall(b"served")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with monkeypatch.context() as patched, socket.create_connection(server.getsockname()) as link:
+            patched.setattr(threading.Thread, "start", fail)
+            assert serve_next(server, socket.socket.close) is None
+            assert link.recv(1) == b""
+        with socket.create_connection(server.getsockname()) as link:
+            assert serve_next(server, greet) is not None
+            assert link.recv(6) == b"served"
+
+
+def test_who_shows_no_key_is_dropped_in_time_and_others_are_served(
+    kept: Kept, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(action_snapshots, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(action_snapshots, "_MOST_UNPROVEN", 1)
+    served = Kept()
+    frame = served.load()
+    with socket.create_connection(("127.0.0.1", served.snapshots.port)) as slow:
+        assert len(slow.recv(100)) > 1
+        end = time.monotonic() + 30
+        while not select.select([slow], [], [], 0.01)[0]:  # each byte comes long before the timeout of one read
+            slow.sendall(b"x")
+            assert time.monotonic() < end
+    with socket.create_connection(("127.0.0.1", served.snapshots.port)):
+        assert moment(frame, 0)
+
+
+@pytest.mark.parametrize("line", [b"[]", b"{}", b'"', b'{"proof": "\\u00e9"}', b'{"proof": 1}'])
+def test_who_sends_nonsense_is_dropped(kept: Kept, line: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", kept.snapshots.port)) as link:
+        link.recv(100)
+        link.sendall(line + b"\n")
+        assert link.recv(1) == b""
+
+
+def test_a_snapshot_that_does_not_close_does_not_hold_up_the_others(kept: Kept, task: Task) -> None:
+    closes = threading.Event()
+    ends.update(hangs=closes.wait, fails=lambda: 1 // 0)
+    for table in ends:
+        moment(kept.load(table, seconds=0), 0)
+    good = moment(kept.load("good", seconds=0), 0)
+    wait_until(lambda: kept.snapshots.release() and released == [good])
+    closes.set()
+    wait_until(lambda: len(released) == 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "KeyError"),
+        ({"moments": base64.b64encode(b"cno_such_module\nX\n.").decode()}, "ModuleNotFoundError.*no_such_module"),
+        (described("f", fixed=True), "Epoch 1 is folded"),
+    ],
+)
+def test_any_error_of_a_load_is_answered(kept: Kept, fields: dict[str, Any], message: str) -> None:
+    failures.append(SparkError("Epoch 1 is folded."))
+    assert re.search(message, kept.answer(json.dumps(fields).encode())["error"])
+    os.close(kept.spark[1])
+    assert select.select([kept.spark[0]], [], [], 0)[0], "the keeper has closed its end"
+    kept.spark = os.pipe()
+    assert kept.answer(json.dumps(described("g")).encode())["port"] == kept.snapshots.port
+
+
+def test_a_keeper_that_is_stuck_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_keeper, "START_SECONDS", 0.1)
+    with socket.socket(socket.AF_UNIX) as stuck:
+        stuck.bind(str(tmp_path / "s"))
+        stuck.listen()
+        with pytest.raises(SparkError, match=r"did not answer at .* within 0.1 s"):
+            snapshot_keeper._asked(tmp_path / "s", b"\n")
+
+
+def test_a_snapshot_that_cannot_be_taken_fails_the_tasks_that_wait_and_is_tried_again(kept: Kept, task: Task) -> None:
+    frame = kept.load()
+    failures.append(ImportError("no driver"))
+    with pytest.raises(SparkError, match="ImportError: no driver"):
+        moment(frame, 0)
+    failures.clear()
+    waited = action_snapshots._Action()
+    waited.failure = math.inf, SparkError("It is locked.")
+    with pytest.raises(SparkError, match="locked"):
+        action_snapshots._opened(waited, kept.snapshots._frames[frame.frame])
+    assert moment(frame, 0)
+
+
+def test_a_machine_that_vanishes_is_noticed_after_a_minute() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as link:
+        action_snapshots.notice_vanished(link)
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [link.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [30, 10, 3]
+
+
+def test_a_long_temporary_directory_is_not_used_for_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 25)))
+    path = snapshot_keeper._address()
+    assert path.parent == Path("/tmp") / f"headwater-{os.getuid()}"
+    assert snapshot_keeper._asked(path.with_name("none"), b"\n") is None
