@@ -19,6 +19,9 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
 # A run that is tested creates no archive of Spark's classes: it takes longer than most tests.
 os.environ.setdefault("HEADWATER_SPARK_ARCHIVE", "off")
 
+# Partly cached DataFrames wait for this time, in the process that keeps snapshots.
+os.environ.setdefault("HEADWATER_FIRST_PART_SECONDS", "5")
+
 # A test says how wide its terminal is; what the suite runs in does not.
 os.environ.pop("COLUMNS", None)
 

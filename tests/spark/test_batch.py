@@ -16,7 +16,7 @@ from tests.spark.driven import DrivenStream, read_all, source_of, wait_for_chang
 from headwater.log_store.errors import InvalidOffset
 from headwater.sources.errors import SourceBusy, SourceNotFound
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
-from headwater.spark import batch_reader, table_parts
+from headwater.spark import action_snapshots, batch_reader, table_parts
 from headwater.spark.columns import Columns
 from headwater.spark.errors import NoCapture, TableChanged
 from headwater.spark.options import SourceOptions
@@ -66,18 +66,21 @@ def test_m29_a_standby_is_read_while_it_replays(start_postgres: StartPostgres, t
         standby.close()
 
 
-def test_a_read_that_cannot_be_planned_in_time_says_why(
+def test_a_read_of_a_locked_table_says_so_before_its_tasks_give_up(
     newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_reader, "START_SECONDS", 1.0)
+    assert batch_reader._LOCK_SECONDS + 30 < action_snapshots.START_SECONDS, "tasks can wait for a first part before"
+    monkeypatch.setattr(batch_reader, "_LOCK_SECONDS", 1.0)
     make_table(newest_postgres, 20)
     source = source_of(newest_postgres, tmp_path, "t")
     reader: Any = source.reader(source.schema())
+    moments = batch_reader.TableMoments(newest_postgres.dsn, reader.partitions()[0].table)
     with newest_postgres.connect() as locking:
         locking.execute("BEGIN")
         locking.execute("LOCK TABLE t")
-        with pytest.raises(SourceBusy, match="lock timeout"):
-            reader.partitions()
+        for ask in (reader.partitions, moments.open):
+            with pytest.raises(SourceBusy, match="lock timeout"):
+                ask()
 
 
 def test_parts_that_nobody_sized_are_as_many_as_tasks_can_use() -> None:

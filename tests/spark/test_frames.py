@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import base64
+import errno
+import itertools
+import json
+import math
 import os
+import pickle
+import re
+import secrets
+import select
 import shutil
 import signal
 import socket
@@ -11,6 +20,8 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +32,10 @@ from tests.servers.postgres import Database
 from tests.spark.driven import read_all, source_of
 
 from headwater.sources.errors import SnapshotExpired
-from headwater.spark import snapshot_keeper
+from headwater.spark import action_snapshots, snapshot_keeper
+from headwater.spark.action_snapshots import ActionSnapshots, serve_next
 from headwater.spark.errors import SparkError
+from headwater.spark.snapshot_keeper import KeptFrame
 
 ROWS, PARTS = 1000, 10
 
@@ -185,8 +198,11 @@ class Task:
 
     action = "1"
 
+    def __init__(self) -> None:
+        self._application = secrets.token_hex(4)
+
     def getLocalProperty(self, name: str) -> str | None:  # noqa: N802 - Spark's name
-        return self.action if name == "spark.sql.execution.id" else None
+        return {"spark.sql.execution.id": self.action, "spark.app.id": self._application}.get(name)
 
 
 @pytest.fixture
@@ -267,3 +283,214 @@ def test_who_has_not_the_key_is_told_nothing(table: Database, tmp_path: Path, ta
     with pytest.raises(SnapshotExpired, match="does not answer"), stranger.reading(0):
         pass
     assert sessions(table) == 0
+
+
+moments = itertools.count(1)
+failures: list[Exception] = []
+released: list[int] = []
+ends: dict[str, Callable[[], object]] = {}
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Counts its moments, in this process. Fails with what *failures* holds; *ends* are called when one is released."""
+
+    table: str
+    fixed: bool = False
+
+    def open(self) -> tuple[Callable[[], None], dict[str, Any]]:
+        if failures:
+            raise failures[0]
+        number = next(moments)
+        return lambda: self._end(number), {"moment": number}
+
+    def _end(self, number: int) -> None:
+        ends.get(self.table, bool)()
+        released.append(number)
+
+
+def described(name: str, table: str = "t", *, parts: int = 4, fixed: bool = False, seconds: float = 60) -> Any:
+    """A DataFrame, as those who plan describe it to the keeper."""
+    pickled = base64.b64encode(pickle.dumps(Moments(table, fixed))).decode()
+    return {"frame": name, "moments": pickled, "parts": parts, "seconds": seconds}
+
+
+class Kept:
+    """A keeper in this process, and tasks that read at its moments."""
+
+    key = "secret"
+
+    def __init__(self) -> None:
+        self.snapshots = ActionSnapshots(self.key)
+        self._names = (f"frame {number}" for number in itertools.count())
+        self.spark = os.pipe()
+
+    def load(self, table: str = "t", **options: Any) -> KeptFrame:
+        name = next(self._names)
+        self.snapshots.add(described(name, table, **options), os.dup(self.spark[1]))
+        return KeptFrame(name, socket.gethostname(), self.snapshots.port, self.key)
+
+    def answer(self, line: bytes) -> dict[str, Any]:
+        """To one who plans."""
+        ours, its = socket.socketpair(socket.AF_UNIX)
+        with ours, ours.makefile("rb") as answers:
+            socket.send_fds(ours, [b"."], [self.spark[1]])
+            ours.sendall(line + b"\n")
+            snapshot_keeper._answer(self.snapshots, self.key, its)
+            return dict(json.loads(answers.readline()))
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+    monkeypatch.setattr(action_snapshots, "FIRST_PART_SECONDS", 0.0)
+    for changed in (failures, released, ends):
+        changed.clear()
+    return Kept()
+
+
+def moment(frame: KeptFrame, part: int) -> int:
+    with frame.reading(part) as read:
+        return int(read["moment"])
+
+
+def test_parts_that_one_of_several_actions_stored_are_refused(kept: Kept, task: Task) -> None:
+    frame = kept.load()
+    stored = moment(frame, 0)
+    task.action = "2"
+    assert moment(frame, 1) == stored, "of the only action that there was"
+    task.action = "3"
+    assert moment(frame, 0) != stored
+    task.action = "4"
+    with pytest.raises(SnapshotExpired, match=r"part 3 of 4.* not the only one.*Load the table again"):
+        moment(frame, 2)
+
+
+def test_parts_that_an_earlier_action_stored_are_refused_beside_a_later_read_of_the_table(
+    kept: Kept, task: Task
+) -> None:
+    cached, fresh = kept.load(), kept.load()
+    moment(cached, 0)
+    task.action = "2"
+    with ExitStack() as reading:
+        later = reading.enter_context(fresh.reading(0))["moment"]
+        with pytest.raises(SnapshotExpired, match=r"part 2 of 4.* not the only one"):
+            moment(cached, 1)
+        assert moment(fresh, 1) == later
+    wait_until(lambda: kept.snapshots.release(everything=True) and later in released)
+
+
+def test_a_link_that_cannot_be_served_is_closed_and_the_next_one_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(action_snapshots, "_PAUSE_SECONDS", 0.0)
+
+    def fail(*given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    class Full:
+        def accept(self) -> None:
+            raise OSError(errno.EMFILE, "too many open files")
+
+    full: Any = Full()
+    assert serve_next(full, socket.socket.close) is None
+
+    def greet(link: socket.socket) -> None:
+        with link:
+            link.sendall(b"served")
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        with monkeypatch.context() as patched, socket.create_connection(server.getsockname()) as link:
+            patched.setattr(threading.Thread, "start", fail)
+            assert serve_next(server, socket.socket.close) is None
+            assert link.recv(1) == b""
+        with socket.create_connection(server.getsockname()) as link:
+            assert serve_next(server, greet) is not None
+            assert link.recv(6) == b"served"
+
+
+def test_who_shows_no_key_is_dropped_in_time_and_others_are_served(
+    kept: Kept, task: Task, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(action_snapshots, "HANDSHAKE_SECONDS", 0.3)
+    monkeypatch.setattr(action_snapshots, "_MOST_UNPROVEN", 1)
+    served = Kept()
+    frame = served.load()
+    with socket.create_connection(("127.0.0.1", served.snapshots.port)) as slow:
+        assert len(slow.recv(100)) > 1
+        end = time.monotonic() + 30
+        while not select.select([slow], [], [], 0.01)[0]:  # each byte comes long before the timeout of one read
+            slow.sendall(b"x")
+            assert time.monotonic() < end
+    with socket.create_connection(("127.0.0.1", served.snapshots.port)):
+        assert moment(frame, 0)
+
+
+@pytest.mark.parametrize("line", [b"[]", b"{}", b'"', b'{"proof": "\\u00e9"}', b'{"proof": 1}'])
+def test_who_sends_nonsense_is_dropped(kept: Kept, line: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", kept.snapshots.port)) as link:
+        link.recv(100)
+        link.sendall(line + b"\n")
+        assert link.recv(1) == b""
+
+
+def test_a_snapshot_that_does_not_close_does_not_hold_up_the_others(kept: Kept, task: Task) -> None:
+    closes = threading.Event()
+    ends.update(hangs=closes.wait, fails=lambda: 1 // 0)
+    for table in ends:
+        moment(kept.load(table, seconds=0), 0)
+    good = moment(kept.load("good", seconds=0), 0)
+    wait_until(lambda: kept.snapshots.release() and released == [good])
+    closes.set()
+    wait_until(lambda: len(released) == 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "KeyError"),
+        ({"moments": base64.b64encode(b"cno_such_module\nX\n.").decode()}, "ModuleNotFoundError.*no_such_module"),
+        (described("f", fixed=True), "Epoch 1 is folded"),
+    ],
+)
+def test_any_error_of_a_load_is_answered(kept: Kept, fields: dict[str, Any], message: str) -> None:
+    failures.append(SparkError("Epoch 1 is folded."))
+    assert re.search(message, kept.answer(json.dumps(fields).encode())["error"])
+    os.close(kept.spark[1])
+    assert select.select([kept.spark[0]], [], [], 0)[0], "the keeper has closed its end"
+    kept.spark = os.pipe()
+    assert kept.answer(json.dumps(described("g")).encode())["port"] == kept.snapshots.port
+
+
+def test_a_keeper_that_is_stuck_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot_keeper, "START_SECONDS", 0.1)
+    with socket.socket(socket.AF_UNIX) as stuck:
+        stuck.bind(str(tmp_path / "s"))
+        stuck.listen()
+        with pytest.raises(SparkError, match=r"did not answer at .* within 0.1 s"):
+            snapshot_keeper._asked(tmp_path / "s", b"\n")
+
+
+def test_a_snapshot_that_cannot_be_taken_fails_the_tasks_that_wait_and_is_tried_again(kept: Kept, task: Task) -> None:
+    frame = kept.load()
+    failures.append(ImportError("no driver"))
+    with pytest.raises(SparkError, match="ImportError: no driver"):
+        moment(frame, 0)
+    failures.clear()
+    waited = action_snapshots._Action()
+    waited.failure = math.inf, SparkError("It is locked.")
+    with pytest.raises(SparkError, match="locked"):
+        action_snapshots._opened(waited, kept.snapshots._frames[frame.frame])
+    assert moment(frame, 0)
+
+
+def test_a_machine_that_vanishes_is_noticed_after_a_minute() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as link:
+        action_snapshots.notice_vanished(link)
+        assert link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+        assert [link.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [30, 10, 3]
+
+
+def test_a_long_temporary_directory_is_not_used_for_the_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("long" * 25)))
+    path = snapshot_keeper._address()
+    assert path.parent == Path("/tmp") / f"headwater-{os.getuid()}"
+    assert snapshot_keeper._asked(path.with_name("none"), b"\n") is None

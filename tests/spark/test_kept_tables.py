@@ -13,10 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 from tests.servers.postgres import Database
+from tests.spark.driven import source_of
 from tests.spark.keeper import Keeper
 
 from headwater.log_store.errors import EpochGone
+from headwater.spark import kept_reader
 from headwater.versioned import VersionedTable
+from headwater.versioned.folder import TableFolder
+from headwater.versioned.pins import pins_in
 
 LEFT, RIGHT = "public.accounts", "public.savings"
 ACCOUNTS, MONEY = 200, 1000
@@ -198,6 +202,30 @@ def test_an_epoch_is_pinned_while_it_is_read_and_let_go_afterwards(
         read(spark, keeper, LEFT, asOfEpoch=epoch).count()
     with pytest.raises(Exception, match=r"is folded"):
         frame.count()
+
+
+def test_a_keeper_that_is_forked_finds_the_store_closed_and_the_epoch_pinned(
+    keeper: Keeper, newest_postgres: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(newest_postgres)
+    keeper.catch_up()
+    keeper.fold()
+    source = source_of(newest_postgres, tmp_path, LEFT, store=keeper.store, asOfEpoch="newest")
+    reader: Any = source.reader(source.schema())
+    seen: list[str] = []
+    close = VersionedTable.close
+
+    def closed(table: VersionedTable) -> None:
+        seen.append("closed")
+        close(table)
+
+    def kept(*given: object) -> None:
+        seen.extend(pin.owner for pin in pins_in(TableFolder(keeper.folder, LEFT).path))
+
+    monkeypatch.setattr(VersionedTable, "close", closed)
+    monkeypatch.setattr(kept_reader, "keep", kept)
+    reader.partitions()
+    assert seen == ["closed", "spark read"]
 
 
 def test_a_table_that_is_not_kept_says_what_to_do(spark: Any, keeper: Keeper) -> None:

@@ -65,6 +65,7 @@ _IDLE_SECONDS = 1.0
 _LINGER_SECONDS = 0.2
 _HALF_WAY_SECONDS = 0.05  # one poll, where a seal waits for the end of a transaction, or its source for the seal
 _DEAR = 2  # times the duration of the last seal: a distance between seals below which little else would be done
+_MOST_DISTANCE_SECONDS = 5.0  # … but one slow seal must not hold up the next change for long
 _STATUS_SECONDS = 1.0
 _PENDING_SECONDS = 1.0  # until the source is checked again for what the stream had not passed yet
 _MOST_LOOKING = 20  # … but it takes at most this part of the time
@@ -369,7 +370,8 @@ class CaptureSession:
 
     def _left(self) -> float:
         """Seconds until an epoch with rows may be sealed; not positive after a quiet spell."""
-        distance = max(self._options.epoch_seconds, _DEAR * self._logs.sealer.seconds)
+        costly = min(_DEAR * self._logs.sealer.seconds, _MOST_DISTANCE_SECONDS)
+        distance = max(self._options.epoch_seconds, costly)
         return self._sealed_at + distance - time.monotonic()
 
     def _take(self, event: Event) -> None:

@@ -5,7 +5,8 @@ released when no task is connected any more. A task that comes later is refused.
 
 Spark reads the parts of a table in order, from the first one (``tail``: from the last one). An action that begins
 elsewhere asks for parts that Spark did not store, or lost, of what an *earlier* action read: ``df.cache()``, then
-``df.show()``, then ``df.count()``. It continues in the snapshot of that action, or is refused if that is released.
+``df.show()``, then ``df.count()``. It continues in the snapshot of that action. It is refused if that snapshot is
+released, or if several actions have read the DataFrame: which of them stored the other parts is unknown.
 """
 
 from __future__ import annotations
@@ -29,11 +30,18 @@ from headwater.errors import HeadwaterError
 from headwater.sources.errors import SnapshotExpired
 
 START_SECONDS: Final = 120.0
-FIRST_PART_SECONDS: Final = 5.0
-"""Tasks that Spark starts together connect within this time."""
+FIRST_PART_SECONDS: Final = float(os.environ.get("HEADWATER_FIRST_PART_SECONDS", "30"))
+"""Tasks that Spark starts together connect within this time, also on a busy machine. Tests set a shorter one."""
 IDLE_SECONDS: Final = 1800.0
 """A DataFrame that no task reads is forgotten after this time, and the keeper ends when it has none."""
 HANDSHAKE_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.1
+"""After a link that could not be served: files or threads can be free again."""
+_CLOSE_SECONDS: Final = 5.0
+_MOST_UNPROVEN: Final = 128
+"""Links that have not shown the key: more of them wait."""
+_KEEPALIVE: Final = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A machine that vanished is noticed after a minute."""
 MOST_BYTES: Final = 1 << 16
 READ: Final = b"read\n"
 LOAD: Final = (
@@ -70,6 +78,7 @@ class _Action:
         self.frames: set[_Frame] = set()
         self.opening = threading.Lock()
         self.open: _Opened | None = None
+        self.failure: tuple[float, Exception] | None = None
         self.readers = 0
         self.asked: set[tuple[_Frame, int]] = set()
         self.read: set[tuple[_Frame, int]] = set()
@@ -104,10 +113,13 @@ class _Frame:
         self.family = _Family()
         self.known: set[str] = set()
         self.latest: _Action | None = None
+        self.moments_read = 0
         self.used = time.monotonic()
 
     def join(self, name: str, action: _Action) -> _Action:
         """Have the action *name* read at the moment of *action*."""
+        if action is not self.latest:
+            self.moments_read += 1
         self.family.actions[name] = self.latest = action
         self.known.add(name)
         action.names.add(name)
@@ -121,7 +133,7 @@ class _Frame:
 
 
 class ActionSnapshots:
-    """Threads serve tasks; the main thread answers those who plan, and releases what nobody reads in."""
+    """Threads serve tasks and those who plan; the main thread releases what nobody reads in."""
 
     def __init__(self, key: str) -> None:
         self._key = key
@@ -129,6 +141,7 @@ class ActionSnapshots:
         self._families: WeakValueDictionary[Moments, _Family] = WeakValueDictionary()
         self._sparks: dict[tuple[int, int], int] = {}
         self._changed = threading.Condition()
+        self._unproven = threading.Semaphore(_MOST_UNPROVEN)
         self._began = time.monotonic()
         dual = socket.has_dualstack_ipv6()
         family = socket.AF_INET6 if dual else socket.AF_INET
@@ -137,29 +150,29 @@ class ActionSnapshots:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def add(self, asked: dict[str, Any], spark: int) -> None:
-        """Know one more DataFrame, for as long as anybody reads what *spark* writes.
+        """Know one more DataFrame, for as long as anybody reads what *spark* writes; it is closed later.
 
-        :raises HeadwaterError: its moment is fixed, and gone.
+        :raises HeadwaterError: its moment is fixed, and gone. The caller closes *spark* after any error.
         """
         status = os.fstat(spark)
-        known = self._sparks.setdefault((status.st_dev, status.st_ino), spark)
-        if known != spark:
-            os.close(spark)
-        frame = _Frame(asked, known)
+        frame = _Frame(asked, spark)
         if frame.moments.fixed:
             frame.join("", _Action()).open = frame.moments.open()
-        else:
-            frame.family = self._families.setdefault(frame.moments, frame.family)
         with self._changed:
+            if not frame.moments.fixed:
+                frame.family = self._families.setdefault(frame.moments, frame.family)
+            frame.spark = self._sparks.setdefault((status.st_dev, status.st_ino), spark)
             self._frames[frame.name] = frame
+        if frame.spark != spark:
+            os.close(spark)
 
     def release(self, *, everything: bool = False) -> bool:
         """Release what is not needed any more; whether the keeper still is."""
         broken = select.poll()
-        for spark in self._sparks.values():
-            broken.register(spark, 0)
-        gone = {spark for spark, _ in broken.poll(0)}
         with self._changed:
+            for spark in self._sparks.values():
+                broken.register(spark, 0)
+            gone = {spark for spark, _ in broken.poll(0)}
             now = time.monotonic()
             used = {action for frame in self._frames.values() for action in frame.family.actions.values()}
             used = {action for action in used if action.open or action.readers}
@@ -181,8 +194,17 @@ class ActionSnapshots:
                 if spark not in needed:
                     os.close(self._sparks.pop(pipe))
             is_needed = bool(needed) or now - self._began < START_SECONDS
+        closing = []
         for close in over:
-            close()
+            thread = threading.Thread(target=_closed, args=(close,), daemon=True)
+            try:
+                thread.start()
+                closing.append(thread)
+            except RuntimeError:  # no more threads
+                _closed(close)
+        end = now + _CLOSE_SECONDS
+        for thread in closing if everything else ():
+            thread.join(max(end - time.monotonic(), 0.0))
         return is_needed
 
     def _released(self, action: _Action) -> Callable[[], None]:
@@ -197,40 +219,61 @@ class ActionSnapshots:
 
     def _accept(self) -> None:
         while True:
-            link, _ = self._server.accept()
-            threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+            self._unproven.acquire()
+            if serve_next(self._server, self._serve) is None:
+                self._unproven.release()
 
     def _serve(self, link: socket.socket) -> None:
         """One task, for as long as it reads."""
-        try:
-            with link, link.makefile("rb") as lines:
-                link.settimeout(HANDSHAKE_SECONDS)
-                challenge = secrets.token_hex(16).encode() + b"\n"
-                link.sendall(challenge)
-                asked = json.loads(lines.readline(MOST_BYTES) or "{}")
-                if not hmac.compare_digest(proof_of(self._key, challenge), asked.get("proof", "")):
-                    return
+        with link:
+            try:
+                asked = self._proven(link)
+            except (OSError, ValueError):
+                asked = None  # it has ended, or is no task
+            finally:
+                self._unproven.release()
+            if asked is None:
+                return
+            try:
                 link.settimeout(None)
-                link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # a machine can vanish
-                self._attend(link, lines, asked["frame"], asked["action"], asked["part"])
-        except (OSError, ValueError):
-            pass  # it has ended, or is no task
+                notice_vanished(link)
+                with link.makefile("rb") as lines:
+                    self._attend(link, lines, asked["frame"], asked["action"], asked["part"])
+            except OSError:
+                pass  # it has ended
+
+    def _proven(self, link: socket.socket) -> dict[str, Any] | None:
+        """What a task asks; ``None`` without the key. :raises ValueError: also when it has taken too long."""
+        end = time.monotonic() + HANDSHAKE_SECONDS
+        challenge = secrets.token_hex(16).encode() + b"\n"
+        line = b""
+        link.settimeout(HANDSHAKE_SECONDS)
+        link.sendall(challenge)
+        while not line.endswith(b"\n") and len(line) < MOST_BYTES:
+            link.settimeout(end - time.monotonic())
+            received = link.recv(MOST_BYTES)
+            if not received:
+                return None
+            line += received
+        asked: Any = json.loads(line)
+        proof = str(asked.get("proof")).encode() if isinstance(asked, dict) else b""
+        return asked if hmac.compare_digest(proof_of(self._key, challenge).encode(), proof) else None
 
     def _attend(self, link: socket.socket, lines: BufferedReader, name: str, action_name: str, part: int) -> None:
         is_read = False
         try:
             action, frame = self._enter(name, action_name, part)
         except HeadwaterError as error:
-            link.sendall(line_of({"error": error.message, "next_step": error.next_step, "expired": True}))
+            link.sendall(error_line(error, expired=True))
             return
         try:
-            with action.opening:
-                if action.open is None:
-                    action.open = frame.moments.open()
-            link.sendall(line_of({"moment": action.open[1]}))
+            try:
+                moment = _opened(action, frame)
+            except Exception as error:
+                link.sendall(error_line(error, expired=False))
+                return
+            link.sendall(line_of({"moment": moment}))
             is_read = lines.readline(MOST_BYTES) == READ
-        except HeadwaterError as error:
-            link.sendall(line_of({"error": error.message, "next_step": error.next_step, "expired": False}))
         finally:
             with self._changed:
                 action.readers -= 1
@@ -274,15 +317,67 @@ class ActionSnapshots:
             action = family.actions.get(name) or _Action()
         else:
             latest = frame.latest
-            if latest is None or not latest.names & family.actions.keys() or (frame, part) in latest.asked:
+            if (
+                latest is None
+                or frame.moments_read > 1
+                or family.actions.get(name) not in (None, latest)
+                or not latest.names & family.actions.keys()
+                or (frame, part) in latest.asked
+            ):
                 raise SnapshotExpired(
                     f"Spark begins an action with part {part + 1} of {frame.parts}: an earlier action stored other"
-                    " parts, or it is a tail() after one that read some of them. That snapshot is released.",
+                    " parts, or it is a tail() after one that read some of them. The snapshot of that action is"
+                    " released, or is not the only one that this action would read.",
                     next_step=LOAD,
                 )
             action = latest
         self._changed.notify_all()
         return frame.join(name, action)
+
+
+def _opened(action: _Action, frame: _Frame) -> dict[str, Any]:
+    """What tasks need for the moment of *action*. Tasks that wait for each other fail together, not one by one."""
+    began = time.monotonic()
+    with action.opening:
+        if action.failure is not None and action.failure[0] >= began:
+            raise action.failure[1]
+        if action.open is None:
+            try:
+                action.open = frame.moments.open()
+            except Exception as error:
+                action.failure = time.monotonic(), error
+                raise
+        return action.open[1]
+
+
+def _closed(close: Callable[[], None]) -> None:
+    try:
+        close()
+    except Exception:  # the session was lost, and its snapshot with it
+        pass
+
+
+def serve_next(server: socket.socket, serve: Callable[[socket.socket], None]) -> threading.Thread | None:
+    """The thread that serves the next link. After a pause, ``None`` where files or threads are used up."""
+    link = None
+    try:
+        link, _ = server.accept()
+        thread = threading.Thread(target=serve, args=(link,), daemon=True)
+        thread.start()
+        return thread
+    except (OSError, RuntimeError):
+        if link is not None:
+            link.close()
+        time.sleep(_PAUSE_SECONDS)
+        return None
+
+
+def notice_vanished(link: socket.socket) -> None:
+    """Let reads from *link* fail when its other machine has vanished."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE.items():
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def proof_of(key: str, challenge: bytes) -> str:
@@ -293,3 +388,11 @@ def proof_of(key: str, challenge: bytes) -> str:
 def line_of(fields: dict[str, Any]) -> bytes:
     """A line of JSON."""
     return json.dumps(fields).encode() + b"\n"
+
+
+def error_line(error: Exception, **fields: Any) -> bytes:
+    """An answer that says why there is none."""
+    if not isinstance(error, HeadwaterError):
+        text = f"The process that keeps snapshots failed with {type(error).__name__}: {error}."
+        error = HeadwaterError(text, next_step=LOAD)
+    return line_of({"error": error.message, "next_step": error.next_step, **fields})

@@ -27,7 +27,6 @@ from headwater.sources.errors import SnapshotExpired
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
-from headwater.spark.action_snapshots import START_SECONDS
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import DataSourceReader, Filter, InputPartition
 from headwater.spark.errors import NoCapture, TableChanged
@@ -44,6 +43,8 @@ from headwater.state import open_reader
 
 _SMALL_ROWS: Final = 20_000
 """Changes up to this many are read by one task."""
+_LOCK_SECONDS: Final = 60.0
+"""How long a snapshot waits for a locked table; tasks wait twice as long for the snapshot."""
 
 
 def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceReader:
@@ -67,7 +68,7 @@ class TableMoments:
 
     def open(self) -> tuple[Callable[[], None], dict[str, Any]]:
         """:raises TableChanged: it has other columns now."""
-        snapshot = open_snapshots(self.source, lock_seconds=START_SECONDS).export()
+        snapshot = open_snapshots(self.source, lock_seconds=_LOCK_SECONDS).export()
         try:
             if snapshot.table(self.table) != self.table:
                 raise TableChanged(
@@ -105,7 +106,7 @@ class TableReader(DataSourceReader):
         options = self._options
         known = source_table(options)
         columns = Columns.of(self._schema, known, options.columns)
-        with closing(open_snapshots(options.source, lock_seconds=START_SECONDS).export()) as snapshot:
+        with closing(open_snapshots(options.source, lock_seconds=_LOCK_SECONDS).export()) as snapshot:
             table = snapshot.table(known)
             bounds = self._bounds(known)
             parts, kind = planned_parts(snapshot, table, bounds, options.split_rows, options.parallelism)

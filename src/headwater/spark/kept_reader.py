@@ -7,7 +7,7 @@ one. Vnode ranges are the partitions. The epoch is chosen once for a DataFrame, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -70,15 +70,17 @@ class KeptReader(DataSourceReader):
         """:raises BaseGone: the epoch is folded. :raises NotYet: it is not sealed. :raises NotComplete: no history."""
         options = self._options
         place = kept_place(options)
-        with closing(place.open()) as table:
-            after, epoch = _epochs(options, table)
-            with table.pin(_OWNER, epoch if after is None else after) as pin:
+        with ExitStack() as pinned:
+            with closing(place.open()) as table:
+                after, epoch = _epochs(options, table)
+                pin = pinned.enter_context(table.pin(_OWNER, epoch if after is None else after))
                 epoch = epoch or pin.epoch
                 there = table.table(epoch)
                 columns = Columns.of(self._schema, there, _wanted(options))
                 places = columns.places(there, stops=options.on_schema_change == STOP)
                 cuts = vnode_cuts(table, epoch, options.parallelism)
-                frame = keep(PinnedMoment(place, pin.epoch), len(cuts) - 1, options.snapshot_seconds)
+            # the store is closed: a keeper that is a copy of this process could not open it otherwise
+            frame = keep(PinnedMoment(place, pin.epoch), len(cuts) - 1, options.snapshot_seconds)
         read = KeptRead(place, epoch, places, after)
         return [KeptPartition(number, read, part, frame) for number, part in enumerate(pairwise(cuts))]
 

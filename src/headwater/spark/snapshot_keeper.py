@@ -22,12 +22,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any, Final
 
 from pyspark import TaskContext
 
-from headwater.errors import HeadwaterError
+from headwater import __version__
 from headwater.private_files import make_root, open_private
 from headwater.sources.errors import SnapshotExpired
 from headwater.spark import action_snapshots
@@ -40,14 +42,18 @@ from headwater.spark.action_snapshots import (
     START_SECONDS,
     ActionSnapshots,
     Moments,
+    error_line,
     line_of,
     proof_of,
+    serve_next,
 )
 from headwater.spark.child import Child, received, tell
 from headwater.spark.errors import SparkError
 
 _LOOK_SECONDS: Final = 0.25
 _TRIES: Final = 5
+_MOST_PATH: Final = 100
+"""Bytes of the path of a Unix socket; macOS takes 103."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +131,20 @@ def _address() -> Path:
     """Where the keeper of this user and this installation is asked for: the two sides of a join are planned at once, in
     two processes. A Unix socket in a private directory of this machine.
     """
+    program = f"{sys.executable} {__file__} {__version__}".encode() + Path(action_snapshots.__file__).read_bytes()
+    name = f"keeper-{hashlib.sha256(program + Path(__file__).read_bytes()).hexdigest()[:12]}"
     folder = Path(tempfile.gettempdir()) / f"headwater-{os.getuid()}"
+    if len(os.fsencode(folder / name)) > _MOST_PATH:
+        folder = Path("/tmp") / folder.name
     make_root(folder)
-    program = f"{sys.executable} {__file__}".encode() + Path(action_snapshots.__file__).read_bytes()  # of one version
-    return folder / f"keeper-{hashlib.sha256(program + Path(__file__).read_bytes()).hexdigest()[:12]}"
+    return folder / name
 
 
 def _asked(path: Path, line: bytes) -> dict[str, Any] | None:
-    """The answer of the keeper; ``None`` when none is running."""
+    """The answer of the keeper; ``None`` when none is running.
+
+    :raises SparkError: it does not answer in time.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as link:
             link.settimeout(START_SECONDS)
@@ -144,6 +156,11 @@ def _asked(path: Path, line: bytes) -> dict[str, Any] | None:
                 return answer
     except (FileNotFoundError, ConnectionError):
         return None
+    except TimeoutError:
+        raise SparkError(
+            f"The process that keeps snapshots did not answer at {path} within {START_SECONDS:g} s.",
+            next_step="A lock on the tables, or a slow disk, can hold it up. Load the table again.",
+        ) from None
 
 
 _own_pipe: tuple[int, int] | None = None
@@ -172,27 +189,32 @@ def main() -> None:
         asking.listen(128)
     keeper = ActionSnapshots(key)
     tell({})
-    while keeper.release():
+    answering: list[Thread] = []
+    while keeper.release() or answering:
+        answering = [thread for thread in answering if thread.is_alive()]  # release() then sees what they have added
         if select.select([asking], [], [], _LOOK_SECONDS)[0]:
-            _answer(asking.accept()[0], keeper, key)
+            thread = serve_next(asking, partial(_answer, keeper, key))
+            answering += [thread] if thread else []
     asking.close()
     keeper.release(everything=True)
 
 
-def _answer(link: socket.socket, keeper: ActionSnapshots, key: str) -> None:
+def _answer(keeper: ActionSnapshots, key: str, link: socket.socket) -> None:
     """Serve one who plans."""
     try:
         with link, link.makefile("rb") as lines:
             link.settimeout(HANDSHAKE_SECONDS)
             spark = socket.recv_fds(link, 1, 1)[1][0]
-            line = lines.readline().strip()
             try:
+                line = lines.readline().strip()
                 if line:
                     keeper.add(json.loads(line), spark)
-                else:  # somebody only looks whether we are here
+                else:  # only asks whether a keeper runs
                     os.close(spark)
-                link.sendall(line_of({"port": keeper.port, "key": key}))
-            except HeadwaterError as error:
-                link.sendall(line_of({"error": error.message, "next_step": error.next_step}))
-    except (OSError, ValueError, IndexError):
+            except Exception as error:
+                os.close(spark)
+                link.sendall(error_line(error))
+                return
+            link.sendall(line_of({"port": keeper.port, "key": key}))
+    except (OSError, IndexError):
         pass  # it has ended

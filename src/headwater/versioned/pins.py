@@ -84,10 +84,6 @@ class Pin:
         self._path = path
         self.epoch = epoch
 
-    @property
-    def id(self) -> str:
-        return self._path.stem
-
     def release(self) -> None:
         """The base may go on. A pin that is gone is no error."""
         failpoints.hit(BEFORE_RELEASE)

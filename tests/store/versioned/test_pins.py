@@ -80,7 +80,7 @@ def test_a_pin_goes_with_its_process_unless_it_has_a_name(kept: WrittenTable) ->
 
 def test_a_pin_is_lost_with_its_process_also_where_another_one_has_the_pid_now(kept: WrittenTable) -> None:
     table = kept.open()
-    pin = table.pin("a reader")
+    table.pin("a reader")
     (info,) = table.pins()
     assert not info.is_lost
     assert replace(info, ticks=info.ticks - 1).is_lost, "the pid is another process's now"
@@ -90,7 +90,7 @@ def test_a_pin_is_lost_with_its_process_also_where_another_one_has_the_pid_now(k
     earlier = replace(info, boot="", namespace=0, ticks=0)
     assert not earlier.is_lost
     assert replace(earlier, pid=2**22 + 1).is_lost
-    path = kept.sink.folder(ORDERS).path / "pins" / f"{pin.id}.json"
+    path = kept.sink.folder(ORDERS).path / "pins" / f"{info.id}.json"
     told = json.loads(path.read_text())
     path.write_text(json.dumps(told | {"ticks": told["ticks"] - 1}))
     kept.write((INSERT, order(99)))
