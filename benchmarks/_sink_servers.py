@@ -14,8 +14,8 @@ from _harness import Figure, best_in_turns, seconds_of
 from _servers import Database, KafkaServer, MariaDbServer
 from _sink_rows import TABLE, as_inserts, deliver_inserts
 from _tools import mariadb, psql
-from headwater.sinks import open_sink
 from headwater.sinks.mysql import SESSIONS as MYSQL_SESSIONS
+from headwater.sinks.open import open_sink
 from headwater.sinks.postgres import SESSIONS as POSTGRES_SESSIONS
 
 MYSQL_SETTINGS = {"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "512M", "local-infile": "1"}

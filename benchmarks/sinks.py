@@ -32,8 +32,8 @@ from _sink_recovery import start_and_recovery
 from _sink_rows import TABLE, as_inserts, deliver_history, deliver_inserts, orders
 from _sink_servers import into_kafka, into_mysql, into_postgres
 from _spark import spark_session
-from headwater.sinks import open_sink
 from headwater.sinks.change_rows import change_rows
+from headwater.sinks.open import open_sink
 from headwater.sinks.types import conform, sink_schema
 
 SETTINGS = {

@@ -17,7 +17,7 @@ from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.query import QueryOptions
 from headwater.cli.main import app
-from headwater.sinks import open_sink
+from headwater.sinks.open import open_sink
 from headwater.spark.jobs import SparkJobs
 
 TABLE = {"table": "shop.orders"}

@@ -1,11 +1,10 @@
-"""Errors between a log and its sink: what happened, under what the caller must do (:mod:`headwater.errors`)."""
+"""Errors of sinks: what happened, under what the caller must do (:mod:`headwater.errors`)."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from headwater.errors import (
-    CapacityError,
     ConflictError,
     FencedError,
     HeadwaterError,
@@ -24,27 +23,6 @@ class SinkError(HeadwaterError):
 
 class SinkInputError(SinkError, InputError):
     """Settings that contradict each other, or changes that a sink of this mode cannot take."""
-
-
-class EpochTooLarge(SinkError, CapacityError):
-    """The changes of one epoch do not fit into the memory that they may take.
-
-    :ivar nbytes: what they take.
-    :ivar limit: what they may take.
-    """
-
-    def __init__(self, message: str, *, nbytes: int, limit: int, next_step: str) -> None:
-        self.nbytes = nbytes
-        self.limit = limit
-        super().__init__(message, next_step=next_step)
-
-
-class NotRewindable(SinkError, ConflictError):
-    """A sink that must begin anew, on a log that cannot be rewound."""
-
-
-class HandOverTimeout(SinkError, TransientError):
-    """The sink did not let go of its log in the time that was given."""
 
 
 class SinkSchemaError(SinkError, InputError):

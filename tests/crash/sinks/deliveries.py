@@ -16,7 +16,7 @@ import pyarrow as pa
 from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, IntegerOrder, order, own_rows
 
 from headwater import failpoints
-from headwater.sinks import open_sink
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink, Staged, Token
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.vnode import hash_keys

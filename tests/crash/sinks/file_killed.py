@@ -16,7 +16,7 @@ from tests.sampled import hits as hits_of
 from tests.sampled import share
 
 from headwater.failpoints import registered
-from headwater.sinks import open_sink
+from headwater.sinks.open import open_sink
 from headwater.sinks.parquet import read
 from headwater.sinks.sink import Committed
 

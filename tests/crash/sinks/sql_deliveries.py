@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.sinks import open_sink
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
 
 from . import deliveries

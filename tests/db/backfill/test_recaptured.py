@@ -26,8 +26,9 @@ from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
 from headwater.pipeline.sink_state import let_back
 from headwater.pipeline.verify.mirrors import SinkMirror
-from headwater.sinks import mysql, open_sink, postgres
+from headwater.sinks import mysql, postgres
 from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Mode, Sink
 from headwater.sinks.types import conform, sink_schema
 from headwater.sources.open import open_source

@@ -27,9 +27,8 @@ from tests.sampled import share
 from tests.servers.mysql_family import FAMILY, start_server
 from tests.servers.postgres import NEWEST, PostgresServer
 
-from headwater.sinks import open_sink
 from headwater.sinks.change_rows import changes_schema
-from headwater.sinks.open import KINDS, sink_class
+from headwater.sinks.open import KINDS, open_sink, sink_class
 from headwater.sinks.sink import Mode, Sink
 from headwater.sinks.types import sink_schema
 from headwater.sinks.versions import versions_schema

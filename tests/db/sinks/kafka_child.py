@@ -13,7 +13,8 @@ from pathlib import Path
 from tests.crash.sinks import deliveries
 
 from headwater import failpoints
-from headwater.sinks import SinkError, open_sink
+from headwater.sinks.errors import SinkError
+from headwater.sinks.open import open_sink
 
 
 def deliver(options: str, armed: str = "", generation: int = 0, hits: str | None = None) -> None:

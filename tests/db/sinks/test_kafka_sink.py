@@ -30,7 +30,7 @@ from tests.store.sinks.file_sinks import (
     table_of,
 )
 
-from headwater.sinks import json_rows, kafka_messages, open_sink
+from headwater.sinks import json_rows, kafka_messages
 from headwater.sinks import kafka as kafka_sink
 from headwater.sinks.errors import (
     OtherAttempt,
@@ -43,6 +43,7 @@ from headwater.sinks.errors import (
 )
 from headwater.sinks.kafka import KafkaSink
 from headwater.sinks.kafka_channel import KafkaChannel, KafkaChannels, KafkaCluster
+from headwater.sinks.open import open_sink
 from headwater.sinks.row_sink import Overtaken
 from headwater.sinks.sink import Committed, Token
 

@@ -19,10 +19,11 @@ from tests.servers.mysql_family import FAMILY
 from tests.servers.proxy import CommitLosingProxy
 from tests.store.sinks.file_sinks import DELETE, INSERT, ORDERS, Feed, many_changes, order, table_of
 
-from headwater.sinks import open_sink, sql_sink
+from headwater.sinks import sql_sink
 from headwater.sinks.errors import SinkInputError, SinkRowError, SinkSchemaError, SinkUnreachable
 from headwater.sinks.mysql import SESSIONS, MySqlSink
 from headwater.sinks.mysql_session import address
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Mode
 from headwater.sources.table import SpecialValues
 

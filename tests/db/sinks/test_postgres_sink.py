@@ -15,7 +15,7 @@ from tests.servers.postgres import NEWEST, VERSIONS, Database, PostgresServer
 from tests.servers.proxy import CommitLosingProxy
 from tests.store.sinks.file_sinks import INSERT, ORDERS, Feed, many_changes, order
 
-from headwater.sinks import open_sink, sql_sink
+from headwater.sinks import sql_sink
 from headwater.sinks.errors import (
     SinkInputError,
     SinkLoginRefused,
@@ -25,6 +25,7 @@ from headwater.sinks.errors import (
     SinkUnwritable,
     StagedLost,
 )
+from headwater.sinks.open import open_sink
 from headwater.sinks.postgres import SESSIONS, PostgresSink
 from headwater.sinks.sink import Mode
 from headwater.sources.secret_files import in_file

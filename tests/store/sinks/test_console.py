@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from headwater.sinks import open_sink
 from headwater.sinks.errors import SinkInputError, SinkUnwritable
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Committed
 
 from .file_sinks import DELETE, INSERT, ORDERS, UPDATE, Feed, order, table_of

@@ -13,10 +13,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headwater.sinks import open_sink, rewrite
+from headwater.sinks import rewrite
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkInputError, SinkSchemaError
+from headwater.sinks.open import open_sink
 from headwater.sinks.partitions import Partitioning
 from headwater.sinks.sink import Mode, Sink
 

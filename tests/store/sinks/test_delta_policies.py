@@ -10,9 +10,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headwater.sinks import open_sink
 from headwater.sinks.errors import SinkSchemaError
-from headwater.sinks.open import SinkOptionError
+from headwater.sinks.open import SinkOptionError, open_sink
 from headwater.sinks.sink import Sink
 from headwater.sources.table import SourceColumn, SourceTable
 

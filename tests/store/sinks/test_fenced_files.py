@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headwater.sinks import open_sink
 from headwater.sinks.errors import SinkFenced
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink, Staged, Token
 
 from .file_sinks import INSERT, ORDERS, Feed, history_part, order

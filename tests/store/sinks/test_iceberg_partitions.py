@@ -11,9 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.sinks import open_sink, rewrite
+from headwater.sinks import rewrite
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.iceberg import IcebergSink
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Mode
 
 from .file_sinks import DELETE, INSERT, UPDATE, Feed, table_of

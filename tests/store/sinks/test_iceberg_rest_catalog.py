@@ -30,9 +30,9 @@ from pyiceberg.table import CommitTableRequest
 from tests.servers.losing_proxy import losing_proxy
 
 from headwater import failpoints
-from headwater.sinks import open_sink
 from headwater.sinks.errors import SinkLoginRefused, SinkUnreachable
 from headwater.sinks.iceberg import IcebergSink
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Committed, Mode
 from headwater.spark.failure import Failure, Remedy
 

@@ -12,10 +12,9 @@ import pyarrow.dataset as ds
 import pytest
 from deltalake import DeltaTable
 
-from headwater.sinks import open_sink
 from headwater.sinks.errors import OtherAttempt, SinkInputError, SinkUnwritable
 from headwater.sinks.manifests import Manifests
-from headwater.sinks.open import SinkOptionError
+from headwater.sinks.open import SinkOptionError, open_sink
 from headwater.sinks.parquet import committed_files, read
 from headwater.sinks.sink import Committed, Mode, Sink, Token
 

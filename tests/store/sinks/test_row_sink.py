@@ -19,9 +19,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.sinks import open_sink
 from headwater.sinks.errors import OtherAttempt, SinkInputError
-from headwater.sinks.open import sink_class
+from headwater.sinks.open import open_sink, sink_class
 from headwater.sinks.row_sink import RowSink
 from headwater.sinks.sink import Committed, Staged, Token
 from headwater.sources.table import SourceTable
@@ -250,7 +249,7 @@ def test_any_batches_give_what_a_dictionary_gives(seed: int, feed: Feed, sink: R
 _CHILD = """
 import sys
 from tests.store.sinks.file_sinks import INSERT, UPDATE, Feed, order
-from headwater.sinks import open_sink
+from headwater.sinks.open import open_sink
 sink = open_sink("my_sinks:SqliteSink", path=sys.argv[1], staging=sys.argv[2])
 feed = Feed(sink)
 feed.history(1, [order(key, "x" * 200) for key in range(3000)])

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from headwater.sinks import open_sink, webhook
+from headwater.sinks import webhook
 from headwater.sinks.errors import SinkInputError, SinkLoginRefused, SinkUnreachable, SinkUnwritable
+from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Committed
 from headwater.sinks.webhook import WebhookSink
 
@@ -238,7 +239,7 @@ def test_it_shows_its_host_alone(tmp_path: Path) -> None:
 _CHILD = """
 import sys
 from tests.store.sinks.file_sinks import INSERT, Feed, order
-from headwater.sinks import open_sink
+from headwater.sinks.open import open_sink
 feed = Feed(open_sink("webhook", url=sys.argv[1], staging=sys.argv[2], rows=2))
 for epoch in (1, 2):
     feed.changes(epoch, *[(INSERT, order(epoch * 10 + place)) for place in range(3)])
