@@ -402,7 +402,7 @@ class QueryTable:
         if self.kept is not None:
             self.kept.executor.save(self._state.batch)
         if self.executor is not None:
-            self.executor.save(self._state.batch)
+            self.executor.state.save(self._state.batch)
 
     def has_columns_of(self, snapshot: ExportedSnapshot, table: SourceTable) -> bool:
         """Whether the table has in *snapshot* just the columns that its log has."""

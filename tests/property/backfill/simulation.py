@@ -94,7 +94,7 @@ class Query:
 
     def _save(self) -> None:
         batch = WriteBatch()
-        self.executor.save(batch)
+        self.executor.state.save(batch)
         self._epoch += 1
         self._store.seal(Epoch.from_ms(self._epoch), batch)
 

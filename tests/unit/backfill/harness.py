@@ -19,7 +19,7 @@ class Stored:
 
     def __init__(self) -> None:
         self.store = open_writer(f"memory://backfill-unit-{next(_stores)}")
-        self._epochs = count(1)
+        self.epochs = count(1)
 
     def open(self, table: SourceTable, options: BackfillOptions) -> BackfillExecutor:
         with self.store.snapshot() as view:
@@ -28,8 +28,8 @@ class Stored:
     def save(self, executor: BackfillExecutor) -> int:
         """How many steps it took."""
         batch = WriteBatch()
-        executor.save(batch)
-        self.store.seal(Epoch.from_ms(next(self._epochs)), batch)
+        executor.state.save(batch)
+        self.store.seal(Epoch.from_ms(next(self.epochs)), batch)
         return len(batch)
 
     def again(self, executor: BackfillExecutor, options: BackfillOptions | None = None) -> BackfillExecutor:

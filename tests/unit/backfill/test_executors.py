@@ -497,7 +497,7 @@ def test_26355_nothing_of_a_dropped_table_stays(options: BackfillOptions) -> Non
     stored.save(executor)
     assert stored.rows() > before
     batch = WriteBatch()
-    executor.forget(batch)
+    executor.state.forget(batch)
     stored.store.seal(Epoch.from_ms(1000), batch)
     assert stored.rows() == before
     assert stored.open(database.table, options).phase is Phase.WAITING

@@ -19,10 +19,11 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 from headwater.backfill.cdc.errors import InvalidBackfillOption, PlanOutOfOrder
 from headwater.backfill.cdc.segment import FilterBuilder, HandedOut, Segment
-from headwater.backfill.cdc.state import BackfillRecord, BackfillTables, Renewal
+from headwater.backfill.cdc.state import CdcBackfillState, Renewal
 from headwater.backfill.progress import Phase, RecentRate, TableProgress, seconds_left
 from headwater.backfill.rate_limit import RateLimit
 from headwater.backfill.units import DROP_ALL, ChangeFilter, Rule, Run
@@ -30,7 +31,6 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable
-from headwater.state import WriteBatch
 from headwater.stream import ALL_TARGETS, Barrier, Pause, Resume, Stop, Throttle
 
 __all__ = ["BackfillExecutor", "BackfillOptions", "HandedOut", "Phase", "Renewal"]
@@ -73,18 +73,14 @@ class BackfillOptions:
 class BackfillExecutor(ABC):
     """The backfill of one table."""
 
-    def __init__(
-        self, table: SourceTable, tables: BackfillTables, options: BackfillOptions, record: BackfillRecord
-    ) -> None:
+    def __init__(self, table: SourceTable, state: CdcBackfillState[Any], options: BackfillOptions) -> None:
         self.table = table
         self.options = options
-        self._tables = tables
-        self._record = record
-        self._dirty = False
-        self._begins = False
+        self.state = state
         self._stopped = False
         self._now = 0.0
         self._recent = RecentRate()
+        record = state.record
         rate = record.limit if record.throttled else options.rows_per_second
         self._rate = RateLimit(rate, options.burst_seconds)
 
@@ -92,32 +88,32 @@ class BackfillExecutor(ABC):
 
     @property
     def phase(self) -> Phase:
-        if self._record.finished:
+        if self.state.record.finished:
             return Phase.DONE
-        if self._record.kind is None:
-            return Phase.SETTLING if self._record.truncated is not None else Phase.WAITING
-        if self._record.truncated is not None or self._is_exhausted():
+        if self.state.record.kind is None:
+            return Phase.SETTLING if self.state.record.truncated is not None else Phase.WAITING
+        if self.state.record.truncated is not None or self._is_exhausted():
             return Phase.SETTLING
         return Phase.READING
 
     @property
     def kind(self) -> SplitKind:
         """Of its cuts; before they are planned: what is wanted."""
-        return self._record.kind or self.options.kind or SplitKind.KEY
+        return self.state.record.kind or self.options.kind or SplitKind.KEY
 
     @property
     def renewal(self) -> Renewal | None:
         """Which one this is; ``None``: the first backfill of the table."""
-        return self._record.renewal
+        return self.state.record.renewal
 
     @property
     def is_paused(self) -> bool:
-        return self._record.paused
+        return self.state.record.paused
 
     @property
     def is_changed(self) -> bool:
         """Whether there is something to save."""
-        return self._dirty
+        return self.state.is_changed
 
     # -- what is asked of it ---------------------------------------------------------------------------------------
 
@@ -130,28 +126,29 @@ class BackfillExecutor(ABC):
                 self._set_paused(False)
             case Throttle(rows_per_second=rate, target=target) if target in (ALL_TARGETS, self.table.full_name):
                 self._rate.change(rate, self._now)
-                self._record.throttled, self._record.limit = True, rate
-                self._dirty = True
+                self.state.record.throttled, self.state.record.limit = True, rate
+                self.state.change()
             case Stop() as stop if stop.stops(self.table.full_name):
                 self._stopped = True
 
     def _set_paused(self, paused: bool) -> None:
-        self._dirty |= self._record.paused != paused
-        self._record.paused = paused
+        if self.state.record.paused != paused:
+            self.state.record.paused = paused
+            self.state.change()
 
     def wants(self, now: float) -> int:
         """Rows that may be handed out now: 0 when paused, stopped, throttled or when there is nothing left."""
         self._now = max(self._now, now)
-        self._recent.note(self._record.rows, self._now)
-        if self._record.paused or self._stopped or self.phase not in (Phase.WAITING, Phase.READING):
+        self._recent.note(self.state.record.rows, self._now)
+        if self.state.record.paused or self._stopped or self.phase not in (Phase.WAITING, Phase.READING):
             return 0
         return self._rate.allowed(self._now)
 
     @property
     def rows_left(self) -> float:
         """About how many rows are not handed out; infinitely many before the splits are planned."""
-        total = self._record.total_rows
-        return math.inf if total is None else max(total - self._record.rows, 0)
+        total = self.state.record.total_rows
+        return math.inf if total is None else max(total - self.state.record.rows, 0)
 
     # -- plans -----------------------------------------------------------------------------------------------------
 
@@ -168,15 +165,15 @@ class BackfillExecutor(ABC):
         newest = self._pending()[-1].plan if self._pending() else 0
         if plan <= newest:
             raise PlanOutOfOrder(f"Plan {plan} cannot hand out after plan {newest}.", next_step="Roll back first.")
-        if self._record.kind is None:
+        if self.state.record.kind is None:
             self._plan(snapshot)
-            self._dirty = True
+            self.state.change()
         made = self._take(plan, snapshot, budget)
         if made:
             rows = sum(part.rows for part in made)
             self._rate.take(rows, self._now)
             self._count()
-            self._dirty = True
+            self.state.change()
         return made
 
     def handed_out(self, plan: int) -> list[HandedOut]:
@@ -197,50 +194,50 @@ class BackfillExecutor(ABC):
             else:
                 segment.until = segment.until.joined(mark.high)
             self._changed_plan(segment)
-            self._dirty = True
+            self.state.change()
 
     def roll_back(self, plan: int, epoch: int | None = None) -> None:
         """Nothing was handed out by plans after *plan*; what was delivered is what the epochs up to *epoch* have."""
-        if epoch is not None and self._record.truncated is not None:
-            if self._record.truncated <= epoch:
+        if epoch is not None and self.state.record.truncated is not None:
+            if self.state.record.truncated <= epoch:
                 self._finish()
                 return
-            self._record.truncated = None
-            self._dirty = True
+            self.state.record.truncated = None
+            self.state.change()
         undone = [segment for segment in self._pending() if segment.plan > plan]
         if undone:
             self._undo(undone)
-            self._dirty = True
+            self.state.change()
 
     def truncate(self, epoch: int) -> None:
         """The batch has a TRUNCATE of the table in *epoch*: from there on the log alone tells everything."""
-        if not self._record.finished and self._record.truncated != epoch:
-            self._record.truncated = epoch
-            self._dirty = True
+        if not self.state.record.finished and self.state.record.truncated != epoch:
+            self.state.record.truncated = epoch
+            self.state.change()
 
     def settle(self, position: CdcOffset, epoch: int | None = None) -> None:
         """All batches from now on begin at *position*, after *epoch*, or later."""
-        if self._record.finished:
+        if self.state.record.finished:
             return
-        cut = self._record.truncated
+        cut = self.state.record.truncated
         if cut is not None and epoch is not None and epoch >= cut:
             self._finish()
-        elif self._record.kind is not None:
-            self._dirty |= self._settle(position)
+        elif self.state.record.kind is not None:
+            if self._settle(position):
+                self.state.change()
             if self._is_exhausted() and self._is_settled():
                 self._finish()
 
     def _finish(self) -> None:
-        self._record.finished, self._record.truncated = True, None
-        self._dirty = self._begins = True
-        if self._record.queued:
-            self._reset(self._record.queued.pop(0))
+        self.state.finish()
+        if self.state.record.queued:
+            self._reset(self.state.record.queued.pop(0))
 
     # -- beginning anew --------------------------------------------------------------------------------------------
 
     def renew(self, renewal: Renewal) -> None:
         """Read the table, or a part of it, once more; while it is being read: after that. The same one is done once."""
-        record = self._record
+        record = self.state.record
         if record.finished:
             if record.renewal is None or record.renewal.id != renewal.id:
                 self._reset(renewal)
@@ -248,26 +245,15 @@ class BackfillExecutor(ABC):
         known = [*record.queued, *([record.renewal] if record.renewal else [])]
         if renewal.id not in (one.id for one in known):
             record.queued.append(renewal)
-            self._dirty = True
+            self.state.change()
 
     def restart(self, renewal: Renewal | None = None) -> None:
         """Begin anew at once. Where the sink has no row of it any more, changes are dropped until it is read."""
         self._reset(renewal)
 
     def _reset(self, renewal: Renewal | None) -> None:
-        before = self._record
-        self._record = BackfillRecord(
-            before.version,
-            self.table.source_id,
-            paused=before.paused,
-            throttled=before.throttled,
-            limit=before.limit,
-            renewal=renewal,
-            queued=before.queued,
-        )
+        self.state.restart(self.table.source_id, renewal)
         self._recent = RecentRate()
-        self._clear()
-        self._dirty = self._begins = True
 
     # -- the filter ------------------------------------------------------------------------------------------------
 
@@ -276,9 +262,9 @@ class BackfillExecutor(ABC):
 
         :param plan: of the batch: what later plans handed out does not count.
         """
-        if self._record.finished:
+        if self.state.record.finished:
             return None
-        renewal, kind = self._record.replacing, self._record.kind
+        renewal, kind = self.state.record.replacing, self.state.record.kind
         unread = Rule.DROP if renewal is None else Rule.EMIT
         if kind is None or (renewal is not None and (kind is SplitKind.HEAP or renewal.columns is not None)):
             return DROP_ALL if renewal is None else ChangeFilter(SplitKind.KEY, (Run(None, Rule.EMIT),))
@@ -311,30 +297,14 @@ class BackfillExecutor(ABC):
 
     # -- state and progress ----------------------------------------------------------------------------------------
 
-    def save(self, batch: WriteBatch) -> None:
-        """Write what changed since the last time."""
-        if not self._dirty:
-            return
-        name = self.table.full_name
-        if self._begins:
-            self._tables.forget_parts(batch, name)
-        self._tables.backfills.put(batch, 0, (name,), self._record.to_values())
-        if not self._record.finished and self._record.kind is not None:
-            self._save_parts(batch)
-        self._dirty = self._begins = False
-
-    def forget(self, batch: WriteBatch) -> None:
-        """Nothing of it stays: the table was dropped from the query."""
-        self._tables.forget(batch, self.table.full_name)
-
     def _count(self) -> None:
         """Rows never decrease: those of a plan that was rolled back are counted once."""
-        self._record.rows = max(self._record.rows, self._rows())
-        self._recent.note(self._record.rows, self._now)
+        self.state.record.rows = max(self.state.record.rows, self._rows())
+        self._recent.note(self.state.record.rows, self._now)
 
     def progress(self, waiting: str = "") -> TableProgress:
         """How far it is. :param waiting: what it waits for, where the caller knows."""
-        record, phase = self._record, self.phase
+        record, phase = self.state.record, self.phase
         over = phase in (Phase.SETTLING, Phase.DONE)
         known = record.total_rows
         total = record.rows if over or known is None else max(known, record.rows)
@@ -361,7 +331,7 @@ class BackfillExecutor(ABC):
         )
 
     def _reread_columns(self) -> tuple[str, ...]:
-        renewal = self._record.renewal
+        renewal = self.state.record.renewal
         wanted = set() if renewal is None or renewal.columns is None else set(renewal.columns)
         return tuple(one.name for one in self.table.columns if wanted & {one.field_id, one.name})
 
@@ -372,15 +342,11 @@ class BackfillExecutor(ABC):
             return "the log has not passed the last snapshot"
         if self._stopped:
             return "stopped"
-        if self._record.paused:
+        if self.state.record.paused:
             return "paused"
         return "limited to 0 rows per second" if self._rate.rows_per_second == 0 else ""
 
     # -- what the versions do ----------------------------------------------------------------------------------------
-
-    @abstractmethod
-    def _clear(self) -> None:
-        """Nothing is planned."""
 
     @abstractmethod
     def _plan(self, snapshot: ExportedSnapshot) -> None:
@@ -437,10 +403,6 @@ class BackfillExecutor(ABC):
     @abstractmethod
     def _splits(self) -> tuple[int, int]:
         """How many were handed out, and how many there are."""
-
-    @abstractmethod
-    def _save_parts(self, batch: WriteBatch) -> None:
-        """Write what the version keeps."""
 
 
 def settled_prefix(pending: list[Segment], position: CdcOffset) -> int:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions
 from headwater.backfill.cdc.parallel import ParallelizedCdcBackfillExecutor
 from headwater.backfill.cdc.single import CdcBackfillExecutor
-from headwater.backfill.cdc.state import BackfillRecord, BackfillTables
-from headwater.backfill.cdc.state_v1 import SingleState
-from headwater.backfill.cdc.state_v2 import ParallelState
+from headwater.backfill.cdc.state import BackfillRecord, BackfillTables, CdcBackfillState
 from headwater.sources.table import SourceTable
 from headwater.state import Snapshot
 
@@ -29,30 +29,21 @@ def open_backfill(
     :raises BackfillStateCorrupt: what is stored cannot be read.
     """
     name = table.full_name
-    record = tables.record(view, name)
-    if record is None:
-        return _opened(table, tables, options, BackfillRecord(options.version, table.source_id))
+    state = CdcBackfillState.load(tables, view, name)
+    if state is None:
+        return _opened(table, CdcBackfillState(tables, name, BackfillRecord(options.version, table.source_id)), options)
+    record = state.record
     if record.source_id != table.source_id:
         record.version = options.version
-        made = _opened(table, tables, options, record)
+        made = _opened(table, CdcBackfillState(tables, name, record), options)
         made.restart()
         return made
-    if record.finished:
-        return _opened(table, tables, options, record)
-    if record.version == 2:
-        state = ParallelState.load(tables, view, name)
-        return ParallelizedCdcBackfillExecutor(table, tables, options, record, state)
-    old = SingleState.load(tables, view, name)
-    if options.version == 1:
-        return CdcBackfillExecutor(table, tables, options, record, old)
-    if old is not None:
-        return ParallelizedCdcBackfillExecutor.continuing(table, tables, options, record, old)
-    record.version = 2
-    return ParallelizedCdcBackfillExecutor(table, tables, options, record)
+    if not record.finished and record.version < options.version:
+        return ParallelizedCdcBackfillExecutor(table, state.as_parallel(), options)
+    return _opened(table, state, options)
 
 
-def _opened(
-    table: SourceTable, tables: BackfillTables, options: BackfillOptions, record: BackfillRecord
-) -> BackfillExecutor:
-    made = CdcBackfillExecutor if record.version == 1 else ParallelizedCdcBackfillExecutor
-    return made(table, tables, options, record)
+def _opened(table: SourceTable, state: CdcBackfillState[Any], options: BackfillOptions) -> BackfillExecutor:
+    if state.record.version == 1:
+        return CdcBackfillExecutor(table, state, options)
+    return ParallelizedCdcBackfillExecutor(table, state, options)

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, settled_prefix
+from headwater.backfill.cdc.executor import BackfillExecutor, HandedOut, settled_prefix
 from headwater.backfill.cdc.segment import Piece, Segment
-from headwater.backfill.cdc.state import BackfillRecord, BackfillTables
-from headwater.backfill.cdc.state_v1 import SingleState
-from headwater.backfill.cdc.state_v2 import UNKNOWN, ParallelState
+from headwater.backfill.cdc.state import UNKNOWN, CdcBackfillState, ParallelState
 from headwater.sources.errors import SourceProtocolError
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
-from headwater.sources.table import SourceTable
-from headwater.state import WriteBatch
 
 
 class ParallelizedCdcBackfillExecutor(BackfillExecutor):
@@ -25,67 +21,16 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
     handed out in pages.
     """
 
-    def __init__(
-        self,
-        table: SourceTable,
-        tables: BackfillTables,
-        options: BackfillOptions,
-        record: BackfillRecord,
-        state: ParallelState | None = None,
-    ) -> None:
-        super().__init__(table, tables, options, record)
-        self._state = state or ParallelState(())
-        self._unsaved_splits = False
-        self._changed: set[int] = set()
-        self._gone: set[int] = set()
-
-    @classmethod
-    def continuing(
-        cls,
-        table: SourceTable,
-        tables: BackfillTables,
-        options: BackfillOptions,
-        record: BackfillRecord,
-        old: SingleState,
-    ) -> ParallelizedCdcBackfillExecutor:
-        """Goes on where version 1 was: what it handed out is one split, the rest is split as it is handed out."""
-        part = KeyRange() if record.renewal is None or record.renewal.range is None else record.renewal.range
-        record.version = 2
-        if old.exhausted:
-            splits, following = [Split(0, part, old.row_count)], 1
-        elif old.pos is None:
-            splits, following = [Split(0, part, UNKNOWN)], 0
-        else:
-            read = Split(0, KeyRange(part.start, old.pos), old.row_count)
-            splits, following = [read, Split(1, KeyRange(old.pos, part.end), UNKNOWN)], 1
-        settled: tuple[Cut | None, ...] = ()
-        if old.settled:
-            settled = (old.pending[0].range.start if old.pending else old.pos,)
-        made = cls(table, tables, options, record)
-        for segment in old.pending:
-            segment.first, segment.stop = 0, 1
-            segment.pieces = ((0, segment.range.end, segment.rows),)
-        made._state = ParallelState(
-            splits, next=following, row_count=old.row_count, settled=settled, pending=old.pending
-        )
-        made._changed.update(segment.plan for segment in old.pending)
-        made._unsaved_splits = made._dirty = made._begins = True
-        return made
+    state: CdcBackfillState[ParallelState]
 
     # -- planning --------------------------------------------------------------------------------------------------
 
-    def _clear(self) -> None:
-        self._state = ParallelState(())
-        self._unsaved_splits = False
-        self._changed.clear()
-        self._gone.clear()
-
     def _plan(self, snapshot: ExportedSnapshot) -> None:
-        record = self._record
+        record = self.state.record
         part = None if record.renewal is None else record.renewal.range
         if part is not None:
             record.kind, record.why = SplitKind.KEY, "a range, split as it is handed out"
-            self._state = ParallelState([Split(0, part, UNKNOWN)])
+            self.state.parts = ParallelState([Split(0, part, UNKNOWN)])
         else:
             # rows that are replaced are found at the sink by their key
             kind = SplitKind.KEY if record.replacing is not None and not self.options.whole else self.options.kind
@@ -93,17 +38,16 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             splits = _covering(planned.splits)
             record.kind, record.why = planned.kind, planned.why
             record.total_rows, record.total_size = planned.rows, planned.size
-            self._state = ParallelState(splits)
+            self.state.parts = ParallelState(splits)
             full = [place for place, split in enumerate(splits) if not split.empty]
             # a table without a row is read all the same: its empty history makes the sink create its table
             if full and record.replacing is None and planned.kind is SplitKind.KEY:
                 before, after = full[0], len(splits) - 1 - full[-1]
-                self._state.free, self._state.next = (before, after), before
-                self._state.mark = snapshot.mark if before + after else None
-        self._unsaved_splits = True
+                self.state.parts.free, self.state.parts.next = (before, after), before
+                self.state.parts.mark = snapshot.mark if before + after else None
 
     def _take(self, plan: int, snapshot: ExportedSnapshot, budget: int) -> list[HandedOut]:
-        state = self._state
+        state = self.state.parts
         before = state.next, state.cursor, state.part_rows
         try:
             return self._taken(plan, snapshot, budget)
@@ -112,7 +56,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             raise
 
     def _taken(self, plan: int, snapshot: ExportedSnapshot, budget: int) -> list[HandedOut]:
-        state = self._state
+        state = self.state.parts
         first, start, left = state.next, self._place(), budget
         made: list[HandedOut] = []
         pieces: list[Piece] = []
@@ -142,8 +86,8 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             mark = snapshot.mark
             state.pending.append(Segment(plan, whole, rows, mark, mark.high, first, state.next, tuple(pieces)))
             state.row_count += rows
-            self._changed.add(plan)
-            self._gone.discard(plan)
+            state.changed.add(plan)
+            state.gone.discard(plan)
         return made
 
     def _page_end(self, snapshot: ExportedSnapshot, rest: KeyRange, page: int) -> Cut | None:
@@ -154,7 +98,7 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
 
     def _place(self) -> Cut | None:
         """Where the next hand-out begins."""
-        state = self._state
+        state = self.state.parts
         if state.cursor is not None:
             return state.cursor
         return state.splits[state.next].range.start if state.next < len(state.splits) else None
@@ -165,8 +109,8 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
             pieces.setdefault(piece[0], []).append(piece)
         made: list[HandedOut] = []
         start = segment.range.start
-        for number in range(segment.first, min(segment.stop + 1, len(self._state.splits))):
-            split = self._state.splits[number]
+        for number in range(segment.first, min(segment.stop + 1, len(self.state.parts.splits))):
+            split = self.state.parts.splits[number]
             whole: list[Piece] = [(number, split.range.end, max(split.rows, 0))] if number < segment.stop else []
             for _, end, rows in pieces.get(number, whole):
                 made.append(HandedOut(KeyRange(start, end), rows))
@@ -174,36 +118,36 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
         return made
 
     def _undo(self, undone: list[Segment]) -> None:
-        state, oldest = self._state, undone[0]
+        state, oldest = self.state.parts, undone[0]
         state.pending = state.pending[: -len(undone)]
         state.row_count -= sum(segment.rows for segment in undone)
         state.next = oldest.first
         whole = state.splits[oldest.first].range.start
         state.cursor = None if oldest.range.start == whole else oldest.range.start
         state.part_rows = 0 if state.cursor is None else self._rows_of(oldest.first)
-        self._gone.update(segment.plan for segment in undone)
-        self._changed.difference_update(self._gone)
+        state.gone.update(segment.plan for segment in undone)
+        state.changed.difference_update(state.gone)
 
     def _rows_of(self, number: int) -> int:
         """How many rows of a split were handed out in parts that are pending still."""
-        return sum(rows for segment in self._state.pending for piece, _, rows in segment.pieces if piece == number)
+        return sum(rows for segment in self.state.parts.pending for piece, _, rows in segment.pieces if piece == number)
 
     # -- what was handed out ---------------------------------------------------------------------------------------
 
     def _pending(self) -> list[Segment]:
-        return self._state.pending
+        return self.state.parts.pending
 
     def _changed_plan(self, segment: Segment) -> None:
-        self._changed.add(segment.plan)
+        self.state.parts.changed.add(segment.plan)
 
     def _settle(self, position: CdcOffset) -> bool:
-        state = self._state
+        state = self.state.parts
         count = settled_prefix(state.pending, position)
         if count:
             state.settled = (state.pending[count - 1].range.end,)
             plans = {segment.plan for segment in state.pending[:count]}
-            self._gone |= plans
-            self._changed -= plans
+            state.gone |= plans
+            state.changed -= plans
             del state.pending[:count]
         if state.mark is not None and state.mark.high <= position:
             state.mark = None
@@ -211,45 +155,31 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
         return count > 0
 
     def _has_settled(self) -> bool:
-        return bool(self._state.settled)
+        return bool(self.state.parts.settled)
 
     def _settled_end(self) -> Cut | None:
-        return self._state.settled[0]
+        return self.state.parts.settled[0]
 
     def _is_settled(self) -> bool:
-        return not self._state.pending and self._state.mark is None
+        return not self.state.parts.pending and self.state.parts.mark is None
 
     def _is_exhausted(self) -> bool:
-        return self._state.next >= self._state.stop
+        return self.state.parts.next >= self.state.parts.stop
 
     def _free(self) -> tuple[KeyRange | None, KeyRange | None, SnapshotMark | None]:
-        splits, (before, after) = self._state.splits, self._state.free
+        splits, (before, after) = self.state.parts.splits, self.state.parts.free
         first = KeyRange(None, splits[before - 1].range.end) if before else None
         last = KeyRange(splits[len(splits) - after].range.start, None) if after else None
-        return first, last, self._state.mark
+        return first, last, self.state.parts.mark
 
     # -- state and progress ----------------------------------------------------------------------------------------
 
     def _rows(self) -> int:
-        return self._state.row_count
+        return self.state.parts.row_count
 
     def _splits(self) -> tuple[int, int]:
-        state = self._state
+        state = self.state.parts
         return state.next + (state.free[1] if state.next >= state.stop else 0), len(state.splits)
-
-    def _save_parts(self, batch: WriteBatch) -> None:
-        name, state, tables = self.table.full_name, self._state, self._tables
-        state.save(tables, batch, name)
-        if self._unsaved_splits:
-            state.save_splits(tables, batch, name)
-            self._unsaved_splits = False
-        for plan in sorted(self._gone):
-            tables.plans.delete(batch, 0, (name, plan))
-        for segment in state.pending:
-            if segment.plan in self._changed:
-                tables.plans.put(batch, 0, (name, segment.plan), (segment.to_json(),))
-        self._gone.clear()
-        self._changed.clear()
 
 
 def _covering(splits: tuple[Split, ...]) -> tuple[Split, ...]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, settled_prefix
+from headwater.backfill.cdc.executor import BackfillExecutor, HandedOut, settled_prefix
 from headwater.backfill.cdc.segment import Segment
-from headwater.backfill.cdc.state import BackfillRecord, BackfillTables
-from headwater.backfill.cdc.state_v1 import SingleState
+from headwater.backfill.cdc.state import CdcBackfillState, SingleState
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, SplitKind
-from headwater.sources.table import SourceTable
-from headwater.state import WriteBatch
 
 _ONE_SPLIT: Final = 1 << 40
 
@@ -20,39 +17,27 @@ _ONE_SPLIT: Final = 1 << 40
 class CdcBackfillExecutor(BackfillExecutor):
     """Hands out one page with each plan; its state is one cursor."""
 
-    def __init__(
-        self,
-        table: SourceTable,
-        tables: BackfillTables,
-        options: BackfillOptions,
-        record: BackfillRecord,
-        state: SingleState | None = None,
-    ) -> None:
-        super().__init__(table, tables, options, record)
-        self._state = state or SingleState()
-
-    def _clear(self) -> None:
-        self._state = SingleState()
+    state: CdcBackfillState[SingleState]
 
     def _plan(self, snapshot: ExportedSnapshot) -> None:
         planned = snapshot.plan(self.table, split_rows=_ONE_SPLIT, kind=SplitKind.KEY)
-        record = self._record
+        record = self.state.record
         record.kind, record.why = SplitKind.KEY, "read in pages by one reader"
         if record.renewal is None or record.renewal.range is None:
             record.total_rows, record.total_size = planned.rows, planned.size
 
     def _bounds(self) -> KeyRange:
-        renewal = self._record.renewal
+        renewal = self.state.record.renewal
         return KeyRange() if renewal is None or renewal.range is None else renewal.range
 
     def _take(self, plan: int, snapshot: ExportedSnapshot, budget: int) -> list[HandedOut]:
-        state, bounds = self._state, self._bounds()
+        state, bounds = self.state.parts, self._bounds()
         if state.exhausted:
             return []
         rest = KeyRange(bounds.start if state.pos is None else state.pos, bounds.end)
         page = min(budget, self.options.split_rows)
         end = None if self.options.whole else snapshot.page_end(self.table, SplitKind.KEY, rest, page)
-        left = None if self._record.total_rows is None else max(0, self._record.total_rows - state.row_count)
+        left = None if self.state.record.total_rows is None else max(0, self.state.record.total_rows - state.row_count)
         if end is not None:
             rows = page
         elif self.options.whole:
@@ -69,44 +54,41 @@ class CdcBackfillExecutor(BackfillExecutor):
         return [HandedOut(segment.range, segment.rows)]
 
     def _undo(self, undone: list[Segment]) -> None:
-        state = self._state
+        state = self.state.parts
         state.pending = state.pending[: -len(undone)]
         state.row_count -= sum(segment.rows for segment in undone)
         state.exhausted = False
         state.pos = undone[0].range.start if state.pending or state.settled else None
 
     def _pending(self) -> list[Segment]:
-        return self._state.pending
+        return self.state.parts.pending
 
     def _changed_plan(self, segment: Segment) -> None:
         """The row has all segments."""
 
     def _settle(self, position: CdcOffset) -> bool:
-        count = settled_prefix(self._state.pending, position)
-        self._state.settled |= count > 0
-        del self._state.pending[:count]
+        count = settled_prefix(self.state.parts.pending, position)
+        self.state.parts.settled |= count > 0
+        del self.state.parts.pending[:count]
         return count > 0
 
     def _has_settled(self) -> bool:
-        return self._state.settled
+        return self.state.parts.settled
 
     def _settled_end(self) -> Cut | None:
-        return self._state.pending[0].range.start if self._state.pending else self._state.pos
+        return self.state.parts.pending[0].range.start if self.state.parts.pending else self.state.parts.pos
 
     def _is_settled(self) -> bool:
-        return not self._state.pending
+        return not self.state.parts.pending
 
     def _is_exhausted(self) -> bool:
-        return self._state.exhausted
+        return self.state.parts.exhausted
 
     def _free(self) -> tuple[KeyRange | None, KeyRange | None, SnapshotMark | None]:
         return None, None, None
 
     def _rows(self) -> int:
-        return self._state.row_count
+        return self.state.parts.row_count
 
     def _splits(self) -> tuple[int, int]:
-        return int(self._state.exhausted), 1
-
-    def _save_parts(self, batch: WriteBatch) -> None:
-        self._state.save(self._tables, batch, self.table.full_name)
+        return int(self.state.parts.exhausted), 1
