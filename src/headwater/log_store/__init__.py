@@ -23,7 +23,6 @@ reads sealed ranges (:func:`read_range`, :class:`LogView`), or is a consumer wit
 
 from __future__ import annotations
 
-from headwater.log_store.aligned import AlignedLogStore
 from headwater.log_store.buffer import BufferStatistics, LogStoreBuffer
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.errors import (
@@ -45,7 +44,6 @@ from headwater.log_store.errors import (
 )
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.group import ConsumerGroup
-from headwater.log_store.historical_reads import HistoricalReads
 from headwater.log_store.in_mem import InMemLogStoreFactory, InMemLogStoreReader, InMemLogStoreWriter
 from headwater.log_store.item import BarrierItem, ChunkItem, LogItem
 from headwater.log_store.log import Log
@@ -57,13 +55,9 @@ from headwater.log_store.reader import KvLogStoreReader
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.serde import LogStoreRowSerde
 from headwater.log_store.state import LogStoreState
-from headwater.log_store.synced import SyncedLogStore, SyncedOptions
-from headwater.log_store.synced_dispatch import SyncedLogDispatch
-from headwater.log_store.watermarks import Watermark
 from headwater.log_store.writer import FlushOptions, KvLogStoreWriter
 
 __all__ = [
-    "AlignedLogStore",
     "BarrierItem",
     "BufferStatistics",
     "ChunkItem",
@@ -75,7 +69,6 @@ __all__ = [
     "FlushOptions",
     "ForeignSchema",
     "ForeignVnode",
-    "HistoricalReads",
     "InMemLogStoreFactory",
     "InMemLogStoreReader",
     "InMemLogStoreWriter",
@@ -103,12 +96,8 @@ __all__ = [
     "RetentionMiss",
     "RetentionRefused",
     "StoragePlace",
-    "SyncedLogDispatch",
-    "SyncedLogStore",
-    "SyncedOptions",
     "UnknownVersion",
     "VnodesMoved",
-    "Watermark",
     "WrongCall",
     "read_range",
 ]

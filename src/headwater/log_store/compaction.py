@@ -32,7 +32,6 @@ from headwater import failpoints
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.columns import OP, SEQ, VNODE
-from headwater.log_store.consumers import SYNCED
 from headwater.log_store.errors import ForeignSchema, WrongCall
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log import Log
@@ -105,11 +104,9 @@ class Compaction:
     def step(self, max_rows: int = RUN_ROWS) -> bool:
         """Compact the next run of epochs, of about *max_rows* rows, in the next seal; whether it was the last.
 
-        :raises WrongCall: the log is being migrated (one of both at a time), or is a synced log.
+        :raises WrongCall: the log is being migrated (one of both at a time).
         """
         log = self._factory.existing(self._log.name)
-        if any(consumer.name == SYNCED for consumer in self._factory.consumers.of(log.name)):
-            raise WrongCall(f"Log {log.name!r} is a synced log: every change in it is needed.")
         if log.rows_held:
             raise WrongCall(
                 f"Log {log.name!r} is being migrated.", next_step="Finish that first: headwater log migrate."

@@ -21,9 +21,6 @@ from headwater.log_store.progress import LogStoreVnodeProgress
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.stream import Epoch, VnodeBitmap
 
-SYNCED = "synced"
-"""The consumer under which the progress of a synced log is kept: all its instances are one."""
-
 CONSUMERS = TableSchema(
     "log_consumers",
     1,
@@ -176,11 +173,3 @@ class ConsumerBook:
     def drop_epochs(self, batch: WriteBatch, log: Log, upto: Epoch) -> None:
         """Retention: forget epochs that not every consumer has delivered."""
         self.bounds.drop(batch, log, upto)
-
-
-def synced_refused(log: str) -> WrongCall:
-    """For whoever wants to consume a synced log."""
-    return WrongCall(
-        f"Log {log!r} is a synced log: it holds only what was not emitted.",
-        next_step="Choose a log that is not synced.",
-    )

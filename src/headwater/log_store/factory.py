@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cached_property
 from typing import ClassVar
 from weakref import WeakSet
 
@@ -12,8 +11,7 @@ import pyarrow as pa
 
 from headwater.log_store.buffer import MAX_BYTES, MAX_ROWS, LogStoreBuffer
 from headwater.log_store.chunk_codec import Compression
-from headwater.log_store.consumers import SYNCED, ConsumerBook, synced_refused
-from headwater.log_store.historical_reads import HistoricalReads
+from headwater.log_store.consumers import ConsumerBook
 from headwater.log_store.link import ReaderLink
 from headwater.log_store.log import DEFAULT_FORMAT, Log, LogRegistry
 from headwater.log_store.reader import KvLogStoreReader
@@ -22,19 +20,14 @@ from headwater.log_store.retention import RetentionPolicies
 from headwater.log_store.rewind import RewindDelay
 from headwater.log_store.sealer import STAGE_BYTES, Sealer
 from headwater.log_store.state import LogStoreState, now_ms
-from headwater.log_store.synced_factory import SyncedLogStoreFactory
 from headwater.log_store.truncation import Truncation
-from headwater.log_store.watermarks import WatermarkBook
 from headwater.log_store.writer import KvLogStoreWriter, WriterState
 from headwater.state import Catalog, StateStore
 from headwater.stream import DEFAULT_VNODE_COUNT, Epoch, VnodeBitmap
 
 
 class KvLogStoreFactory:
-    """The logs of one state store, for the process that writes it.
-
-    :param historical_reads: the limit of readers that read history at once; share it between factories.
-    """
+    """The logs of one state store, for the process that writes it."""
 
     ALLOW_REWIND: ClassVar = True
     REBUILD_SINK_ON_UPDATE_VNODE_BITMAP: ClassVar = True
@@ -46,10 +39,8 @@ class KvLogStoreFactory:
         stage_bytes: int = STAGE_BYTES,
         compression: Compression = Compression.NONE,
         clock: Callable[[], int] = now_ms,
-        historical_reads: HistoricalReads | None = None,
     ) -> None:
         self._store = store
-        self._historical_reads = historical_reads or HistoricalReads()
         self._compression = compression
         self._clock = clock
         self.sealer = Sealer(store, stage_bytes)
@@ -97,29 +88,15 @@ class KvLogStoreFactory:
         delays: RewindDelay | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> tuple[KvLogStoreReader, KvLogStoreWriter]:
-        """A writer and a reader of this process, with a live buffer between them.
-
-        :raises WrongCall: a synced log, or the name under which those keep their progress.
-        """
-        if consumer == SYNCED or any(known.name == SYNCED for known in self.consumers.of(log.name)):
-            raise synced_refused(log.name)
+        """A writer and a reader of this process, with a live buffer between them."""
         state = self._state(log, vnodes)
         known = self.consumers.register(log, consumer, start)
         buffer = LogStoreBuffer(max_rows, max_bytes)
         link = ReaderLink(consumer, buffer)
         writer = KvLogStoreWriter(state, self.sealer, self._registry, self.consumers, buffer, link)
         self._writers.add(writer)
-        reader = KvLogStoreReader(
-            self._store, state, buffer, link, known, delays, sleep, historical_reads=self._historical_reads
-        )
+        reader = KvLogStoreReader(self._store, state, buffer, link, known, delays, sleep)
         return reader, writer
-
-    @cached_property
-    def synced(self) -> SyncedLogStoreFactory:
-        """Makes synced logs of this store."""
-        with self._store.snapshot() as view:
-            watermarks = WatermarkBook(self._catalog, view, self.sealer.batch)
-        return SyncedLogStoreFactory(self.sealer, self.consumers, self.remote, watermarks, self._state)
 
     @property
     def store(self) -> StateStore:
@@ -141,10 +118,6 @@ class KvLogStoreFactory:
             for writer in self._writers
             if writer.state is not WriterState.STOPPED and writer.store_state.log.name == log
         ]
-
-    def has_live_synced(self, log: str) -> bool:
-        """Whether a synced log has an instance in this process that has not stopped."""
-        return "synced" in self.__dict__ and self.synced.has_live(log)
 
     def close(self) -> None:
         """Wait for the seal that is under way, let go of the consumers' stores; the state store stays open."""

@@ -15,7 +15,7 @@ from headwater.log_store.bounds import announced
 from headwater.log_store.errors import LogNotFound
 from headwater.log_store.log_view import LogView
 from headwater.log_store.progress_book import SINGLE_FOLDER, ProgressBook, single_row
-from headwater.log_store.remote import LogConsumer, check_not_synced, check_start
+from headwater.log_store.remote import LogConsumer, check_start
 from headwater.state import open_reader, stores_beside
 from headwater.state.beside import open_beside_reader, remove_beside
 from headwater.state.errors import StoreNotFound
@@ -40,12 +40,12 @@ class ConsumerGroup:
         """The consumer of *log*; a new one begins after epoch *start*. It is closed with the group.
 
         :raises LogNotFound: no such log. :raises EpochGone: *start* is before what the log holds.
-        :raises InvalidOffset: *start* is not sealed yet. :raises WrongCall: it is a synced log.
+        :raises InvalidOffset: *start* is not sealed yet.
         """
         known = self._consumers.get(log)
         if known is None:
             with self._source.snapshot() as view:
-                check_not_synced(view, LogView.open(view, log).log.name)
+                LogView.open(view, log)
                 place = announced(view, log), view.epoch
             if log in self._alone:
                 self._adopt(log)

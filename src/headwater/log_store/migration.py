@@ -25,7 +25,6 @@ from headwater import failpoints
 from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
-from headwater.log_store.errors import WrongCall
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
 from headwater.log_store.rewrite import rewrite_epoch
@@ -86,12 +85,7 @@ class Migration:
         return self._done
 
     def step(self, max_epochs: int = EPOCHS_AT_ONCE) -> bool:
-        """Rewrite up to *max_epochs* epochs in the next seal; whether the log is whole in format 2 with it.
-
-        :raises WrongCall: it is a synced log with an instance that has not stopped.
-        """
-        if self._factory.has_live_synced(self._name):
-            raise WrongCall(f"Log {self._name!r} is a synced log that runs.", next_step="Stop its instances first.")
+        """Rewrite up to *max_epochs* epochs in the next seal; whether the log is whole in format 2 with it."""
         if self._is_new():
             return True
         self._switch()

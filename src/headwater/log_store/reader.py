@@ -12,9 +12,8 @@ closed                  nothing; ``close`` closes a reader in any state
 
 History is what was sealed before the writer began: epochs in ``(progress, first_write_epoch)``; the live end begins at
 ``first_write_epoch``. An item that was taken is either returned or comes again: a call that is given up (a timeout, an
-exception in the caller's thread) loses nothing. Where historical reads are limited, ``next_item`` waits for a permit
-before the first item of history (:mod:`headwater.log_store.historical_reads`). Once the writer has taken over other
-vnodes nothing more comes until ``init``.
+exception in the caller's thread) loses nothing. Once the writer has taken over other vnodes nothing more comes until
+``init``.
 """
 
 from __future__ import annotations
@@ -29,11 +28,9 @@ import numpy as np
 from headwater.log_store.buffer import BufferedChunk, LogStoreBuffer, SpilledRef
 from headwater.log_store.consumers import Consumer
 from headwater.log_store.errors import InvalidOffset, VnodesMoved, WrongCall
-from headwater.log_store.historical_reads import HistoricalReads, Permit
 from headwater.log_store.history import (
     HISTORY_ROWS,
     HISTORY_VIEW_SECONDS,
-    history_start,
     read_history,
     steps_to_end,
 )
@@ -68,7 +65,6 @@ class KvLogStoreReader:
         delays: RewindDelay | None = None,
         sleep: Callable[[float], None] = time.sleep,
         history_rows: int = HISTORY_ROWS,
-        historical_reads: HistoricalReads | None = None,
     ) -> None:
         self._store = store
         self._store_state = state
@@ -78,8 +74,6 @@ class KvLogStoreReader:
         self._delays = delays or RewindDelay()
         self._sleep = sleep
         self._history_rows = history_rows
-        self._historical_reads = historical_reads or HistoricalReads()
-        self._permit: Permit | None = None
         self._state = ReaderState.NEW
         self._first_write_epoch = Epoch(0)
         self._vnodes = state.vnodes
@@ -132,13 +126,13 @@ class KvLogStoreReader:
         self._link.asked()
         deadline = None if timeout is None else time.monotonic() + timeout
         if self._state is ReaderState.HISTORY:
-            if not self._history_is_ready(deadline) or not self._may_read_history(deadline):
+            if not self._history_is_ready(deadline):
                 return None
             self._check_not_moved()
             found = self._next_of_history()
             if found is not None:
                 return self._yield(*found)
-            self._end_history()
+            self._history = None
             self._state = ReaderState.LIVE
         if self._pending is None:
             self._pending = self._buffer.take(_left(deadline), self._link.is_running, self._link.has_moved)
@@ -168,13 +162,6 @@ class KvLogStoreReader:
                 return False
         return True
 
-    def _may_read_history(self, deadline: float | None) -> bool:
-        """Wait for the permit, unless there is nothing to read before the live end."""
-        if self._permit is None and history_start(self._delivered(), self._vnodes) < self._first_write_epoch.prev():
-            self._permit = self._historical_reads.acquire(_left(deadline))
-            return self._permit is not None
-        return True
-
     def _next_of_history(self) -> tuple[LogItem, Done] | None:
         if self._history is None:
             places = [place for place in (self._latest, self._truncated) if place is not None]
@@ -194,12 +181,6 @@ class KvLogStoreReader:
         except BaseException:
             self._history = None  # read on after what was handed out, not at the live end
             raise
-
-    def _end_history(self) -> None:
-        self._history = None
-        if self._permit is not None:
-            self._permit.release()
-            self._permit = None
 
     def _of_buffer(self, taken: BufferedChunk | SpilledRef | BarrierItem) -> tuple[LogItem, Done]:
         if isinstance(taken, BarrierItem):
@@ -247,7 +228,6 @@ class KvLogStoreReader:
         """
         self._expect(ReaderState.HISTORY, ReaderState.LIVE)
         delay = self._delays.next(self._truncated)
-        self._end_history()  # others may read while this one waits
         self._sleep(delay)
         self._link.rewound(delay)
         self._latest = None
@@ -261,7 +241,7 @@ class KvLogStoreReader:
         self._state = ReaderState.CLOSED
 
     def _reset(self) -> None:
-        self._end_history()
+        self._history = None
         self._pending = None
         self._yielded.clear()
         self._state = ReaderState.RESET

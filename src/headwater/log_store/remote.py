@@ -36,13 +36,13 @@ import pyarrow as pa
 
 from headwater import failpoints
 from headwater.log_store.bounds import announced
-from headwater.log_store.consumers import CONSUMERS, SYNCED, Consumer, synced_refused
+from headwater.log_store.consumers import Consumer
 from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.log_view import LogView
 from headwater.log_store.offset import StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
 from headwater.log_store.progress_book import ProgressBook, ProgressRow, is_known
-from headwater.state import Catalog, Snapshot, StateReader, open_reader
+from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.errors import StoreUnavailable
 from headwater.stream import Epoch, VnodeBitmap
 
@@ -88,14 +88,13 @@ class LogConsumer:
 
         :raises StoreOwned: another process is this consumer. :raises LogNotFound: no such log.
         :raises EpochGone: *start* is before what the log holds. :raises InvalidOffset: *start* is not sealed yet.
-        :raises WrongCall: it is a synced log, which holds only what was not emitted.
 
         One that is of a group is opened in the group's store.
         """
         source = open_reader(location)
         try:
             # Before anything is made: what is refused leaves no trace, and holds no epoch back.
-            _looked(source, lambda view: check_not_synced(view, LogView.open(view, log).log.name))
+            _looked(source, lambda view: LogView.open(view, log))
             if start is not None and not is_known(location, log, name):
                 check_start(log, name, start, *_looked(source, lambda view: (announced(view, log), view.epoch)))
             book = ProgressBook.open(location, name, log, takeover=takeover)
@@ -243,13 +242,6 @@ class LogConsumer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def check_not_synced(view: Snapshot, log: str) -> None:
-    """:raises WrongCall: *log* is a synced one."""
-    catalog = Catalog.load(view)
-    if CONSUMERS.name in catalog.names() and catalog.open(CONSUMERS).get(view, 0, (log, SYNCED)) is not None:
-        raise synced_refused(log)
 
 
 def _looked(source: StateReader, look: Callable[[Snapshot], _T]) -> _T:

@@ -1,4 +1,4 @@
-"""The vocabulary: epoch, barrier, vnode, op, chunk, message. Pure values; no I/O, no clock, no Spark.
+"""The vocabulary: epoch, barrier, vnode, op, chunk. Pure values; no I/O, no clock, no Spark.
 
 Everything public is here; the modules behind it are one noun each.
 """
@@ -18,19 +18,15 @@ from headwater.stream.errors import (
     FormatError,
     KeyColumnError,
     KeyTypeError,
-    MessageOrderError,
     ReservedColumnError,
     VnodeCountError,
     VnodeRangeError,
 )
-from headwater.stream.message import Message, StreamPhase, StreamState, with_epochs
 from headwater.stream.mutation import (
     ALL_TARGETS,
-    AssignSplits,
     Mutation,
     Pause,
     Resume,
-    SchemaChange,
     Stop,
     Throttle,
     UpdateVnodeBitmap,
@@ -57,7 +53,6 @@ __all__ = [
     "ORIGIN",
     "RESERVED_COLUMNS",
     "VNODE_COLUMN",
-    "AssignSplits",
     "Barrier",
     "BarrierError",
     "BarrierKind",
@@ -71,17 +66,12 @@ __all__ = [
     "FormatError",
     "KeyColumnError",
     "KeyTypeError",
-    "Message",
-    "MessageOrderError",
     "Mutation",
     "Op",
     "Pause",
     "ReservedColumnError",
     "Resume",
-    "SchemaChange",
     "Stop",
-    "StreamPhase",
-    "StreamState",
     "Throttle",
     "UpdateVnodeBitmap",
     "VnodeBitmap",
@@ -98,5 +88,4 @@ __all__ = [
     "vnode_of",
     "vnodes_of",
     "vnodes_of_hashes",
-    "with_epochs",
 ]

@@ -128,7 +128,3 @@ class ReservedColumnError(InputError):
             f"Received a column named {column!r}; the names {', '.join(reserved)} are reserved.",
             next_step="Rename the column before it enters the chunk.",
         )
-
-
-class MessageOrderError(InputError):
-    """A message that may not come at this place of the stream."""

@@ -7,8 +7,6 @@ mutation                    effect from the next epoch on
 :class:`Resume`             snapshot reads go on
 :class:`Throttle`           a target reads at most so many rows per second
 :class:`UpdateVnodeBitmap`  the named owners own these vnodes
-:class:`AssignSplits`       the named owners read these splits
-:class:`SchemaChange`       rows of a table follow another version of its schema
 :class:`Stop`               the named owners, or all, end after this barrier
 ==========================  ==============================================================================
 
@@ -17,7 +15,7 @@ An *owner* is the name of a reader or writer. Owners are kept in order, so equal
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -103,63 +101,6 @@ class UpdateVnodeBitmap:
 
 
 @dataclass(frozen=True, slots=True)
-class AssignSplits:
-    """Give owners the ids of the splits that they read. Make one with :meth:`of`.
-
-    :ivar generation: counts the assignments of a backfill; an owner ignores one that is older than its own.
-    :raises BarrierError: a split with two owners, a negative generation, or no owner.
-    """
-
-    splits: tuple[tuple[str, tuple[int, ...]], ...]
-    generation: int = 0
-
-    @classmethod
-    def of(cls, splits: Mapping[str, Iterable[int]], generation: int = 0) -> AssignSplits:
-        """From owner → split ids."""
-        return cls(tuple(sorted((owner, tuple(sorted(ids))) for owner, ids in splits.items())), generation)
-
-    def __post_init__(self) -> None:
-        _owners(self.splits)
-        if self.generation < 0:
-            raise BarrierError(f"Received generation {self.generation}.", next_step="Count from 0.")
-        seen: set[int] = set()
-        for owner, ids in self.splits:
-            if not all(type(split) is int and split >= 0 for split in ids):
-                raise BarrierError(
-                    f"Received a split for {owner!r} that is no id.", next_step="Split ids are integers from 0."
-                )
-            if len(set(ids)) != len(ids) or not seen.isdisjoint(ids):
-                raise BarrierError(
-                    f"Received a split for {owner!r} that is assigned twice.",
-                    next_step="Give every split one owner.",
-                )
-            seen.update(ids)
-
-    def splits_of(self, owner: str) -> tuple[int, ...]:
-        """The split ids of *owner*; none if it is not named."""
-        return dict(self.splits).get(owner, ())
-
-
-@dataclass(frozen=True, slots=True)
-class SchemaChange:
-    """From the next epoch on the rows of *table* follow schema *version*; the schema itself is in the state store.
-
-    :raises BarrierError: an empty table name or a version below 1.
-    """
-
-    table: str
-    version: int
-
-    def __post_init__(self) -> None:
-        _named(self.table, "table")
-        if type(self.version) is not int or self.version < 1:
-            raise BarrierError(
-                f"Received schema version {self.version!r}; valid values are integers from 1.",
-                next_step="Use the version under which the schema was stored.",
-            )
-
-
-@dataclass(frozen=True, slots=True)
 class Stop:
     """End after this barrier: the named owners, or everyone if none is named."""
 
@@ -177,7 +118,7 @@ class Stop:
         return not self.owners or owner in self.owners
 
 
-Mutation = Pause | Resume | Throttle | UpdateVnodeBitmap | AssignSplits | SchemaChange | Stop
+Mutation = Pause | Resume | Throttle | UpdateVnodeBitmap | Stop
 
 
 def _named(name: object, what: str) -> None:
@@ -206,11 +147,6 @@ def mutation_to_json(mutation: Mutation) -> dict[str, Any]:
             return {"type": "throttle", "rows_per_second": rate, "target": target}
         case UpdateVnodeBitmap(bitmaps=bitmaps):
             return {"type": "update_vnode_bitmap", "bitmaps": {owner: bitmap.to_json() for owner, bitmap in bitmaps}}
-        case AssignSplits(splits=splits, generation=generation):
-            owned = {owner: list(ids) for owner, ids in splits}
-            return {"type": "assign_splits", "generation": generation, "splits": owned}
-        case SchemaChange(table=table, version=version):
-            return {"type": "schema_change", "table": table, "version": version}
         case Stop(owners=owners):
             return {"type": "stop", "owners": list(owners)}
 
@@ -222,8 +158,6 @@ _READERS: Final[dict[str, Callable[[dict[str, Any]], Mutation]]] = {
     "update_vnode_bitmap": lambda value: UpdateVnodeBitmap.of(
         {owner: VnodeBitmap.from_json(bitmap) for owner, bitmap in value.pop("bitmaps").items()}, **value
     ),
-    "assign_splits": lambda value: AssignSplits.of(**value),
-    "schema_change": lambda value: SchemaChange(**value),
     "stop": lambda value: Stop(**value),
 }
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from tests.crash.capture.capture_process import CaptureProcess, wait_for
+from tests.replay import replay
 
-from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source

@@ -10,10 +10,10 @@ import pytest
 from tests.crash.capture.capture_process import CaptureProcess, wait_for
 from tests.crash.capture.rounds import Rounds, Victim, seeded, some_steps
 from tests.db.citus.writing import Writer
+from tests.replay import replay
 from tests.sampled import SOAK
 from tests.servers.citus_double import CitusDouble, Nodes, log_ends
 
-from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.sources.citus import members
 from headwater.sources.citus.offset import CitusOffset

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.replay import replay
 from tests.servers.postgres import Database
 
 from headwater.capture import Capture, CaptureOptions, CaptureState, SourceState, TableState
 from headwater.capture.options import OnRewrite
-from headwater.capture.replay import replay
 from headwater.log_store import LogView
 from headwater.log_store.log_events import LogEvent, events_of
 from headwater.sources.offset import CdcOffset

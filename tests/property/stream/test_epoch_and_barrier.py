@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headwater.stream import (
-    AssignSplits,
     Barrier,
     BarrierKind,
     Epoch,
@@ -18,7 +17,6 @@ from headwater.stream import (
     Mutation,
     Pause,
     Resume,
-    SchemaChange,
     Stop,
     Throttle,
     UpdateVnodeBitmap,
@@ -69,23 +67,12 @@ def vnode_updates(draw: st.DrawFn) -> UpdateVnodeBitmap:
     return UpdateVnodeBitmap.of(dict(zip(names, VnodeBitmap.full(count).split(len(names)), strict=True)))
 
 
-@st.composite
-def split_assignments(draw: st.DrawFn) -> AssignSplits:
-    names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
-    ids = draw(st.lists(st.integers(0, 2**40), max_size=20, unique=True))
-    return AssignSplits.of(
-        {name: ids[place :: len(names)] for place, name in enumerate(names)}, draw(st.integers(0, 9))
-    )
-
-
 MUTATIONS: st.SearchStrategy[Mutation | None] = st.one_of(
     st.none(),
     st.just(Pause()),
     st.just(Resume()),
     st.builds(Throttle, st.none() | st.integers(0, 10**9), NAMES),
     vnode_updates(),
-    split_assignments(),
-    st.builds(SchemaChange, NAMES, st.integers(1, 1000)),
     st.builds(Stop, st.lists(NAMES, max_size=3).map(tuple)),
 )
 

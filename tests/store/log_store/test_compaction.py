@@ -195,14 +195,6 @@ def test_large_rows_are_written_as_chunks_of_whole_vnodes(
     made.close()
 
 
-def test_a_synced_log_is_refused(tmp_path: Path) -> None:
-    made = Table(str(tmp_path / "store"))
-    made.factory.synced.store(made.factory.log("between", made.log.schema, ("id",)))
-    with pytest.raises(WrongCall, match="synced"):
-        Compaction(made.factory, "between").step()
-    made.close()
-
-
 def test_a_compacted_log_can_be_migrated(tmp_path: Path) -> None:
     made = Table(str(tmp_path / "store"), log_format=1)
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""Who may write and read a log: vnodes that move, synced logs, consumers that cannot be read."""
+"""Who may write and read a log: vnodes that move, consumers that cannot be read."""
 
 from __future__ import annotations
 
@@ -15,16 +15,14 @@ from headwater.log_store import (
     KvLogStoreFactory,
     LogConsumer,
     VnodesMoved,
-    WrongCall,
 )
 from headwater.log_store.item import BarrierItem, ChunkItem
-from headwater.log_store.migration import Migration
 from headwater.log_store.progress_book import SINGLE as PROGRESS
 from headwater.log_store.status import log_status
 from headwater.log_store.testing import KEY, SCHEMA, Instance, epoch, numbered_chunk
 from headwater.state import Catalog, StateStore, WriteBatch, open_writer
 from headwater.state.beside import open_beside_writer
-from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Stop, VnodeBitmap
+from headwater.stream import Epoch, EpochPair, VnodeBitmap
 
 LOW, HIGH = VnodeBitmap.full(256).split(2)
 
@@ -120,45 +118,6 @@ def _forced(instance: Instance) -> BarrierItem:
     assert item.is_drain
     assert item.forces_commit
     return item
-
-
-def test_a_synced_log_has_no_other_consumers_and_is_not_migrated_while_it_runs(tmp_path: Path) -> None:
-    location = str(tmp_path / "store")
-    with open_writer(location) as store:
-        factory = KvLogStoreFactory(store)
-        log = factory.log("join", SCHEMA, KEY, 1)
-        with pytest.raises(WrongCall, match="synced"):
-            factory.pair(log, "synced")
-        synced = factory.synced.store(log)
-        synced.push(Barrier(EpochPair(epoch(1), Epoch(0)), BarrierKind.INITIAL))
-        with pytest.raises(ForeignVnode):
-            factory.synced.store(log).push(Barrier(EpochPair(epoch(1), Epoch(0)), BarrierKind.INITIAL))
-        assert synced.poll() is not None
-        with pytest.raises(WrongCall, match="synced"):
-            factory.pair(log, "sink")
-        factory.sealer.seal(epoch(1))
-        with pytest.raises(WrongCall, match="synced"):
-            LogConsumer.open(location, "join", "mirror")
-        with pytest.raises(WrongCall, match="runs"):
-            Migration(factory, "join").step()
-        synced.push(Barrier(EpochPair(epoch(3), epoch(1)), BarrierKind.CHECKPOINT, Stop(("join",))))
-        while synced.poll() is not None:
-            pass
-        del synced
-        factory.sealer.seal(epoch(3))
-        assert Migration(factory, "join").step()
-        factory.close()
-
-
-def test_a_log_with_a_consumer_elsewhere_cannot_be_synced(tmp_path: Path) -> None:
-    location = str(tmp_path / "store")
-    with open_writer(location) as store:
-        factory = KvLogStoreFactory(store)
-        log = factory.log("join", SCHEMA, KEY)
-        factory.sealer.seal(epoch(1))
-        with LogConsumer.open(location, "join", "mirror"), pytest.raises(WrongCall, match="mirror"):
-            factory.synced.store(log)
-        factory.close()
 
 
 def test_a_consumer_whose_progress_is_damaged_holds_everything_and_is_shown(tmp_path: Path) -> None:

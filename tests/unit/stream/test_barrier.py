@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from headwater.stream import (
-    AssignSplits,
     Barrier,
     BarrierError,
     BarrierKind,
@@ -19,7 +18,6 @@ from headwater.stream import (
     Mutation,
     Pause,
     Resume,
-    SchemaChange,
     Stop,
     Throttle,
     UpdateVnodeBitmap,
@@ -36,8 +34,6 @@ MUTATIONS: list[Mutation | None] = [
     Throttle(500, "public.orders"),
     Throttle(None),
     UpdateVnodeBitmap.of({"b": VnodeBitmap.of([3], 4), "a": VnodeBitmap.of([0, 1], 4)}),
-    AssignSplits.of({"b": [4, 2], "a": [], "ü": [9]}, generation=3),
-    SchemaChange("public.orders", 7),
     Stop(),
     Stop(("z", "a")),
 ]
@@ -116,8 +112,6 @@ GOOD: dict[str, Any] = {"curr": 131072, "kind": "checkpoint", "prev": 65536, "v"
         ({"mutation": {"type": "update_vnode_bitmap", "bitmaps": {}}}, "no owner"),
         ({"mutation": {"type": "update_vnode_bitmap", "bitmaps": []}}, "the fields of 'update_vnode_bitmap'"),
         ({"mutation": {"type": "update_vnode_bitmap", "bitmaps": {"a": {"count": 2, "ranges": [[0, 3]]}}}}, "vnode 2"),
-        ({"mutation": {"type": "assign_splits", "splits": {"a": ["x"]}}}, "that is no id"),
-        ({"mutation": {"type": "schema_change", "table": "", "version": 1}}, "a table has a name"),
         ({"mutation": {"type": "stop", "owners": "abc"}}, "no tuple"),
     ],
 )
@@ -154,23 +148,12 @@ def test_owners_find_what_is_theirs() -> None:
     assert update.covers_all
     assert update.bitmap_of("b") == halves[1]
     assert update.bitmap_of("c") is None
-    splits = AssignSplits.of({"a": [3, 1]})
-    assert splits.splits_of("a") == (1, 3)
-    assert splits.splits_of("b") == ()
     assert Stop().stops("a")
     assert Stop(("a",)).stops("a")
     assert not Stop(("a",)).stops("b")
 
 
 def test_bad_mutations_are_refused() -> None:
-    with pytest.raises(BarrierError, match="assigned twice"):
-        AssignSplits.of({"a": [1], "b": [1]})
-    with pytest.raises(BarrierError, match="assigned twice"):
-        AssignSplits.of({"a": [1, 1]})
-    with pytest.raises(BarrierError, match="generation"):
-        AssignSplits.of({"a": [1]}, generation=-1)
-    with pytest.raises(BarrierError, match="version"):
-        SchemaChange("t", 0)
     with pytest.raises(BarrierError, match="target"):
         Throttle(1, "")
     with pytest.raises(BarrierError, match="owner"):

@@ -22,7 +22,6 @@ from headwater.stream import (
     Op,
     Pause,
     Resume,
-    SchemaChange,
     Stop,
     Throttle,
     VnodeBitmap,
@@ -357,7 +356,7 @@ def test_m9_changes_outside_the_range_of_keys_do_not_come() -> None:
 
 
 def test_every_kind_of_barrier_and_every_mutation_passes_in_each_phase() -> None:
-    mutations = [None, Pause(), Resume(), Throttle(1000), Throttle(None), SchemaChange("public.orders", 2)]
+    mutations = [None, Pause(), Resume(), Throttle(1000), Throttle(None)]
     for phase in (SNAPSHOT, CHANGE_LOG, LIVE):
         made = brought_to(phase)
         for kind, mutation in itertools.product(BarrierKind, mutations):

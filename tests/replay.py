@@ -1,6 +1,6 @@
 """Replay: the table that a log tells of, at an epoch: every change applied in order, truncations and new columns too.
 
-It holds all rows of the log in memory: for tests, the demo and small tables. The log must reach back to when the table
+It holds all rows of the log in memory. The log must reach back to when the table
 was empty, or to a snapshot that is given.
 """
 
