@@ -36,10 +36,9 @@ from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 from headwater.state.errors import StateError
 from headwater.state.requests import inbox_of
+from headwater.system.retry import Backoff
 
 _WAITS = "The capture waits and goes on when there is room."
-_FIRST_PAUSE = 1.0
-_MOST_DOUBLINGS = 20  # of the pause: a fault can last for days
 
 
 class CaptureState(Enum):
@@ -189,6 +188,6 @@ class Capture:
         self._is_full = isinstance(error, CapacityError)
         self.statistics.last_error = f"{error} {_WAITS}" if self._is_full else str(error)
         self.statistics.restarts += 1
-        longest = min(self._options.retry_seconds, _FIRST_PAUSE * 2 ** min(self._failures, _MOST_DOUBLINGS))
         self._failures += 1
-        self._stop.wait(longest * self._random_share())
+        backoff = Backoff(base=1, factor=2, maximum=self._options.retry_seconds)
+        self._stop.wait(backoff.delay(self._failures, self._random_share))

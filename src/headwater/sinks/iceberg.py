@@ -13,7 +13,6 @@ snapshots expire, by the same commit in properties of the table:
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +35,7 @@ from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.secret_files import current, current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import path_component
+from headwater.system.retry import Backoff
 
 if TYPE_CHECKING:
     from headwater.sinks.iceberg_files import ById
@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from headwater.sinks.iceberg_table import IcebergTable
 
 CATALOG: Final = "headwater"
-FIRST_WAIT_SECONDS: Final = 0.01
-LONGEST_WAIT_SECONDS: Final = 0.5
-"""Who was slower waits before it tries again, or it would stay the slower one."""
+COMMIT_BACKOFF: Final = Backoff(base=0.01, factor=2, maximum=0.5)
+"""The slower committer waits before it tries again, or it would stay the slower one."""
 
 
 @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class IcebergSink(LakeSink):
             found.create(wanted, self._partitions(table))
         self._require_ours(found, table)
         tokens = _Tokens(token.query, token.backfill)
-        for attempt in range(COMMIT_ATTEMPTS):
+        for attempt in range(1, COMMIT_ATTEMPTS + 1):
             batch = Batch.left_of(staged, token, tokens.committed(found))
             if batch is None:
                 self._staging(table, token).clean(token)
@@ -195,7 +194,7 @@ class IcebergSink(LakeSink):
                 self._staging(table, token).clean(token)
                 self._tidy(found, table, token)
                 return True
-            time.sleep(random.uniform(0, min(FIRST_WAIT_SECONDS * 2**attempt, LONGEST_WAIT_SECONDS)))
+            time.sleep(COMMIT_BACKOFF.delay(attempt))
         raise _busy(table)
 
     def _require_ours(self, found: IcebergTable, table: SourceTable) -> None:

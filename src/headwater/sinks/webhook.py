@@ -4,8 +4,8 @@ At least once, with a stable name: each request has the header ``Idempotency-Key
 and the number of the request if the batch takes several. A batch that is sent again after a crash is cut in the same
 way and has the same keys, so that a server that keeps the keys takes each row once.
 
-What answers 5xx, 408, 425 or 429, does not answer in time or cannot be reached is asked again, with the delays of
-:mod:`headwater.sinks.backoff`. Any other answer but 2xx is an error that nobody retries here.
+What answers 5xx, 408, 425 or 429, does not answer in time or cannot be reached is asked again, after a delay
+that grows (:data:`BACKOFF`). Any other answer but 2xx is an error that is not retried here.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from urllib.parse import quote, urlsplit
 
 from headwater import failpoints
 from headwater.sinks.at_least_once import AtLeastOnceSink
-from headwater.sinks.backoff import SinkBackoff
 from headwater.sinks.errors import SinkInputError, SinkLoginRefused, SinkUnreachable, SinkUnwritable
 from headwater.sinks.json_lines import json_lines
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Mode
 from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
+from headwater.system.retry import Backoff
 
 ROWS: Final = 1000
 ATTEMPTS: Final = 6
 TIMEOUT_SECONDS: Final = 30.0
 RETRY_SECONDS: Final = 120.0
 """A request is not sent again after this time: the batch is."""
+BACKOFF: Final = Backoff(base=1, factor=2, maximum=30)
 KEY_HEADER: Final = "Idempotency-Key"
 
 AFTER_REQUEST = failpoints.register("sink.webhook.after_request")
@@ -89,12 +90,11 @@ class WebhookSink(AtLeastOnceSink):
             failpoints.hit(AFTER_REQUEST)
 
     def _post(self, key: str, body: bytes) -> None:
-        backoff = SinkBackoff()
         failure, attempt = "", 0
         deadline = time.monotonic() + RETRY_SECONDS
         while attempt < self.attempts and (attempt == 0 or time.monotonic() < deadline):
             if attempt:
-                _sleep(backoff.next(0))
+                _sleep(BACKOFF.delay(attempt))
             attempt += 1
             try:
                 status = self._ask(key, body)

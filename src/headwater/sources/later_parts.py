@@ -5,10 +5,8 @@ See :class:`~headwater.sources.snapshots.UnsharedSnapshots`: a read that broke g
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import Final
 
 import pyarrow as pa
 
@@ -17,9 +15,7 @@ from headwater.sources.errors import SnapshotExpired
 from headwater.sources.snapshots import LaterParts
 from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceTable
-
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
-"""Seconds before each new try; the count begins anew when rows came."""
+from headwater.system.retry import Retries
 
 
 def read_later(
@@ -29,22 +25,20 @@ def read_later(
 
     :raises SourceUnreachable: the connection broke again and again. :raises SnapshotExpired: another table.
     """
-    tries = 0
+    retries = Retries()
     while True:
         reached = None
         try:
             with closing(open_parts(parts)) as reading:
                 for batch in reading.batches():
                     yield batch
-                    tries, reached = 0, reading
+                    retries.progressed()
+                    reached = reading
             return
         except SnapshotExpired:
             raise
-        except TransientError:
-            if tries == len(PAUSES):
-                raise
-            time.sleep(PAUSES[tries])
-            tries += 1
+        except TransientError as error:
+            retries.wait_after(error)
             if reached is not None:
                 parts = reached.progress.rest
 

@@ -16,11 +16,11 @@ from tests.servers.postgres import Database
 from tests.servers.proxy import TcpProxy
 
 from headwater.sources.errors import AccessDenied, SnapshotExpired, SourceNotFound, SourceUnreachable, UnsupportedTable
-from headwater.sources.postgres import snapshots
 from headwater.sources.postgres.snapshots import PostgresSnapshots
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable, SpecialValues
+from headwater.system.retry import READ
 
 WIDE = (
     "CREATE TABLE t (id int PRIMARY KEY, v text)",
@@ -90,11 +90,11 @@ def test_m21_a_server_that_is_away_for_a_moment_is_waited_for_and_then_no_more(
         proxy.cut()
         found += sum(batch.num_rows for batch in reading)
         assert found == 20_000
-        assert pauses == list(snapshots.PAUSES[:3])
+        assert pauses == [READ.delay(failures) for failures in (1, 2, 3)]
         proxy.refuse()
         with pytest.raises(SourceUnreachable):
             list(PostgresSnapshots(dsn).read(table, SplitKind.KEY, ALL, snapshot.name))
-        assert pauses[3:] == list(snapshots.PAUSES)
+        assert pauses[3:] == [READ.delay(failures) for failures in (1, 2, 3, 4)]
 
 
 def test_m21_a_restarted_server_has_no_old_snapshots(start_postgres: StartPostgres) -> None:

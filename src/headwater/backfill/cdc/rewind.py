@@ -10,9 +10,8 @@ The log must have come to the transaction first, and its changes must have the o
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -28,9 +27,7 @@ from headwater.sources.snapshots import KeyOrder, SnapshotMark, UnsharedSnapshot
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 from headwater.stream import OP_COLUMN, Op, hash_keys
-
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
-"""Seconds before each new connection; the count begins anew when rows came."""
+from headwater.system.retry import Retries
 
 ChangesUpTo: TypeAlias = Callable[[CdcOffset], Iterator[pa.RecordBatch]]
 """The changes of the table since the plan, once the log has all that committed before a place."""
@@ -53,42 +50,36 @@ def read_rewound(
     :raises LogBehind: the log does not come to what was read. :raises OldRowsMissing: it lacks old versions of rows.
     """
     names = list(columns) if columns is not None else [column.name for column in table.columns]
-    tries = 0
+    retries = Retries()
     while True:
         try:
             reading = source.open_parts(table, parts, columns=columns)
         except SnapshotExpired:
             raise
-        except TransientError:
-            if tries == len(PAUSES):
-                raise
-            time.sleep(PAUSES[tries])
-            tries += 1
+        except TransientError as error:
+            retries.wait_after(error)
             continue
         try:
             rewind = Rewind(table, mark, changes(reading.high))
-            broke = False
+            broken: TransientError | None = None
             try:
                 for batch in reading.batches():
                     kept = rewind.unchanged(batch)
                     if kept.num_rows:
                         yield kept
-                    tries = 0
+                    retries.progressed()
             except SnapshotExpired:
                 raise
-            except TransientError:
-                if tries == len(PAUSES):
-                    raise
-                broke = True
+            except TransientError as error:
+                broken = error
         finally:
             reading.close()
         for part in reading.progress.given:
             for old in rewind.old_rows(part, order):
                 yield old.select(names)
-        if not broke:
+        if broken is None:
             return
-        time.sleep(PAUSES[tries])
-        tries += 1
+        retries.wait_after(broken)
         parts = reading.progress.rest
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -31,11 +30,10 @@ from headwater.sources.mongodb.raw_cursor import RawCursor
 from headwater.sources.mongodb.server import as_timestamp
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceColumn, SourceTable
+from headwater.system.retry import Retries
 
 _log = logging.getLogger(__name__)
 
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
-"""Seconds before each new try; the count begins anew when documents came."""
 FIRST_DOCUMENTS: Final = 1000
 MOST_DOCUMENTS: Final = 100_000
 """Of one answer, which has no more than 16 MB."""
@@ -118,14 +116,15 @@ class PartReader:
         :raises SnapshotExpired: the server no longer has the documents of that time.
         :raises SourceUnreachable: the connection broke again and again.
         """
-        tries = 0
+        retries = Retries()
         while True:
             try:
                 for documents in self._answers():
                     decoded = self._decoder.decode(RawArray(documents))
                     self._conflicts += decoded.conflicts
                     yield decoded.batch if self._is_all else decoded.batch.select(self._names)
-                    self._given, tries = documents, 0
+                    self._given = documents
+                    retries.progressed()
                 self._tell_conflicts()
                 return
             except CollectionReplaced:
@@ -136,11 +135,8 @@ class PartReader:
                 ) from None
             except SnapshotExpired:
                 raise
-            except TransientError:
-                if tries == len(PAUSES):
-                    raise
-                time.sleep(PAUSES[tries])
-                tries += 1
+            except TransientError as error:
+                retries.wait_after(error)
                 self._go_on()
 
     def _tell_conflicts(self) -> None:

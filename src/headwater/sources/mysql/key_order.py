@@ -10,7 +10,6 @@ import datetime as dt
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeVar
@@ -30,8 +29,8 @@ from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.types import ADDRESSES
 from headwater.sources.splits import Cut
 from headwater.sources.table import SourceTable
+from headwater.system.retry import Retries
 
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 _RANKS_SINCE: Final = {"MySQL": (8, 0, 4), "MariaDB": (10, 6, 0)}
 _SORTED_BYTES: Final = 16_384
 _LONGEST: Final = 3_072
@@ -134,19 +133,17 @@ def with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
     """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
     kept = (os.getpid(), repr(sorted(dsn.parameters().items(), key=lambda item: item[0])))
     with _sessions_lock:
-        for pause in (*PAUSES, None):
+        retries = Retries()
+        while True:
             try:
                 if kept not in _sessions or not _sessions[kept].open:
                     _sessions[kept] = connect(dsn)
                 with server_errors(dsn):
                     return ask_it(_sessions[kept])
-            except TransientError:
+            except TransientError as error:
                 if kept in _sessions:
                     _sessions.pop(kept).close()
-                if pause is None:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("unreachable")
+                retries.wait_after(error)
 
 
 def _rank(session: Connection, table: SourceTable, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:

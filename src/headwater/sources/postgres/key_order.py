@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -29,8 +28,8 @@ from headwater.sources.postgres.key_columns import KeyColumn, read_key
 from headwater.sources.postgres.names import TableName
 from headwater.sources.splits import Cut
 from headwater.sources.table import SourceColumn, SourceTable
+from headwater.system.retry import Retries
 
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 _UUID: Final = 2950
 _TEXTS: Final = frozenset((19, 25, 1043))  # name, text, varchar: bytewise where their collation is
 _T = TypeVar("_T")
@@ -119,17 +118,15 @@ def with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
     """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
     kept = (os.getpid(), dsn.conninfo())
     with _sessions_lock:
-        for pause in (*PAUSES, None):
+        retries = Retries()
+        while True:
             try:
                 if kept not in _sessions or _sessions[kept].closed:
                     _sessions[kept] = connect(dsn)
                 with server_errors(dsn):
                     return ask_it(_sessions[kept])
-            except TransientError:
-                if pause is None:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("unreachable")
+            except TransientError as error:
+                retries.wait_after(error)
 
 
 def _rank(session: Connection, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:

@@ -26,9 +26,8 @@ from headwater.sources.postgres.part import PartSession
 from headwater.sources.postgres.snapshot import BATCH_BYTES, RowFormat, parsed
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceColumn, SourceTable
+from headwater.system.retry import Retries
 
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
-"""Seconds before each new try; the count begins anew when rows came."""
 CHANGED_TRIES: Final = 3
 
 
@@ -98,7 +97,7 @@ class _Reading:
         :raises SnapshotExpired: the snapshot is gone, or does not show the table as it was.
         :raises SourceUnreachable: the connection broke again and again.
         """
-        tries = changes = 0
+        retries, changes = Retries(sleep=sleep), 0
         while True:
             try:
                 with PartSession(self._dsn, self._snapshot) as session:
@@ -106,18 +105,17 @@ class _Reading:
                     for block in self._after_given(session.blocks(statement, size)):
                         yield form, block
                         self._given.append((len(block), checksum(block)))
-                        tries = 0
+                        retries.progressed()
                     session.require_unchanged(self._table)
                     return
             except SnapshotExpired:
                 changes += 1
                 if self._snapshot is not None or self._given or changes == CHANGED_TRIES:
                     raise
-            except TransientError:
-                if tries == len(PAUSES) or (self._given and self._snapshot is None):
+            except TransientError as error:
+                if self._given and self._snapshot is None:
                     raise
-                sleep(PAUSES[tries])
-                tries += 1
+                retries.wait_after(error)
 
     def _after_given(self, blocks: Iterator[bytes]) -> Iterator[bytes]:
         """*blocks* without what was given before."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from decimal import Decimal
-from typing import Final, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,8 +29,8 @@ from headwater.sources.sqlserver.key_columns import DECIMALS, INTEGERS, KeyColum
 from headwater.sources.sqlserver.names import TableName, literal
 from headwater.sources.sqlserver.values import texts_of
 from headwater.sources.table import SourceTable
+from headwater.system.retry import Retries
 
-PAUSES: Final = (0.05, 0.2, 1.0, 3.0)
 _T = TypeVar("_T")
 
 
@@ -99,15 +98,13 @@ def with_session(dsn: Dsn, ask_it: Callable[[Session], _T]) -> _T:
     """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
     kept = (os.getpid(), dsn.origin)
     with _lock:
-        for pause in (*PAUSES, None):
+        retries = Retries()
+        while True:
             try:
                 if kept not in _sessions or not _sessions[kept].is_open:
                     _sessions[kept] = Session(dsn)
                 return ask_it(_sessions[kept])
-            except TransientError:
+            except TransientError as error:
                 if kept in _sessions:
                     _sessions.pop(kept).close()
-                if pause is None:
-                    raise
-                time.sleep(pause)
-        raise AssertionError("unreachable")
+                retries.wait_after(error)
