@@ -49,9 +49,7 @@ app = typer.Typer(help="Look inside a journal: what each run did; check, repair,
 
 Root = Annotated[
     Path,
-    typer.Option(
-        "--root", envvar=VARIABLE, default_factory=default_location, help="Directory or database file of the journal."
-    ),
+    typer.Option("--root", envvar=VARIABLE, default_factory=default_location, help="Directory of the journal."),
 ]
 Segment = Annotated[str, typer.Argument(help="Id of the segment, or its beginning or end if that is unique.")]
 _NARROW = 70  # columns; below it tables would cut what has to be read

@@ -4,7 +4,6 @@
 >>> branch = start(store, "shop-mirror")
 >>> head = store.append(branch.session, branch.segment, Entry("barrier", {"epoch": 42}), expected_head=branch.head)
 
-Stores: :class:`FsStore` (JSON Lines files), :class:`SqliteStore` (one database), :class:`MemoryStore` (tests).
 The format is described in docs/formats/journal.md, the use in docs/journal.md.
 """
 
@@ -27,13 +26,10 @@ from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewo
 from headwater.journal.export import export_jsonl, export_markdown, hide
 from headwater.journal.fs import FsStore
 from headwater.journal.ids import new_id
-from headwater.journal.location import DEFAULT_LOCATION, open_existing, open_journal
-from headwater.journal.memory import MemoryStore
-from headwater.journal.pointer import Pointer, Pointers
+from headwater.journal.location import DEFAULT_LOCATION, open_existing
 from headwater.journal.retention import prune
 from headwater.journal.run_log import RunLog
 from headwater.journal.run_state import RunKind, RunState, replay
-from headwater.journal.sqlite import SqliteStore
 from headwater.journal.store import Store
 
 __all__ = [
@@ -45,15 +41,11 @@ __all__ = [
     "FsStore",
     "Head",
     "Limits",
-    "MemoryStore",
     "Origin",
-    "Pointer",
-    "Pointers",
     "Rewound",
     "RunKind",
     "RunLog",
     "RunState",
-    "SqliteStore",
     "Store",
     "Truncation",
     "children",
@@ -67,7 +59,6 @@ __all__ = [
     "lineage",
     "new_id",
     "open_existing",
-    "open_journal",
     "origin_of",
     "prune",
     "repair",

@@ -83,7 +83,7 @@ class EntryTooLargeError(JournalError, CapacityError):
 
 
 class InvalidNameError(JournalError, InputError):
-    """A session, segment or pointer name is not spelled in the one accepted way."""
+    """A session or segment name is not spelled in the one accepted way."""
 
 
 class SegmentNotFoundError(JournalError, NotFoundError):

@@ -1,25 +1,20 @@
-"""Where a journal is: a directory (files) or a database file (SQLite)."""
+"""Where a journal is."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
 
 from headwater.errors import NotFoundError
-from headwater.journal import files
 from headwater.journal.errors import JournalError
 from headwater.journal.fs import FsStore
-from headwater.journal.sqlite import SqliteStore
-from headwater.journal.store import Store
 
 VARIABLE = "HEADWATER_JOURNAL"
 DEFAULT_LOCATION = Path(".headwater/journal")
-_DATABASE_ENDINGS = {".db", ".sqlite", ".sqlite3"}
 
 
 class JournalNotFoundError(JournalError, NotFoundError):
-    """There is no journal at this place."""
+    """There is no journal at this location."""
 
 
 def default_location() -> Path:
@@ -27,21 +22,11 @@ def default_location() -> Path:
     return Path(os.environ.get(VARIABLE) or DEFAULT_LOCATION)
 
 
-def open_journal(location: str | os.PathLike[str], **options: Any) -> Store:
-    """The store at *location*: a name that ends in .db or .sqlite is a database, all others are directories.
-
-    :param options: those of the store, such as `durability`.
-    """
-    path = Path(location)
-    if path.suffix in _DATABASE_ENDINGS or path.is_file():
-        return SqliteStore(path, **options)
-    return FsStore(path, **options)
-
-
-def open_existing(location: str | os.PathLike[str], **options: Any) -> Store:
-    """:raises JournalNotFoundError: there is nothing at *location*."""
-    if not files.present(Path(location)):
-        raise JournalNotFoundError(
-            f"There is no journal at {location}.", next_step=f"Name one with --root or {VARIABLE}."
-        )
-    return open_journal(location, **options)
+def open_existing(location: Path) -> FsStore:
+    """:raises JournalNotFoundError: *location* is no directory."""
+    if not location.is_dir():
+        problem = f"There is no journal at {location}."
+        if location.exists():
+            problem = f"{location} is no journal: a journal is a directory."
+        raise JournalNotFoundError(problem, next_step=f"Name one with --root or {VARIABLE}.")
+    return FsStore(location)

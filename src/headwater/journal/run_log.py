@@ -1,7 +1,7 @@
-"""The writer of a pipeline run: one place that appends, counts, mirrors and tells others.
+"""The writer of a pipeline run: one place that appends, counts and mirrors.
 
-Order of every entry: on disk first, then the head, the state and the mirror, then the subscribers, all under one lock.
-An entry that could not be written is not counted and not told, and the caller stops before it acts on it.
+Order of every entry: on disk first, then the head, the state and the mirror, all under one lock. An entry that could
+not be written is not counted, and the caller stops before it acts on it.
 All writers of one process share one `RunLog`; a foreign writer is noticed at the next append (compare-and-swap) and at
 the next `begin`, which then goes on in a fork.
 
@@ -25,7 +25,6 @@ from headwater.journal.errors import HeadConflictError, InvalidEntryError, Segme
 from headwater.journal.fs import now_ms
 from headwater.journal.run_state import BACKGROUND, OUTPUT, Fold, RunKind, RunState
 from headwater.journal.store import Store
-from headwater.journal.subscription import Reset, Snapshot, Subscription
 
 _log = logging.getLogger(__name__)
 MIRROR = 1000
@@ -71,7 +70,6 @@ class RunLog:
     def __init__(self, store: Store, session: str, segment: str) -> None:
         self._store = store
         self._lock = threading.RLock()
-        self._subscribers: list[Subscription] = []
         self.session = session
         if self._load(segment) != RunKind.SEGMENT_START:
             raise InvalidEntryError(
@@ -127,7 +125,7 @@ class RunLog:
     # ---- writing -------------------------------------------------------------------------------
 
     def record(self, kind: str, fields: Mapping[str, Any] | None = None) -> Entry:
-        """Write one entry; it is durable (as far as the store promises) before anybody hears of it.
+        """Write one entry; it is durable (as far as the store promises) on return.
 
         :raises HeadConflictError: a foreign writer was here.
         """
@@ -139,15 +137,7 @@ class RunLog:
             self.head = head
             self._mirror.append(stored)
             self._fold.add(stored)
-            self._tell(stored)
             return stored
-
-    def _tell(self, news: Entry | Reset) -> None:
-        for subscriber in self._subscribers:
-            subscriber.tell(news, self._snapshot())
-
-    def _snapshot(self) -> Snapshot:
-        return Snapshot(self._store, self.session, self.segment, self.head)
 
     def metric(self, fields: Mapping[str, Any]) -> bool:
         """Write a metric, best effort: a failure is logged and does not stop the run."""
@@ -178,7 +168,6 @@ class RunLog:
         branch = branches.ensure_head_or_fork(self._store, self.session, self.segment, self.head, self.state)
         if branch.segment != self.segment:
             self._load(branch.segment)
-            self._reset()
 
     def _close_open_commits(self) -> None:
         """Nobody knows whether the sink has them; say so, so that they are looked up there and not done twice."""
@@ -186,9 +175,6 @@ class RunLog:
             outcome = {"sink": item.fields.get("sink"), "epoch": item.fields.get("epoch"), "outcome": "unknown"}
             self.record(RunKind.COMMIT_FINISHED, outcome)
             self.record(RunKind.NOTICE, {"text": "a commit was open when the run was interrupted", **outcome})
-
-    def _reset(self) -> None:
-        self._tell(Reset(self._snapshot()))
 
     # ---- going back ----------------------------------------------------------------------------
 
@@ -209,7 +195,6 @@ class RunLog:
                 self._store.truncate(self.session, self.segment, mark.head.seq, expected_head=self.head)
                 self.head, self._fold = mark.head, mark.fold.copy()
                 self._mirror = deque(self._store.tail(self.session, self.segment, MIRROR), maxlen=MIRROR)
-            self._reset()
             return True
 
     def _added_since(self, mark: Mark) -> list[tuple[int, str]] | None:
@@ -251,7 +236,6 @@ class RunLog:
                 raise HeadConflictError(self.segment, target.expected_head, self.head)
             self._store.truncate(self.session, self.segment, target.cut, expected_head=target.expected_head)
             self._load(self.segment)
-            self._reset()
             return target.entry
 
     # ---- others --------------------------------------------------------------------------------
@@ -267,16 +251,3 @@ class RunLog:
                 raise HeadConflictError(self.segment, self.head, current)
             branch = branches.compact(self._store, self.session, self.segment, state, carry)
             self._load(branch.segment)
-            self._reset()
-
-    def subscribe(self) -> Subscription:
-        """A snapshot and everything after it."""
-        with self._lock:
-            subscription = Subscription(self._snapshot())
-            self._subscribers.append(subscription)
-            return subscription
-
-    def unsubscribe(self, subscription: Subscription) -> None:
-        """Tell it nothing more."""
-        with self._lock:
-            self._subscribers.remove(subscription)

@@ -16,9 +16,6 @@ from headwater.journal import (
     Entry,
     FsStore,
     Head,
-    Pointer,
-    Pointers,
-    SqliteStore,
     Store,
     fork_at,
     new_id,
@@ -36,16 +33,14 @@ from headwater.journal.errors import (
 )
 
 
-def open_store(kind: str, root: Path, durability: str = "fsync") -> Store:
+def open_store(root: Path, durability: str = "fsync") -> Store:
     """The store that tests and children share."""
-    if kind == "fs":
-        return FsStore(root / "journal", durability=Durability(durability))
-    return SqliteStore(root / "journal.db", durability=Durability(durability))
+    return FsStore(root / "journal", durability=Durability(durability))
 
 
-def step(kind: str, root: str, action: str, session: str, segment: str, extra: str) -> None:
+def step(root: str, action: str, session: str, segment: str, extra: str) -> None:
     """One call of the matrix of failpoints; meant to die in it."""
-    store = open_store(kind, Path(root))
+    store = open_store(Path(root))
     if action == "append":
         store.append(session, segment, [Entry("new", {"n": 4}), Entry("new", {"n": 5})])
     elif action == "create":
@@ -66,15 +61,13 @@ def step(kind: str, root: str, action: str, session: str, segment: str, extra: s
         rescue(store, session, segment)
     elif action == "prune":
         prune(store, older_than_ms=0, now=time.time_ns() // 1_000_000 + 1000, dry_run=False)
-    elif action == "pointer":
-        Pointers(Path(root) / "pointers").write("main", Pointer(session, extra))
     else:
         raise SystemExit(f"no such action: {action}")
 
 
-def write_numbers(kind: str, root: str, durability: str, session: str, segment: str) -> None:
+def write_numbers(root: str, durability: str, session: str, segment: str) -> None:
     """Append numbers for ever, in turn alone and in batches of three, and acknowledge each on stdout."""
-    store = open_store(kind, Path(root), durability)
+    store = open_store(Path(root), durability)
     number = store.read_entry_count(session, segment)
     while True:
         size = 1 if number % 2 else 3
@@ -85,23 +78,23 @@ def write_numbers(kind: str, root: str, durability: str, session: str, segment: 
         sys.stdout.flush()
 
 
-def write_sizes(kind: str, root: str, session: str, segment: str, name: str, count: str) -> None:
+def write_sizes(root: str, session: str, segment: str, name: str, count: str) -> None:
     """Append entries of 100 B … 1 MB under a name; every seventh through a store that was just opened."""
     sizes = (100, 100, 3_000, 100, 20_000, 100, 100, 300, 100, 1_000_000)
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     for turn in range(int(count)):
         entry = Entry("x", {"name": name, "turn": turn, "pad": name[0] * sizes[turn % len(sizes)]})
         if turn % 7 == 0:
-            with open_store(kind, Path(root), "none") as fresh:
+            with open_store(Path(root), "none") as fresh:
                 fresh.append(session, segment, entry)
         else:
             store.append(session, segment, entry)
     store.close()
 
 
-def swap(kind: str, root: str, session: str, segment: str, name: str, wins: str) -> None:
+def swap(root: str, session: str, segment: str, name: str, wins: str) -> None:
     """Win `wins` compare-and-swaps against the others; a loser goes on from the head that it was told."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     head = store.head(session, segment)
     won = 0
     while won < int(wins):
@@ -113,9 +106,9 @@ def swap(kind: str, root: str, session: str, segment: str, name: str, wins: str)
     store.close()
 
 
-def cut_and_grow(kind: str, root: str, session: str, segment: str, rounds: str) -> None:
+def cut_and_grow(root: str, session: str, segment: str, rounds: str) -> None:
     """Take the newest entry off and put another there, over and over."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     for turn in range(int(rounds)):
         head = store.head(session, segment)
         try:
@@ -126,9 +119,9 @@ def cut_and_grow(kind: str, root: str, session: str, segment: str, rounds: str) 
     store.close()
 
 
-def read_always(kind: str, root: str, session: str, segment: str, seconds: str) -> None:
+def read_always(root: str, session: str, segment: str, seconds: str) -> None:
     """Read in every way while others write: what comes is whole and gapless."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     end = time.monotonic() + float(seconds)
     rounds = 0
     while time.monotonic() < end:
@@ -149,7 +142,7 @@ def read_always(kind: str, root: str, session: str, segment: str, seconds: str) 
 
 def fill_disk(root: str, session: str, segment: str) -> None:
     """Run into a real file size limit, then get room again."""
-    store = open_store("fs", Path(root), "none")
+    store = open_store(Path(root), "none")
     path = Path(store.location(session, segment))
     good = path.read_bytes()
     limit = len(good) + 5_000
@@ -184,7 +177,7 @@ def fill_disk(root: str, session: str, segment: str) -> None:
 
 def read_big(root: str, session: str, segment: str, count: str) -> None:
     """Read a big segment in every way; print the growth of this process in kilobytes."""
-    store = open_store("fs", Path(root), "none")
+    store = open_store(Path(root), "none")
     store.head(session, segment)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     total = int(count)
@@ -202,18 +195,18 @@ def read_big(root: str, session: str, segment: str, count: str) -> None:
     store.close()
 
 
-def append_keys(kind: str, root: str, session: str, segment: str, count: str) -> None:
+def append_keys(root: str, session: str, segment: str, count: str) -> None:
     """Append under the same keys as other processes do; print the heads that came back."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     for number in range(int(count)):
         head = store.append(session, segment, Entry("x", {"pid": os.getpid()}), idempotency_key=f"k{number}")
         sys.stdout.write(f"{head}\n")
     store.close()
 
 
-def create_many(kind: str, root: str, session: str, wanted: str, tag: str) -> None:
+def create_many(root: str, session: str, wanted: str, tag: str) -> None:
     """Create the segments that *wanted* (a file) names; print those that this process made."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     for segment in Path(wanted).read_text().split():
         try:
             store.create_segment(session, segment, [Entry(tag)])
@@ -227,9 +220,9 @@ def create_many(kind: str, root: str, session: str, wanted: str, tag: str) -> No
     store.close()
 
 
-def create_until_deleted(kind: str, root: str, session: str) -> None:
+def create_until_deleted(root: str, session: str) -> None:
     """Create segments until the session is gone; print how many were acknowledged."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     count = 0
     try:
         while True:
@@ -243,9 +236,9 @@ def create_until_deleted(kind: str, root: str, session: str) -> None:
     store.close()
 
 
-def append_until_deleted(kind: str, root: str, session: str, segment: str) -> None:
+def append_until_deleted(root: str, session: str, segment: str) -> None:
     """Append until the segment is gone; print how many were acknowledged."""
-    store = open_store(kind, Path(root), "none")
+    store = open_store(Path(root), "none")
     count = 0
     try:
         while True:
@@ -261,7 +254,7 @@ def append_until_deleted(kind: str, root: str, session: str, segment: str) -> No
 
 def hold(root: str, session: str) -> None:
     """Own the session until killed."""
-    store = open_store("fs", Path(root))
+    store = open_store(Path(root))
     held = store.own(session)
     sys.stdout.write(f"{held.owner.pid}\n")
     sys.stdout.flush()

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headwater.journal import Entry, RunLog, open_journal
+from headwater.journal import Entry, FsStore, RunLog
 
 
 def test_the_command_follows_and_fails_like_a_command(tmp_path: Path) -> None:
     """A real process: entries as they come, a truncation told, Ctrl-C ends it, errors go to stderr with a next step."""
     root = tmp_path / "journal"
-    with open_journal(root, durability="none") as store:
+    with FsStore(root, durability="none") as store:
         log = RunLog.start(store, "shop")
         log.begin("schedule")
         log.record("barrier", {"epoch": 5})
@@ -30,7 +30,7 @@ def test_the_command_follows_and_fails_like_a_command(tmp_path: Path) -> None:
     )
     assert child.stdout is not None
     assert [json.loads(child.stdout.readline())["seq"] for _ in range(4)] == [1, 2, 3, 4]
-    with open_journal(root) as store:
+    with FsStore(root) as store:
         store.append(log.session, log.segment, Entry("notice", {"text": "live"}))
         assert json.loads(child.stdout.readline())["fields"] == {"text": "live"}
         store.truncate(log.session, log.segment, 4)

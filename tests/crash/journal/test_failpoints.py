@@ -1,6 +1,6 @@
 """Kill the process at every durable step: what is there afterwards is the old or the new, never less, never half.
 
-Scenario l, and its like for append, delete, fork, repair, prune and pointers. Every registered failpoint of the journal
+Scenario l, and its like for append, delete, fork, repair and prune. Every registered failpoint of the journal
 is a case; one without a row in the table below fails.
 """
 
@@ -16,44 +16,25 @@ from tests.crash.journal.children import open_store
 from tests.crash.journal.launch import finish, start
 
 from headwater import failpoints
-from headwater.journal import (
-    Entry,
-    FsStore,
-    Pointer,
-    Pointers,
-    SqliteStore,
-    Store,
-    children,
-    new_id,
-    origin_of,
-    repair,
-    verify,
-)
+from headwater.journal import Entry, FsStore, Store, children, new_id, origin_of, repair, verify
 from headwater.journal.errors import SegmentDeletedError
 
 JOURNAL_FAILPOINTS = sorted(name for name in failpoints.registered() if name.startswith("journal."))
 
-# failpoint prefix -> (store, action of the child)
+# failpoint prefix -> action of the child
 ACTIONS = {
-    "journal.fs.append.": ("fs", "append"),
-    "journal.fs.tail.": ("fs", "append"),
-    "journal.fs.create.": ("fs", "create"),
-    "journal.fs.replace.": ("fs", "default-truncate"),
-    "journal.fs.cut.": ("fs", "truncate"),
-    "journal.fs.delete.": ("fs", "delete"),
-    "journal.fs.delete_session.": ("fs", "delete-session"),
-    "journal.fs.retire.": ("fs", "default-truncate"),
-    "journal.sqlite.append.": ("sqlite", "append"),
-    "journal.sqlite.create.": ("sqlite", "create"),
-    "journal.sqlite.replace.": ("sqlite", "default-truncate"),
-    "journal.sqlite.save.": ("sqlite", "default-truncate"),
-    "journal.sqlite.cut.": ("sqlite", "truncate"),
-    "journal.sqlite.delete.": ("sqlite", "delete"),
-    "journal.fork.": ("fs", "fork"),
-    "journal.repair.": ("fs", "repair"),
-    "journal.rescue.": ("fs", "rescue"),
-    "journal.prune.": ("fs", "prune"),
-    "journal.pointer.": ("fs", "pointer"),
+    "journal.fs.append.": "append",
+    "journal.fs.tail.": "append",
+    "journal.fs.create.": "create",
+    "journal.fs.replace.": "default-truncate",
+    "journal.fs.cut.": "truncate",
+    "journal.fs.delete.": "delete",
+    "journal.fs.delete_session.": "delete-session",
+    "journal.fs.retire.": "default-truncate",
+    "journal.fork.": "fork",
+    "journal.repair.": "repair",
+    "journal.rescue.": "rescue",
+    "journal.prune.": "prune",
 }
 
 # The step is over when these are passed: the new state must be there.
@@ -71,8 +52,6 @@ DONE = {
     "journal.fs.delete.after_directory_sync",
     "journal.fork.after_create",
     "journal.repair.after_cut",
-    "journal.pointer.after_rename",
-    *(name for name in JOURNAL_FAILPOINTS if name.endswith(".after_commit") and ".save." not in name),
 }
 
 
@@ -82,24 +61,22 @@ def numbers(store: Store, session: str, segment: str) -> list[int]:
 
 @pytest.mark.parametrize("name", JOURNAL_FAILPOINTS)
 def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new(name: str, tmp_path: Path) -> None:
-    kind, action = next((row for prefix, row in ACTIONS.items() if name.startswith(prefix)), ("", ""))
-    assert kind, f"failpoint {name} has no crash test: give it a row in ACTIONS"
+    action = next((action for prefix, action in ACTIONS.items() if name.startswith(prefix)), "")
+    assert action, f"failpoint {name} has no crash test: give it a row in ACTIONS"
     session, segment, extra = new_id(), new_id(), new_id()
-    with open_store(kind, tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.create_segment(session, segment, [Entry("old", {"n": n}) for n in (1, 2, 3)])
         path = Path(store.location(session, segment))
         if name.startswith("journal.fs.tail."):
             path.write_bytes(path.read_bytes() + b'{"v":1,"seq":4,"ts')
         if action in ("repair", "rescue"):
             path.write_bytes(path.read_bytes().replace(b'"n":2', b'"n":8'))
-    before = path.read_bytes() if kind == "fs" else b""
-    pointers = Pointers(tmp_path / "pointers")
-    pointers.write("main", Pointer(session, segment))
+    before = path.read_bytes()
 
-    finish(start("step", kind, tmp_path, action, session, segment, extra, failpoints=f"{name}=kill"), -signal.SIGKILL)
+    finish(start("step", tmp_path, action, session, segment, extra, failpoints=f"{name}=kill"), -signal.SIGKILL)
 
     done = name in DONE
-    with open_store(kind, tmp_path) as store:
+    with open_store(tmp_path) as store:
         if action == "append":
             assert numbers(store, session, segment) == ([1, 2, 3, 4, 5] if done else [1, 2, 3])
         elif action == "create":
@@ -148,9 +125,6 @@ def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new(name: str, tmp_path:
             repair(store, session, segment)
         elif action == "prune":
             assert store.exists(session, segment)
-        elif action == "pointer":
-            assert pointers.read("main") == Pointer(session, extra if done else segment)
-            pointers.write("main", Pointer(session, segment))
 
         # whatever happened: it is sound, and goes on
         assert verify(store, session, segment).ok
@@ -161,9 +135,9 @@ def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new(name: str, tmp_path:
 def test_what_a_crashed_creation_left_is_ignored_and_swept(tmp_path: Path) -> None:
     """Scenario l: temporary names are not listed, and go when they are old."""
     session, segment, extra = new_id(), new_id(), new_id()
-    with open_store("fs", tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.create_segment(session, segment)
-        arguments = ("step", "fs", tmp_path, "create", session, segment, extra)
+        arguments = ("step", tmp_path, "create", session, segment, extra)
         finish(start(*arguments, failpoints="journal.fs.create.after_write=kill"), -signal.SIGKILL)
         (left,) = (tmp_path / "journal" / session).glob(".*.tmp")
         assert store.list_segments(session) == [segment]
@@ -178,32 +152,11 @@ def test_what_a_crashed_creation_left_is_ignored_and_swept(tmp_path: Path) -> No
 def test_a_delete_is_noticed_although_a_crashed_creation_left_a_second_name(tmp_path: Path) -> None:
     """Scenario z: the link count of the log must fall to zero, or an open store would go on appending to nowhere."""
     session, segment, extra = new_id(), new_id(), new_id()
-    with open_store("fs", tmp_path) as store, open_store("fs", tmp_path) as other:
+    with open_store(tmp_path) as store, open_store(tmp_path) as other:
         store.create_segment(session, segment)
-        arguments = ("step", "fs", tmp_path, "create", session, segment, extra)
+        arguments = ("step", tmp_path, "create", session, segment, extra)
         finish(start(*arguments, failpoints="journal.fs.create.after_link=kill"), -signal.SIGKILL)
         other.append(session, extra, Entry("x"))
         assert store.delete_segment(session, extra)
         with pytest.raises(LookupError):
             other.append(session, extra, Entry("late"))
-
-
-def test_the_database_survives_a_kill_inside_a_transaction(tmp_path: Path) -> None:
-    session, segment = new_id(), new_id()
-    with open_store("sqlite", tmp_path) as store:
-        assert isinstance(store, SqliteStore)
-        store.create_segment(session, segment)
-        for _ in range(3):
-            child = start(
-                "step",
-                "sqlite",
-                tmp_path,
-                "append",
-                session,
-                segment,
-                "-",
-                failpoints="journal.sqlite.append.before_commit=kill",
-            )
-            finish(child, -signal.SIGKILL)
-            store.append(session, segment, Entry("mine"))
-        assert [entry.kind for entry in store.read_all(session, segment)] == ["mine"] * 3

@@ -16,24 +16,21 @@ from tests.crash.journal.launch import SOAK, finish, start
 from headwater.journal import EMPTY, Entry, FsStore, new_id, verify
 from headwater.journal.codec import Prepared, line
 from headwater.journal.errors import OwnedElsewhereError
-from headwater.journal.ids import IdGenerator
 
-KINDS = pytest.mark.parametrize("kind", ["fs", "sqlite"])
 ROUNDS = 200 if SOAK else 12
 
 
-@KINDS
 @pytest.mark.parametrize("durability", ["none", "fsync"])
-def test_killed_writers_lose_nothing_that_they_acknowledged(kind: str, durability: str, tmp_path: Path) -> None:
+def test_killed_writers_lose_nothing_that_they_acknowledged(durability: str, tmp_path: Path) -> None:
     """Scenario j: kill -9 in a loop; the reader sees a prefix, batches are whole, the next writer goes on."""
     session = new_id()
     chance = random.Random(7)
-    with open_store(kind, tmp_path, durability) as store:
+    with open_store(tmp_path, durability) as store:
         for turn in range(ROUNDS if durability == "none" or SOAK else ROUNDS // 2):
             if turn % 12 == 0:
                 segment = new_id()
                 store.create_segment(session, segment)
-            child = start("write_numbers", kind, tmp_path, durability, session, segment)
+            child = start("write_numbers", tmp_path, durability, session, segment)
             assert child.stdout is not None
             child.stdout.readline()
             time.sleep(chance.random() * 0.05)
@@ -49,15 +46,14 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(kind: str, durabilit
         store.append(session, segment, Entry("last"))
 
 
-@KINDS
-def test_many_processes_append_everything_once(kind: str, tmp_path: Path) -> None:
+def test_many_processes_append_everything_once(tmp_path: Path) -> None:
     """Scenarios i, n: 100 B … 1 MB, some through stores just opened, which look for the end (and a torn tail) anew."""
     session, segment = new_id(), new_id()
     count = 200 if SOAK else 40
-    with open_store(kind, tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, segment)
         names = ["a", "b", "c", "d"]
-        writers = [start("write_sizes", kind, tmp_path, session, segment, name, count) for name in names]
+        writers = [start("write_sizes", tmp_path, session, segment, name, count) for name in names]
         for writer in writers:
             finish(writer)
         read = store.read_all(session, segment)
@@ -69,13 +65,12 @@ def test_many_processes_append_everything_once(kind: str, tmp_path: Path) -> Non
         assert verify(store, session, segment).ok
 
 
-@KINDS
-def test_compare_and_swap_has_one_winner_per_head(kind: str, tmp_path: Path) -> None:
+def test_compare_and_swap_has_one_winner_per_head(tmp_path: Path) -> None:
     """Scenario o, between processes: every entry was written right after the head that its writer knew."""
     session, segment = new_id(), new_id()
-    with open_store(kind, tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, segment)
-        racers = [start("swap", kind, tmp_path, session, segment, name, 60) for name in "abc"]
+        racers = [start("swap", tmp_path, session, segment, name, 60) for name in "abc"]
         for racer in racers:
             finish(racer)
         heads = [str(EMPTY)]
@@ -85,54 +80,50 @@ def test_compare_and_swap_has_one_winner_per_head(kind: str, tmp_path: Path) -> 
         assert Counter(e.fields["name"] for e in store.iter(session, segment)) == {"a": 60, "b": 60, "c": 60}
 
 
-@KINDS
-def test_readers_see_whole_entries_while_others_append_and_truncate(kind: str, tmp_path: Path) -> None:
+def test_readers_see_whole_entries_while_others_append_and_truncate(tmp_path: Path) -> None:
     """Scenario v."""
     session, segment = new_id(), new_id()
-    with open_store(kind, tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, segment, [Entry("x", {"pad": "p" * 500}) for _ in range(200)])
-        reader = start("read_always", kind, tmp_path, session, segment, 3 if not SOAK else 30)
-        cutters = [start("cut_and_grow", kind, tmp_path, session, segment, 300) for _ in range(2)]
-        writer = start("write_sizes", kind, tmp_path, session, segment, "w", 30)
+        reader = start("read_always", tmp_path, session, segment, 3 if not SOAK else 30)
+        cutters = [start("cut_and_grow", tmp_path, session, segment, 300) for _ in range(2)]
+        writer = start("write_sizes", tmp_path, session, segment, "w", 30)
         for child in (*cutters, writer):
             finish(child)
         assert int(finish(reader)) > 0
         assert verify(store, session, segment).ok
 
 
-@KINDS
-def test_a_key_used_by_several_processes_at_once_is_written_once(kind: str, tmp_path: Path) -> None:
+def test_a_key_used_by_several_processes_at_once_is_written_once(tmp_path: Path) -> None:
     """Scenario ee, between processes: all get the same head."""
     session, segment = new_id(), new_id()
-    with open_store(kind, tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, segment)
-        racers = [start("append_keys", kind, tmp_path, session, segment, 100) for _ in range(3)]
+        racers = [start("append_keys", tmp_path, session, segment, 100) for _ in range(3)]
         first, *others = [finish(racer) for racer in racers]
         assert all(other == first for other in others)
         assert sorted(e.key or "" for e in store.iter(session, segment)) == sorted(f"k{n}" for n in range(100))
 
 
-@KINDS
-def test_of_several_creators_of_one_segment_exactly_one_wins(kind: str, tmp_path: Path) -> None:
+def test_of_several_creators_of_one_segment_exactly_one_wins(tmp_path: Path) -> None:
     """Scenario q, between processes: whose content it is, is who was told so."""
     session, wanted = new_id(), [new_id() for _ in range(30)]
     (tmp_path / "wanted").write_text("\n".join(wanted))
-    racers = {tag: start("create_many", kind, tmp_path, session, tmp_path / "wanted", tag) for tag in "abc"}
+    racers = {tag: start("create_many", tmp_path, session, tmp_path / "wanted", tag) for tag in "abc"}
     made = {tag: finish(racer).split() for tag, racer in racers.items()}
     assert sorted(name for names in made.values() for name in names) == sorted(wanted)
-    with open_store(kind, tmp_path) as store:
+    with open_store(tmp_path) as store:
         for tag, names in made.items():
             for name in names:
                 assert [entry.kind for entry in store.read_all(session, name)] == [tag]
 
 
-@KINDS
-def test_a_segment_deleted_during_appends_stays_deleted(kind: str, tmp_path: Path) -> None:
+def test_a_segment_deleted_during_appends_stays_deleted(tmp_path: Path) -> None:
     """Scenario z: the writers are told, and nothing of it comes back."""
     session, segment = new_id(), new_id()
-    with open_store(kind, tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, segment)
-        writers = [start("append_until_deleted", kind, tmp_path, session, segment) for _ in range(2)]
+        writers = [start("append_until_deleted", tmp_path, session, segment) for _ in range(2)]
         for writer in writers:
             assert writer.stdout is not None
             assert writer.stdout.readline() == "started\n"
@@ -142,18 +133,16 @@ def test_a_segment_deleted_during_appends_stays_deleted(kind: str, tmp_path: Pat
             assert int(finish(writer)) > 0
         assert not store.exists(session, segment)
         assert store.list_segments(session) == []
-        if kind == "fs":
-            left = [path.name for path in (tmp_path / "journal" / session).iterdir()]
-            assert left == [f"{segment}.deleted"]
+        left = [path.name for path in (tmp_path / "journal" / session).iterdir()]
+        assert left == [f"{segment}.deleted"]
 
 
-@KINDS
-def test_nothing_is_created_in_a_session_after_its_deletion(kind: str, tmp_path: Path) -> None:
+def test_nothing_is_created_in_a_session_after_its_deletion(tmp_path: Path) -> None:
     """Scenario z: creations that race with the deletion are deleted with it or refused."""
     session = new_id()
-    with open_store(kind, tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, new_id())
-        racers = [start("create_until_deleted", kind, tmp_path, session) for _ in "ab"]
+        racers = [start("create_until_deleted", tmp_path, session) for _ in "ab"]
         for racer in racers:
             assert racer.stdout is not None
             racer.stdout.readline()
@@ -168,7 +157,7 @@ def test_nothing_is_created_in_a_session_after_its_deletion(kind: str, tmp_path:
 def test_a_full_disk_leaves_the_log_as_it_was(tmp_path: Path) -> None:
     """Scenario k: a real limit (RLIMIT_FSIZE) on append, batch, create and truncate."""
     session, segment = new_id(), new_id()
-    with open_store("fs", tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         store.create_segment(session, segment, [Entry("x", {"pad": "p" * 1000}) for _ in range(3)])
         finish(start("fill_disk", tmp_path, session, segment))
         assert [e.kind for e in store.read_all(session, segment)] == ["x", "x", "x", "small", "big"]
@@ -179,7 +168,7 @@ def test_a_large_segment_is_read_in_bounded_memory(tmp_path: Path) -> None:
     """1 GB with HEADWATER_SOAK=1, 200 MB otherwise: the reader's process grows by less than 48 MB."""
     session, segment = new_id(), new_id()
     size = 1 << 30 if SOAK else 200 << 20
-    with open_store("fs", tmp_path, "none") as store:
+    with open_store(tmp_path, "none") as store:
         assert isinstance(store, FsStore)
         store.create_segment(session, segment)
         item = Prepared(1000, b'"x"', b',"pad":"' + b"p" * 100_000 + b'"', None)
@@ -196,7 +185,7 @@ def test_a_large_segment_is_read_in_bounded_memory(tmp_path: Path) -> None:
 
 def test_the_owner_is_named_to_others_and_freed_by_its_death(tmp_path: Path) -> None:
     session = new_id()
-    with open_store("fs", tmp_path) as store:
+    with open_store(tmp_path) as store:
         store.create_segment(session, new_id())
         child = start("hold", tmp_path, session)
         assert child.stdout is not None
@@ -224,11 +213,10 @@ def _in_child(job: object) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
-@KINDS
 @pytest.mark.parametrize("durability", ["none", "flush"])
-def test_a_forked_child_and_its_parent_share_no_handles(kind: str, durability: str, tmp_path: Path) -> None:
+def test_a_forked_child_and_its_parent_share_no_handles(durability: str, tmp_path: Path) -> None:
     session, segment = new_id(), new_id()
-    with open_store(kind, tmp_path, durability) as store:
+    with open_store(tmp_path, durability) as store:
         store.create_segment(session, segment)
         store.append(session, segment, Entry("parent", {"n": 0}))
 
@@ -254,7 +242,7 @@ def test_a_forked_child_and_its_parent_share_no_handles(kind: str, durability: s
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_child_owns_nothing_and_keeps_nothing_alive(tmp_path: Path) -> None:
     session = new_id()
-    with open_store("fs", tmp_path) as store:
+    with open_store(tmp_path) as store:
         held = store.own(session)
 
         def child() -> None:
@@ -271,17 +259,16 @@ def test_a_forked_child_owns_nothing_and_keeps_nothing_alive(tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_ids_of_parent_and_child_differ_and_increase(tmp_path: Path) -> None:
-    """Scenario y, after fork."""
-    made = IdGenerator(clock=lambda: 1000)
-    before = [made.new() for _ in range(3)]
+    """Scenario y, after fork: both go on from the same state in the same millisecond."""
+    before = [new_id() for _ in range(3)]
     report = tmp_path / "ids"
 
     def child() -> None:
-        report.write_text("\n".join([made.new(), made.new(), new_id()]))
+        report.write_text("\n".join(new_id() for _ in range(100)))
 
     assert _in_child(child) == 0
-    first, second, _ = report.read_text().split()
-    after = made.new()
-    assert before[-1] < first < second
-    assert before[-1] < after
-    assert len({*before, first, second, after}) == 6
+    theirs = report.read_text().split()
+    ours = [new_id() for _ in range(100)]
+    assert theirs == sorted(theirs)
+    assert before[-1] < ours[0]
+    assert len({*before, *theirs, *ours}) == 203

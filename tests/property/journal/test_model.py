@@ -104,8 +104,7 @@ class JournalMachine(RuleBasedStateMachine):
 
     @rule(junk=st.binary(min_size=1, max_size=30).filter(lambda junk: b"\n" not in junk))
     def tear(self, junk: bytes) -> None:
-        if self.backend_name != "sqlite":  # its rows carry keys beside the bytes
-            self.backend.put_bytes(*self.ids, self.backend.bytes_of(*self.ids) + junk)
+        self.backend.put_bytes(*self.ids, self.backend.bytes_of(*self.ids) + junk)
 
     @precondition(lambda self: self.model)
     @rule(data=st.data())

@@ -1,4 +1,4 @@
-"""The three stores under one roof: how tests open, reopen and damage each of them."""
+"""The file store and its model under one roof: how tests open, reopen and damage each of them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from headwater.journal import Durability, FsStore, Limits, MemoryStore, SqliteStore, Store
+from tests.store.journal.memory_store import MemoryStore
 
-NAMES = ("fs", "sqlite", "memory")
+from headwater.journal import Durability, FsStore, Limits, Store
+
+NAMES = ("fs", "memory")
 
 
 class Backend:
@@ -24,8 +26,6 @@ class Backend:
         options.setdefault("durability", Durability.NONE)
         if self.name == "fs":
             return FsStore(self.root / "journal", **options)
-        if self.name == "sqlite":
-            return SqliteStore(self.root / "journal.db", **options)
         options.pop("durability")
         options.pop("trace_bytes", None)
         return MemoryStore(**options)
@@ -59,29 +59,12 @@ class Backend:
             Path(store.location(session, segment)).write_bytes(data)
         elif isinstance(store, MemoryStore):
             store.data[session, segment][:] = data
-        elif isinstance(store, SqliteStore):
-            connection = store._connection()
-            query = "SELECT id FROM segments WHERE session=? AND segment=?"
-            number = connection.execute(query, (session, segment)).fetchone()[0]
-            connection.execute("BEGIN")
-            connection.execute("DELETE FROM lines WHERE segment_id=?", (number,))
-            start = 0
-            pieces = data.split(b"\n")
-            rows = [piece + b"\n" for piece in pieces[:-1]] + [pieces[-1]] * bool(pieces[-1])
-            for row in rows:
-                connection.execute("INSERT INTO lines VALUES (?,?,?,NULL)", (number, start, row))
-                start += len(row)
-            connection.execute("COMMIT")
 
     def saved_bytes(self, name: str) -> bytes:
         """What a truncation or repair saved under *name*."""
         store = self.store
         if isinstance(store, MemoryStore):
             return store.saved[name]
-        if isinstance(store, SqliteStore):
-            query = "SELECT line FROM saved_lines WHERE saved_id=? ORDER BY start"
-            rows = store._connection().execute(query, (int(name.rpartition("=")[2]),))
-            return b"".join(row[0] for row in rows)
         return Path(name).read_bytes()
 
     def close(self) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from headwater.cli.main import app
 from headwater.errors import HeadwaterError, InputError, NotFoundError
-from headwater.journal import Entry, RunLog, new_id, open_journal
+from headwater.journal import Entry, FsStore, RunLog, new_id
 
 
 @pytest.fixture(params=["journal", "journal.db"])
@@ -25,7 +25,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def log(root: Path) -> RunLog:
-    with open_journal(root, durability="none") as store:
+    with FsStore(root, durability="none") as store:
         made = RunLog.start(store, "shop", {"sink": "delta", "password": "hush"})
         made.begin("schedule")
         made.record("barrier", {"epoch": 5})
@@ -120,7 +120,7 @@ def test_verify_and_repair_find_and_move_damage(root: Path, log: RunLog) -> None
 
 
 def _damage(root: Path, log: RunLog) -> None:
-    with open_journal(root) as store:
+    with FsStore(root) as store:
         if root.is_dir():
             path = Path(store.location(log.session, log.segment))
             path.write_bytes(path.read_bytes().replace(b'"epoch":5', b'"epoch":6'))
@@ -131,7 +131,7 @@ def _damage(root: Path, log: RunLog) -> None:
 
 
 def test_a_damaged_segment_is_listed_as_such(root: Path, log: RunLog) -> None:
-    with open_journal(root) as store:
+    with FsStore(root) as store:
         store.truncate(log.session, log.segment, 3)
     _damage(root, log)
     assert "damaged" in good(root, "list")
@@ -171,7 +171,7 @@ def odd(root: Path) -> dict[str, str]:
     """Segments that others made: odd headers, times and letters, damage, a later version."""
     made = {name: new_id() for name in ("header", "time", "damaged", "later")}
     session = new_id()
-    with open_journal(root, durability="none") as store:
+    with FsStore(root, durability="none") as store:
         start = Entry("segment_start", {"pipeline": 5, "forked_from": "nobody"})
         store.create_segment(session, made["header"], [start])
         kind = "\x1b[2Jevil"

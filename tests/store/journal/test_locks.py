@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from headwater.journal import Entry, FsStore, Pointer, Pointers, new_id, pointer, repair, salvage, verify
+from headwater.journal import Entry, FsStore, new_id, repair, salvage, verify
 from headwater.journal.errors import BusyError
 from headwater.journal.trace import TraceFiles
 
@@ -57,14 +57,6 @@ def test_a_trace_that_another_process_locked_is_dropped(tmp_path: Path) -> None:
         assert not traces.append("s", "g", {"n": 2})
     assert traces.append("s", "g", {"n": 3})
     assert [record["n"] for record in traces.iter("s", "g")] == [1, 3]
-
-
-def test_a_locked_pointer_directory_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pointer, "_LOCK_TIMEOUT", 0.02)
-    pointers = Pointers(tmp_path)
-    pointers.write("main", Pointer(new_id()))
-    with held(tmp_path / ".lock"), pytest.raises(BusyError):
-        pointers.write("main", Pointer(new_id()))
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 from tests.store.journal.backends import Backend
+from tests.store.journal.memory_store import MemoryStore
 
 from headwater.journal import (
     Entry,
     Limits,
-    MemoryStore,
     RunLog,
     Store,
     fork,
@@ -18,11 +18,9 @@ from headwater.journal import (
     replay,
     run_log,
     run_state,
-    subscription,
 )
 from headwater.journal.errors import HeadConflictError
 from headwater.journal.run_state import Fold, RunKind
-from headwater.journal.subscription import Reset
 
 
 @pytest.fixture
@@ -31,7 +29,6 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_state, "KEPT", 10)
     monkeypatch.setattr(run_state, "KEPT_COMMANDS", 3)
     monkeypatch.setattr(run_log, "MIRROR", 5)
-    monkeypatch.setattr(subscription, "WAITING", 5)
 
 
 @pytest.mark.usefixtures("short")
@@ -133,34 +130,6 @@ def test_the_caller_may_go_on_changing_the_fields_that_it_gave(store: Store) -> 
     assert [item.fields["epoch"] for item in log.state.history] == [1, 2]
     assert log.state == RunLog.restore(store, log.segment).state
     assert log.entries == store.read_all(log.session, log.segment)
-
-
-@pytest.mark.usefixtures("short")
-def test_a_snapshot_is_whole_although_the_mirror_is_not(store: Store) -> None:
-    log = RunLog.start(store, "shop")
-    for number in range(50):
-        log.record("barrier", {"epoch": number})
-    subscription = log.subscribe()
-    log.record("barrier", {"epoch": 50})
-    assert [entry.seq for entry in subscription.snapshot] == list(range(1, 52))
-    news = subscription.take()
-    assert isinstance(news, Entry)
-    assert news.seq == 52
-
-
-@pytest.mark.usefixtures("short")
-def test_a_subscriber_that_sleeps_gets_a_reset_instead_of_all_news(store: Store) -> None:
-    log = RunLog.start(store, "shop")
-    sleeper = log.subscribe()
-    seen = list(sleeper.snapshot)
-    for number in range(103):
-        log.record("barrier", {"epoch": number})
-    taken = 0
-    while (news := sleeper.take()) is not None:
-        taken += 1
-        seen = list(news.entries) if isinstance(news, Reset) else [*seen, news]
-    assert taken <= 6
-    assert seen == store.read_all(log.session, log.segment)
 
 
 @pytest.mark.usefixtures("short")

@@ -1,4 +1,4 @@
-"""Segments in memory: the smallest store that keeps the contract. For tests, and as the model of the others."""
+"""Segments in memory: the smallest store that keeps the contract, as the model of the file store."""
 
 from __future__ import annotations
 
