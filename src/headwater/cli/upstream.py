@@ -12,11 +12,11 @@ from rich.table import Table
 
 from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
 from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metrics, upstream_queries
-from headwater.capture.metrics import MetricsServer
 from headwater.cli.terminal import err, out
 from headwater.errors import HeadwaterError, InputError, NotFoundError
 from headwater.state.query_store import own_state
 from headwater.stopping import stop_on_signals
+from headwater.system.metrics import MetricsServer
 
 app = typer.Typer(help="Deliver tables that others keep (Delta), and look after that.", no_args_is_help=True)
 

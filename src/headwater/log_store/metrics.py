@@ -2,36 +2,23 @@
 
 From any process (a location): what the store holds and how far each consumer is. In the process that writes (a
 factory) also what its writers and readers did since they were opened, and their live buffers. Units are in the names.
-:func:`render` gives them as Prometheus reads them.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import accumulate, groupby
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from headwater.log_store.link import DELAY_BUCKETS, ReaderFigures
 from headwater.log_store.state import now_ms
 from headwater.log_store.status import ConsumerStatus, LogStatus, log_status
 from headwater.state import open_reader
+from headwater.system.metrics import Labels, Metric, describe
 
 if TYPE_CHECKING:
     from headwater.log_store.factory import KvLogStoreFactory
     from headwater.log_store.writer import KvLogStoreWriter
-
-Labels = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """One figure."""
-
-    name: str
-    labels: Labels
-    value: float
 
 
 def log_metrics(
@@ -120,13 +107,11 @@ def _of_reader(labels: Labels, figures: ReaderFigures) -> Iterator[Metric]:
     yield Metric("kv_log_store_rewind_delay_count", labels, sums[-1])
 
 
-# -- for Prometheus ------------------------------------------------------------------------------------------------
-
 _HELP = {
     "log_store_first_held_epoch": "The oldest epoch that the log holds.",
     "log_store_latest_write_epoch": "The newest epoch that is sealed.",
     "log_store_truncated_epoch": "The newest epoch that the log has forgotten.",
-    "log_store_oldest_epoch_age_seconds": "Since when the oldest epoch that is held is sealed.",
+    "log_store_oldest_epoch_age_seconds": "Age in seconds of the oldest epoch that is held.",
     "log_store_backlog_epochs": "Epochs that the log holds.",
     "log_store_backlog_rows": "Rows that the log holds.",
     "log_store_backlog_bytes": "Bytes that the log holds.",
@@ -134,7 +119,7 @@ _HELP = {
     "log_store_lag_epochs": "Epochs that were not delivered yet.",
     "log_store_lag_rows": "Rows that were not delivered yet.",
     "log_store_lag_bytes": "Bytes that were not delivered yet.",
-    "log_store_lag_seconds": "Since when the oldest epoch that was not delivered is sealed.",
+    "log_store_lag_seconds": "Age in seconds of the oldest epoch that was not delivered.",
     "log_store_holds_back": "Whether this consumer keeps the log from forgetting.",
     "log_store_consumer_unreadable": "Whether the progress of this consumer cannot be read: it holds everything.",
     "log_store_retention_missed": "Whether retention dropped epochs that this consumer had not read.",
@@ -162,51 +147,4 @@ _HELP = {
     "kv_log_store_buffer_spilled_row_count": "Rows that the buffer refers to in the store.",
     "kv_log_store_buffer_memory_bytes": "Bytes in memory, read or not.",
 }
-_COUNTERS = {
-    "log_store_write_rows",
-    "log_store_read_rows",
-    "log_store_drain_count",
-    "log_store_drain_seconds",
-    "log_store_reader_wait_new_future_duration_ns",
-    "kv_log_store_storage_write_count",
-    "kv_log_store_storage_write_size",
-    "kv_log_store_storage_read_count",
-    "kv_log_store_storage_read_size",
-    "kv_log_store_rewind_count",
-}
-_HISTOGRAM = re.compile(r"(.+_delay)_(?:bucket|sum|count)")
-
-
-def render(metrics: Iterable[Metric]) -> str:
-    """The figures in the text format of Prometheus, version 0.0.4."""
-    lines: list[str] = []
-    ordered = sorted(metrics, key=lambda metric: _family(metric.name))  # stable: buckets stay in order
-    for family, group in groupby(ordered, key=lambda metric: _family(metric.name)):
-        if family in _HELP:
-            lines.append(f"# HELP {family} {_HELP[family]}")
-        lines.append(f"# TYPE {family} {_kind(family)}")
-        lines += map(_line, group)
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _family(name: str) -> str:
-    found = _HISTOGRAM.fullmatch(name)
-    return found[1] if found else name
-
-
-def _kind(family: str) -> str:
-    if family.endswith("_delay"):
-        return "histogram"
-    if family in _COUNTERS:
-        return "counter"
-    return "gauge" if family in _HELP else "untyped"
-
-
-def _line(metric: Metric) -> str:
-    labels = ",".join(f'{name}="{_escaped(value)}"' for name, value in metric.labels)
-    value = float(metric.value)
-    return f"{metric.name}{{{labels}}} {int(value) if value.is_integer() else value!r}"
-
-
-def _escaped(value: str) -> str:
-    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+describe(_HELP)

@@ -1,46 +1,52 @@
-"""Figures of a pipeline, its sinks and its logs, for Prometheus.
-
-===================================  ====================================================================
-metric                               meaning
-===================================  ====================================================================
-``pipeline_up``                      1 while it runs and responds
-``capture_up``                       1 while changes flow; ``capture_lag_seconds``: not yet in the log; absent: unknown
-``sink_up``                          1 while its query runs; 0 while it waits, is paused, or has failed
-``sink_state``                       1 for the state that it is in, a label
-``sink_batches_total``               that were delivered since the start; ``sink_restarts_total``: of its query
-``sink_delivered_epoch``             the newest
-``sink_lag_rows``                    changes of a table that are not delivered
-``sink_lag_seconds``                 age of the oldest change at the source that is not delivered; absent: unknown
-``sink_parked_tables``               that the sink does not take
-``sink_table_phase``                 1 for the phase of a table, a label; ``reason`` and ``next_step`` where it stopped
-``sink_refused_rows``                that were parked, by table
-``sink_pending_batches``             that are staged and not committed; ``sink_pending_seconds``: the oldest
-``sink_backfill_rows``               of history that are read; ``sink_backfill_total_rows``: an estimate
-``sink_backfill_lag_epochs``         of the log that are left after a snapshot of a table of ours
-``kept_base_epoch``                  of a kept table: the oldest that can be read; ``kept_pins``: how many hold it
-``kept_oldest_pin_seconds``          how long the oldest of them has been there; ``kept_bytes``: its size
-``derived_up``                       1 while a derived table is maintained; ``derived_state``: 1 for its state, a label
-``derived_batches_total``            since the start; ``derived_restarts_total``; ``derived_rows_total``: delivered
-``derived_delivered_epoch``          the newest; ``derived_batch_seconds``: how long the last batch took
-``derived_lag_rows``                 changes of its tables since; ``derived_lag_seconds``: as that of a sink
-===================================  ====================================================================
-
-The metrics of the logs follow (:mod:`headwater.log_store.metrics`).
-"""
+"""Figures of a pipeline, its sinks and its logs, for Prometheus."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
-from headwater.capture.metrics import MetricsServer, of_logs
-from headwater.log_store.metrics import Metric
+from headwater.capture.metrics import of_logs
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, read_status
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delivery_look import read_deliveries
 from headwater.sinks.delivery_record import DeliveryState
+from headwater.system.metrics import Metric, MetricsServer, describe
 from headwater.versioned.status import KeptStatus
+
+describe(
+    {
+        "pipeline_up": "1 while the pipeline runs and responds.",
+        "sink_up": "1 while the sink's query runs; 0 while it waits, is paused, or has failed.",
+        "sink_state": "1 for the current state, a label.",
+        "sink_batches_total": "Batches that were delivered since the start.",
+        "sink_restarts_total": "Restarts of the sink's query.",
+        "sink_delivered_epoch": "The newest epoch that was delivered.",
+        "sink_lag_rows": "Changes of a table that are not delivered.",
+        "sink_lag_seconds": "Age of the oldest change at the source that is not delivered; absent: unknown.",
+        "sink_parked_tables": "Tables that the sink does not take.",
+        "sink_table_phase": "1 for the current phase of a table, a label; with reason and next step where it stopped.",
+        "sink_refused_rows": "Rejected rows in the dead letters, by table.",
+        "sink_pending_batches": "Batches that are staged and not committed.",
+        "sink_pending_seconds": "Age of the oldest batch that is staged and not committed.",
+        "sink_backfill_rows": "Rows of the initial snapshot that were read.",
+        "sink_backfill_total_rows": "Estimated rows of the initial snapshot.",
+        "sink_backfill_lag_epochs": "Epochs of the log that are left after the snapshot of a versioned table.",
+        "kept_base_epoch": "The oldest epoch of a versioned table that can be read.",
+        "kept_pins": "Pins that retain epochs of a versioned table.",
+        "kept_oldest_pin_seconds": "Age of the oldest pin.",
+        "kept_bytes": "Size of a versioned table.",
+        "derived_up": "1 while a derived table is maintained.",
+        "derived_state": "1 for the current state of a derived table, a label.",
+        "derived_batches_total": "Batches of a derived table since the start.",
+        "derived_restarts_total": "Restarts of a derived table.",
+        "derived_rows_total": "Rows of a derived table that were delivered.",
+        "derived_delivered_epoch": "The newest epoch that a derived table contains.",
+        "derived_batch_seconds": "Seconds that the last batch took.",
+        "derived_lag_rows": "Changes of its tables that a derived table does not contain.",
+        "derived_lag_seconds": "Age of the oldest such change; absent: unknown.",
+    }
+)
 
 
 def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:

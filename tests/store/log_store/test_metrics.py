@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-import re
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from tests.store.log_store.tools import Table
 
 from headwater.log_store import DrainTimeout, FlushOptions
-from headwater.log_store.metrics import Metric, log_metrics, render
+from headwater.log_store.metrics import log_metrics
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import Instance, epoch, random_chunk
 from headwater.state import open_writer
+from headwater.system.metrics import Metric, render
 
 
 def by_name(metrics: list[Metric]) -> dict[str, float]:
@@ -113,47 +114,25 @@ def test_delays_of_rewinds_are_counted_in_buckets(tmp_path: Path) -> None:
     assert by_name(found)["kv_log_store_rewind_count"] == 6
 
 
-SAMPLE = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)\{((?:[a-z_]+="(?:[^"\\\n]|\\["\\n])*",?)*)\} (\S+)')
-LABEL = re.compile(r'([a-z_]+)="((?:[^"\\\n]|\\["\\n])*)"')
-
-
-LITERAL = re.compile(r'\\["\\n]')
-
-
-def _literal(part: re.Match[str]) -> str:
-    return {"\\\\": "\\", '\\"': '"', "\\n": "\n"}[part[0]]
-
-
-def parsed(text: str) -> tuple[dict[str, str], dict[str, str], list[Metric]]:
-    """Types, helps and samples of the text format, by its grammar."""
-    kinds: dict[str, str] = {}
-    helps: dict[str, str] = {}
-    found: list[Metric] = []
-    for line in text.splitlines():
-        if line.startswith("# "):
-            _, word, name, rest = line.split(" ", 3)
-            target = {"TYPE": kinds, "HELP": helps}[word]
-            assert name not in target, "one family, one block"
-            target[name] = rest
-            continue
-        sample = SAMPLE.fullmatch(line)
-        assert sample is not None, line
-        labels = tuple((name, LITERAL.sub(_literal, value)) for name, value in LABEL.findall(sample[2]))
-        found.append(Metric(sample[1], labels, float(sample[3])))
-    return kinds, helps, found
-
-
 def test_what_is_rendered_for_prometheus_reads_back(tmp_path: Path) -> None:
     with open_writer(tmp_path / "store") as store:
         instance = Instance.open(store, 1, consumer='a "quoted" \\ name\nof two lines')
         instance.writer.write_chunk(random_chunk(random.Random(1), 30))
         instance.flush(2)
         metrics = log_metrics(instance.factory, vnodes=True)
-    text = render(metrics)
-    assert text.endswith("\n")
-    kinds, helps, found = parsed(text)
-    assert sorted(found, key=repr) == sorted(metrics, key=repr)
-    assert set(kinds) == set(helps), "every family says what it is"
-    assert set(kinds.values()) == {"gauge", "counter", "histogram"}
+    families = list(text_string_to_metric_families(render(metrics)))
+    assert len({family.name for family in families}) == len(families), "one family, one block"
+    found = [(sample.name, sample.labels, sample.value) for family in families for sample in family.samples]
+    assert sorted(found, key=repr) == sorted(((m.name, dict(sorted(m.labels)), m.value) for m in metrics), key=repr)
+    assert all(family.documentation for family in families), "every family says what it is"
+    kinds = {family.name: family.type for family in families}
+    assert set(kinds.values()) == {"gauge", "histogram"}
     assert kinds["kv_log_store_rewind_delay"] == "histogram"
-    assert [m for m in found if m.name.endswith("_bucket")] == [m for m in metrics if m.name.endswith("_bucket")]
+    buckets = [(m.name, m.value) for m in metrics if m.name.endswith("_bucket")]
+    assert [(name, value) for name, _, value in found if name.endswith("_bucket")] == buckets
+
+
+def test_totals_are_counters() -> None:
+    text = render([Metric("capture_rows_total", (("log", "public.t"),), 30)])
+    assert "# TYPE capture_rows_total counter" in text
+    assert 'capture_rows_total{log="public.t"} 30.0' in text

@@ -1,18 +1,4 @@
-"""Figures of the queries over upstream tables, for Prometheus, from what they have told last.
-
-==============================  ======================================================================
-metric                          meaning
-==============================  ======================================================================
-``upstream_stopped``            1: the table no longer keeps what comes next; the status says what to do
-``upstream_consumed_version``   that every vnode has; 0 while the snapshot is read
-``upstream_newest_version``     of the table; not told while it is stopped
-``upstream_lag_versions``       the distance of the two
-``upstream_snapshot_rows``      of the snapshot that were read, about
-``upstream_snapshot_done``      1 once the snapshot is read
-``upstream_paused``             1 while nothing is read because somebody asked for it
-``upstream_age_seconds``        of these figures: a query that runs tells every few seconds
-==============================  ======================================================================
-"""
+"""Figures of the queries over upstream tables, for Prometheus, as the queries reported them last."""
 
 from __future__ import annotations
 
@@ -20,9 +6,22 @@ from collections.abc import Iterator
 
 from headwater.backfill.control import QueryStatus, status
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
-from headwater.log_store.metrics import Metric
 from headwater.state.beside import stores_beside
 from headwater.state.query_store import QUERIES, own_state
+from headwater.system.metrics import Metric, describe
+
+describe(
+    {
+        "upstream_stopped": "1: the table no longer has the changes that come next; the status says what to do.",
+        "upstream_consumed_version": "The version that every vnode has; 0 while the snapshot is read.",
+        "upstream_newest_version": "The newest version of the table; absent while it is stopped.",
+        "upstream_lag_versions": "Versions between the two.",
+        "upstream_snapshot_rows": "Rows of the snapshot that were read, about.",
+        "upstream_snapshot_done": "1 once the snapshot is read.",
+        "upstream_paused": "1 while the query is paused by a command.",
+        "upstream_age_seconds": "Age of these figures; a query that runs writes them every few seconds.",
+    }
+)
 
 
 def upstream_queries(location: str) -> Iterator[QueryStatus]:
