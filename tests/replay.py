@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from headwater.log_store.log_events import SCHEMA, TRUNCATE, LogEvent, events_of
 from headwater.log_store.log_view import LogView
+from headwater.sinks.keys import KeySet, last_rows
 from headwater.sources.events import unpacked_row
 from headwater.sources.table import FIELD_ID, RESERVED_COLUMNS
 from headwater.state import Snapshot
-from headwater.stream import Chunk, Op
-from headwater.stream.compaction import compact
+from headwater.stream import Op
 
 _OP, _SEQ, _EPOCH = "_op", "_seq", "_epoch"
 
@@ -46,11 +46,10 @@ def replay(view: Snapshot, log: str, upto: int | None = None) -> pa.Table:
     ordered = rows.take(pa.array(order)).combine_chunks()
     if not ordered.num_rows:
         return wanted.empty_table()
-    batch = ordered.select(wanted.names).to_batches()[0]
-    chunk = Chunk.build(batch, pa.array(ordered.column(_OP).to_numpy()), shown.log.key_columns)
-    net = compact(chunk, shown.log.key_columns, keep_unchanged=True)
-    there = np.isin(net.ops.to_numpy(), (Op.INSERT, Op.UPDATE_INSERT))
-    return pa.Table.from_batches([net.rows.filter(pa.array(there))])
+    keys = KeySet(ordered, shown.log.key_columns)
+    last = np.sort(last_rows(keys.ids, keys.count))
+    adds = np.isin(ordered.column(_OP).to_numpy()[last], (Op.INSERT, Op.UPDATE_INSERT))
+    return ordered.select(wanted.names).take(pa.array(last[adds]))
 
 
 def _before(epochs: NDArray[np.uint64], seqs: NDArray[np.uint32], epoch: int, seq: int) -> NDArray[np.bool_]:

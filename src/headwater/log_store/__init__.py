@@ -44,13 +44,11 @@ from headwater.log_store.errors import (
 )
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.group import ConsumerGroup
-from headwater.log_store.in_mem import InMemLogStoreFactory, InMemLogStoreReader, InMemLogStoreWriter
 from headwater.log_store.item import BarrierItem, ChunkItem, LogItem
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import EpochEnd, LogView, read_range
 from headwater.log_store.offset import LogOffset, StoragePlace
 from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.log_store.protocols import LogReader, LogStoreFactory, LogWriter
 from headwater.log_store.reader import KvLogStoreReader
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.serde import LogStoreRowSerde
@@ -69,9 +67,6 @@ __all__ = [
     "FlushOptions",
     "ForeignSchema",
     "ForeignVnode",
-    "InMemLogStoreFactory",
-    "InMemLogStoreReader",
-    "InMemLogStoreWriter",
     "InvalidOffset",
     "KvLogStoreFactory",
     "KvLogStoreReader",
@@ -83,15 +78,12 @@ __all__ = [
     "LogItem",
     "LogNotFound",
     "LogOffset",
-    "LogReader",
     "LogStoreBuffer",
     "LogStoreError",
-    "LogStoreFactory",
     "LogStoreRowSerde",
     "LogStoreState",
     "LogStoreVnodeProgress",
     "LogView",
-    "LogWriter",
     "ProgressConflict",
     "RetentionMiss",
     "RetentionRefused",

@@ -3,8 +3,7 @@
 Rows keep their epoch, vnode and seq. Whoever reads the run to its end, from wherever it starts, ends with the same
 table by key: the last word on every key is kept, deletes included. Changes in between are no longer told, so this is
 never done unless asked for. A half of an update pair whose other half is gone becomes an insert or a delete. A row that
-adds is an update without its old row if the first row of its key in the run is one, as it is for
-:func:`headwater.stream.compact`.
+adds is an update without its old row if the first row of its key in the run is one.
 
 Left alone are epochs that
 

@@ -1,6 +1,6 @@
 """KeySet: the distinct keys of some rows, and where they are found in others. Exact: by value, not by hash.
 
-Null is a value, NaN is NaN and -0.0 is 0.0, as in :mod:`headwater.stream.compaction`. Nothing here runs Python per row.
+Null is a value, NaN is NaN and -0.0 is 0.0. Nothing here runs Python per row.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from __future__ import annotations
 from headwater.stream.barrier import Barrier, BarrierKind
 from headwater.stream.bitmap import VnodeBitmap
 from headwater.stream.chunk import OP_COLUMN, RESERVED_COLUMNS, VNODE_COLUMN, Chunk
-from headwater.stream.compaction import compact, deletes_before_inserts, force_append_only
 from headwater.stream.epoch import INVALID, ORIGIN, Epoch, EpochClock, EpochPair
 from headwater.stream.errors import (
     BarrierError,
@@ -80,9 +79,6 @@ __all__ = [
     "VnodeRangeError",
     "change_types_of",
     "check_vnode_count",
-    "compact",
-    "deletes_before_inserts",
-    "force_append_only",
     "hash_keys",
     "ops_of",
     "vnode_of",
