@@ -50,6 +50,22 @@ def test_rows_arrive_once_wherever_tasks_run(kind: str, newest_postgres: Databas
     assert json.loads(told.splitlines()[-1]) == {"rows": 500, "streamed": 500, "delivered": 500, "written": 500}
 
 
+def test_the_format_is_known_where_the_lookup_of_formats_fails(tmp_path: Path) -> None:
+    (tmp_path / "pyspark_broken.py").write_text('raise RuntimeError("broken")')
+    script = """
+from headwater.spark.session import session
+spark = session("local[1]")
+try:
+    spark.read.format("headwater").option("store", "none").option("table", "t").load()
+except Exception as error:
+    print(error)
+"""
+    path = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    output = run(sys.executable, "-c", script, folder=tmp_path, PYTHONPATH=path)
+    assert "DATA_SOURCE_NOT_FOUND" not in output
+    assert "Start the stream that writes it" in output
+
+
 @needs_grpc
 @pytest.mark.soak
 @pytest.mark.timeout(600)

@@ -120,7 +120,19 @@ def session(
     builder = _builder(master, app_name, checkpoints, config, java_options)
     _start_java(builder._options)
     created: SparkSession = builder.getOrCreate()
+    _register(created)
     return created
+
+
+def _register(spark: SparkSession) -> None:
+    """Register the format ``headwater``. Spark finds it by itself, in a lookup of all formats of Python packages; but a
+    session has none of them if that lookup fails once: a package is broken, or the machine is too busy.
+    """
+    version = minor_version(installed_spark())
+    if version is not None and version >= (4, 0):
+        from headwater.spark.source import HeadwaterDataSource
+
+        spark.dataSource.register(HeadwaterDataSource)
 
 
 def context(
