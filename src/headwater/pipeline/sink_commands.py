@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from headwater.pipeline.errors import ConfigError, NotStarted
 from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkRequest, SinkRequestKind, ask_pipeline
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
+from headwater.pipeline.toml_text import with_table
 from headwater.private_files import FILE_MODE
 from headwater.sinks.dead_letters import DeadLetters
 
@@ -144,10 +144,12 @@ def add_derivation(path: Path, options: Mapping[str, Any]) -> DeriveSection:
 
 def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     load(path)
-    before = path.read_text(encoding="utf-8")
-    lines = [f"{name} = {_toml(value)}" for name, value in options.items()]
-    text = before.rstrip() + f"\n\n[[{table}]]\n" + "\n".join(lines) + "\n"
-    config = configure(_read(text), folder=path.absolute().parent, origin=str(path), text=text)
+    try:
+        text = with_table(path.read_text(encoding="utf-8"), table, options)
+        settings = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"With these options it is no TOML: {error}.", next_step="Check the names.") from None
+    config = configure(settings, folder=path.absolute().parent, origin=str(path), text=text)
     fresh = path.with_name(f".{path.name}.new")
     fresh.touch(FILE_MODE)
     fresh.write_text(text, encoding="utf-8")
@@ -157,17 +159,3 @@ def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:
         ask_pipeline(config.state, SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)
     return config
-
-
-def _read(text: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"With these options it is no TOML: {error}.", next_step="Check the names.") from None
-
-
-def _toml(value: Any) -> str:
-    """A value as TOML writes it; texts, numbers, booleans and arrays of them are the same in JSON."""
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{json.dumps(name)} = {_toml(item)}" for name, item in value.items()) + " }"
-    return json.dumps(value, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from headwater import Pipeline
 from headwater.capture import CaptureOptions
 from headwater.pipeline.config import PipelineConfig, SinkSection, configure, is_pattern, load, matching
 from headwater.pipeline.errors import ConfigError, ConfigNotFound
-from headwater.pipeline.toml_lines import line_of
+from headwater.pipeline.toml_text import line_of, with_table
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.sink import Mode
 from headwater.sources.dsn import DsnUnreadable, current_dsn, reread
@@ -297,6 +298,22 @@ def test_the_line_of_a_key_is_found_in_headers_dotted_keys_and_arrays() -> None:
     assert line_of(text, ("e", 0, "missing")) == 4
     assert line_of(text, ("g", "h.i", "j")) == 9
     assert line_of(text, ("nothing",)) is None
+
+
+def test_a_sink_is_added_at_the_end_and_the_rest_stays_as_it_was() -> None:
+    text = '# mine\n[source]\ndsn = "x" # secret\n\n[[sink]]\nkind = "delta"\n[[derive]]\nname = "sums"'
+    options = {
+        "kind": "kafka",
+        "tables": ["a", 'b"c'],
+        "settings": {"acks": "all", "a.b": "1"},
+        "rows": 3,
+        "adopt": True,
+    }
+    added = with_table(text, "sink", options)
+    assert added.startswith(text + "\n\n[[sink]]\n")
+    assert tomllib.loads(added)["sink"] == [{"kind": "delta"}, options]
+    with pytest.raises(ValueError, match="Unable to convert"):
+        with_table(text, "sink", {"nothing": object()})
 
 
 def _with(*sinks: Mapping[str, object], **settings: object) -> PipelineConfig:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from headwater.pipeline.config.pipeline_config import PipelineConfig
 from headwater.pipeline.errors import ConfigError
-from headwater.pipeline.toml_lines import line_of
+from headwater.pipeline.toml_text import line_of
 
 KeyPath = tuple[str | int, ...]
 """The way to a setting: keys, and places in arrays."""
