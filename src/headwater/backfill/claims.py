@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pyarrow as pa
 
+from headwater.backfill.cdc.external import external_table
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.planner import QueryPlanner, Recover
 from headwater.backfill.query import QueryOptions
@@ -22,7 +23,6 @@ from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.errors import UnsupportedTable
-from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 
@@ -216,7 +216,7 @@ def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> Hist
         rereads=unit.rereads,
         changed=changed_keys(options, unit),
         columns=unit.columns,
-        order=open_snapshots(options.source).order(unit.table)
+        order=external_table(options.source, unit.table).order
         if unit.replaces and unit.kind is SplitKind.KEY and unit.ranges != (KeyRange(),)
         else None,
     )

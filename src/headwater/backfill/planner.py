@@ -100,7 +100,7 @@ class QueryPlanner:
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables, keyed=options.keyed)
                 consumers = stack.enter_context(ConsumerGroup(options.store, store))
-                self._tables = QueryTables(options, self._state, consumers, view, ranges, self._parked())
+                self._tables = QueryTables(options, self._state, self._source, consumers, view, ranges, self._parked())
             self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save, slots)
             self.generation = store.generation
             if recover is not None:

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
-from headwater.backfill.cdc.open import open_backfill
+from headwater.backfill.cdc.external import ExternalStorageTable
+from headwater.backfill.cdc.parallel import open_backfill
 from headwater.backfill.history_origin import origin_of
 from headwater.backfill.kept_history import KeptHistory
 from headwater.backfill.log_ranges import LogRanges, TableChanges
@@ -23,7 +24,7 @@ from headwater.backfill.units import DROP_ALL, ChangeFilter
 from headwater.backfill.unseen_commits import greatest, still_unseen
 from headwater.log_store import LogConsumer
 from headwater.sources.offset import CdcOffset
-from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
+from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark, SnapshotSource
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream import Barrier
@@ -37,9 +38,15 @@ class QueryTable:
         knows its columns by their names alone, a column is found by the name that it has last.
     """
 
-    def __init__(self, options: QueryOptions, state: QueryState, table: SourceTable, consumer: LogConsumer) -> None:
-        self._options = options
-        self._state = state
+    def __init__(
+        self,
+        options: QueryOptions,
+        state: QueryState,
+        source: SnapshotSource,
+        table: SourceTable,
+        consumer: LogConsumer,
+    ) -> None:
+        self._options, self._state, self._source = options, state, source
         self.table = table
         self.latest = table
         self.consumer = consumer
@@ -80,7 +87,7 @@ class QueryTable:
             kind = SplitKind.KEY
         with self._state.store.snapshot() as view:
             return open_backfill(
-                self.table,
+                ExternalStorageTable(self.table, self._source),
                 self._state.backfills,
                 view,
                 BackfillOptions(

@@ -22,6 +22,7 @@ from headwater.backfill.since import resolve_since
 from headwater.capture.source_state import CapturedTable, SourceRecord, TableState
 from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
+from headwater.sources.snapshots import SnapshotSource
 from headwater.state import Snapshot
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation
 
@@ -40,6 +41,7 @@ class QueryTables(Mapping[str, QueryTable]):
         self,
         options: QueryOptions,
         state: QueryState,
+        source: SnapshotSource,
         consumers: ConsumerGroup,
         view: Snapshot,
         ranges: LogRanges,
@@ -53,7 +55,7 @@ class QueryTables(Mapping[str, QueryTable]):
             start = resolve_since(view, options.since, options.tables)
         newest = view.epoch
         self._tables = {
-            name: QueryTable(options, state, ranges.latest(name), consumers.consumer(name, start=start))
+            name: QueryTable(options, state, source, ranges.latest(name), consumers.consumer(name, start=start))
             for name in options.tables
             if name not in self._parked
         }

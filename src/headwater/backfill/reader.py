@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.backfill.cdc.columns_now import as_planned, check_columns, columns_now, names_now
+from headwater.backfill.cdc.external import external_table
 from headwater.backfill.cdc.mark import apply_filter, needs_order
-from headwater.backfill.cdc.rewind import read_rewound
-from headwater.backfill.cdc.upstream_table.external import ExternalStorageTable
-from headwater.backfill.cdc.upstream_table.snapshot import SnapshotReader
 from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.snapshot.reader import read_snapshot
@@ -31,15 +27,7 @@ from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
 from headwater.sources.errors import SpecialValue
 from headwater.sources.offset import CdcOffset
-from headwater.sources.snapshots import (
-    KeyOrder,
-    RemarkingSnapshots,
-    SnapshotMark,
-    SnapshotSource,
-    UnsharedSnapshots,
-    mark_from_json,
-    open_snapshots,
-)
+from headwater.sources.snapshots import RemarkingSnapshots
 from headwater.sources.special_values import as_policy
 from headwater.sources.table import (
     COMMIT_TIMESTAMP_COLUMN,
@@ -74,7 +62,9 @@ def read_changes(
     :raises EpochGone: the log no longer holds them: they were delivered before.
     """
     table = unit.table
-    order = _order(options.source, table) if unit.filter is not None and needs_order(unit.filter) else None
+    order = None
+    if unit.filter is not None and needs_order(unit.filter):
+        order = external_table(options.source, table).order
     with _store(options.store).snapshot() as view:
         log = LogView.open(view, table.full_name)
         wanted = VnodeBitmap.from_ranges([range(unit.first_vnode, unit.end_vnode)], log.log.vnode_count)
@@ -136,85 +126,61 @@ def read_history(
         assert options.kept is not None
         yield from read_snapshot(options.store, options.kept, unit)
         return
-    external = _external(options.source, unit.table)
-    if not isinstance(external.source, UnsharedSnapshots):
-        yield from SnapshotReader(external).read(replace(unit, table=as_policy(unit.table, parking)))
-        if isinstance(external.source, RemarkingSnapshots):
-            for text in external.source.take_remarks(unit.table):
-                try:
-                    remark(options.store, unit.table.full_name, text, unit.snapshot or "")
-                except (HeadwaterError, OSError) as error:  # the rows are read: they do not fail over this
-                    _log.warning("%s: %s It could not be noted (%s).", unit.table.full_name, text, type(error).__name__)
-        return
-    mark = mark_from_json(unit.snapshot)
-    with _store(options.store).snapshot() as view:
-        table = columns_now(unit.table, LogView.open(view, unit.table.full_name).log.schema)
-    read, planned = as_policy(table, parking), as_policy(unit.table, parking)
-    for batch in read_rewound(
-        external.source,
-        read,
-        unit.ranges,
-        mark,
-        lambda high: _changes_up_to(options, unit, table, read, mark, high),
-        lambda: _order(options.source, table),
-        names_now(unit.table, table, unit.columns),
-    ):
-        yield batch if table == unit.table else as_planned(batch, planned, unit.columns)
+    external = external_table(options.source, unit.table)
+    yield from external.read(unit, CapturedLog(options.store, unit.table), parking)
+    if isinstance(external.source, RemarkingSnapshots):
+        for text in external.source.take_remarks(unit.table):
+            try:
+                remark(options.store, unit.table.full_name, text, unit.snapshot or "")
+            except (HeadwaterError, OSError) as error:  # the rows are read: they do not fail over this
+                _log.warning("%s: %s It could not be noted (%s).", unit.table.full_name, text, type(error).__name__)
 
 
 def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:
     """Hashes of the keys that changes may have brought to the sink already, ascending; ``None``: there are none."""
     if unit.changed_since is None:
         return None
-    table, store = unit.table, _store(options.store)
-    _wait_for(store, table, unit.until)
-    with store.snapshot() as view:
-        log = LogView.open(view, table.full_name)
-        found = [
-            np.unique(hash_keys(conform(batch, table), table.key_columns))
-            for batch in log.read_range(unit.changed_since, view.epoch)
-        ]
-    return np.unique(np.concatenate(found)) if found else np.empty(0, np.uint64)
+    table, log = unit.table, CapturedLog(options.store, unit.table)
+    log.wait_for(unit.until)
+    hashes = [np.unique(hash_keys(batch, table.key_columns)) for batch in log.changes(unit.changed_since, table)]
+    return np.unique(np.concatenate(hashes)) if hashes else np.empty(0, np.uint64)
 
 
-def _changes_up_to(
-    options: QueryOptions, unit: SplitUnit, table: SourceTable, read: SourceTable, mark: SnapshotMark, high: CdcOffset
-) -> Iterator[pa.RecordBatch]:
-    """The changes of *table* since its rows were planned at *mark*, at least those that committed before *high*.
+class CapturedLog:
+    """The log of *table* in the store at *location*."""
 
-    :param read: the table as its rows are read.
+    def __init__(self, location: str, table: SourceTable) -> None:
+        self._store, self._name = _store(location), table.full_name
 
-    :raises SnapshotExpired: a column that was planned is another one by now, which has its name.
-    """
-    store = _store(options.store)
-    _wait_for(store, table, high)
-    with store.snapshot() as view:
-        log = LogView.open(view, table.full_name)
-        check_columns(table, log.log.schema)
-        if not high > mark.high:
-            return
-        for batch in log.read_range(unit.upto, view.epoch):
-            yield conform(batch, read)
+    def schema(self) -> pa.Schema:
+        """As it is now."""
+        with self._store.snapshot() as view:
+            return LogView.open(view, self._name).log.schema
 
+    def changes(self, after: int, table: SourceTable) -> Iterator[pa.RecordBatch]:
+        """The changes after the epoch *after*, with the columns of *table*."""
+        with self._store.snapshot() as view:
+            for batch in LogView.open(view, self._name).read_range(after, view.epoch):
+                yield conform(batch, table)
 
-def _wait_for(store: StateReader, table: SourceTable, until: CdcOffset | None) -> None:
-    """Until the log has all changes that committed before *until*.
+    def wait_for(self, until: CdcOffset | None) -> None:
+        """Until the log has all changes that committed before *until*.
 
-    :raises LogBehind: it has not for a long time.
-    """
-    end = time.monotonic() + LOG_SECONDS
-    while True:
-        with store.snapshot() as view:
-            record, _ = SourceState.read(view)
-            epoch = view.epoch
-        if until is None or (record is not None and record.offset.has_passed(until)):
-            return
-        if time.monotonic() > end:
-            raise LogBehind(
-                f"The capture has not come to the snapshot of {table.full_name} within {LOG_SECONDS:g} s.",
-                next_step="Look whether it runs: headwater status",
-            )
-        store.wait_for_epoch(epoch, 0.5)
+        :raises LogBehind: it has not for a long time.
+        """
+        end = time.monotonic() + LOG_SECONDS
+        while True:
+            with self._store.snapshot() as view:
+                record, _ = SourceState.read(view)
+                epoch = view.epoch
+            if until is None or (record is not None and record.offset.has_passed(until)):
+                return
+            if time.monotonic() > end:
+                raise LogBehind(
+                    f"The log did not reach the snapshot of {self._name} within {LOG_SECONDS:g} s.",
+                    next_step="Check that the capture runs: headwater status",
+                )
+            self._store.wait_for_epoch(epoch, 0.5)
 
 
 def conform(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
@@ -249,17 +215,3 @@ def _store(location: str) -> StateReader:
         if location not in _stores:
             _stores[location] = open_reader(location)
         return _stores[location]
-
-
-@lru_cache(maxsize=8)
-def _snapshots(dsn: str) -> SnapshotSource:
-    return open_snapshots(dsn)
-
-
-@lru_cache(maxsize=1024)
-def _external(dsn: str, table: SourceTable) -> ExternalStorageTable:
-    return ExternalStorageTable(table, _snapshots(dsn))
-
-
-def _order(dsn: str, table: SourceTable) -> KeyOrder:
-    return _external(dsn, table).order

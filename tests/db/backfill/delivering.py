@@ -203,8 +203,9 @@ class Delivering:
         """Until history is done, and everything that the source has committed by now is delivered."""
         self.run_until(self.planner.is_history_done, seconds)
         self.capture.catch_up()
-        while self.batch(timeout=0.1):
-            pass
+        end = time.monotonic() + seconds
+        while self.batch(timeout=0.1) or not self.planner.is_history_done():  # a change of columns is read once more
+            assert time.monotonic() < end, self.planner.status()
 
     def assert_equal(self, *tables: str) -> None:
         """The mirror is the source, each row of history came once, each change once."""

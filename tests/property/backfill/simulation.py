@@ -14,8 +14,9 @@ from typing import Any
 from tests.unit.backfill.fake_database import FakeDatabase, FakeOrder, FakeSnapshot, Key, Row, is_in
 
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, Phase, Renewal
+from headwater.backfill.cdc.external import ExternalStorageTable
 from headwater.backfill.cdc.mark import apply_filter
-from headwater.backfill.cdc.open import open_backfill
+from headwater.backfill.cdc.parallel import open_backfill
 from headwater.backfill.cdc.state import BackfillTables
 from headwater.backfill.units import Rule, covered
 from headwater.sources.splits import KeyRange, SplitKind
@@ -60,6 +61,7 @@ class Query:
 
     def __init__(self, database: FakeDatabase, options: BackfillOptions, *, knows: bool = True) -> None:
         self.database = database
+        self.external = ExternalStorageTable(database.table, database)
         self.options = options
         self.sink = Sink(knows)
         self.logged: list[tuple[int, int]] = [(0, 0)]
@@ -78,7 +80,7 @@ class Query:
     def _start_process(self) -> None:
         with self._store.snapshot() as view:
             tables = BackfillTables(Catalog.load(view), WriteBatch())
-            self.executor: BackfillExecutor = open_backfill(self.database.table, tables, view, self.options)
+            self.executor: BackfillExecutor = open_backfill(self.external, tables, view, self.options)
 
     def crash(self, why: str) -> None:
         """Everything but the durable is lost; the query starts again."""

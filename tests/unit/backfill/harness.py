@@ -5,9 +5,11 @@ from __future__ import annotations
 from itertools import count
 
 from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions
-from headwater.backfill.cdc.open import open_backfill
+from headwater.backfill.cdc.external import ExternalStorageTable
+from headwater.backfill.cdc.parallel import open_backfill
 from headwater.backfill.cdc.state import BackfillTables
 from headwater.sources.table import SourceTable
+from headwater.sources.written import NoSnapshots
 from headwater.state import Catalog, WriteBatch, open_writer
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation
 
@@ -23,7 +25,8 @@ class Stored:
 
     def open(self, table: SourceTable, options: BackfillOptions) -> BackfillExecutor:
         with self.store.snapshot() as view:
-            return open_backfill(table, BackfillTables(Catalog.load(view), WriteBatch()), view, options)
+            tables = BackfillTables(Catalog.load(view), WriteBatch())
+            return open_backfill(ExternalStorageTable(table, NoSnapshots()), tables, view, options)
 
     def save(self, executor: BackfillExecutor) -> int:
         """How many steps it took."""

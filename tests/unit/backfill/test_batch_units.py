@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headwater.backfill.batch_units import groups
-from headwater.backfill.cdc.segment import HandedOut
+from headwater.backfill.cdc.executor import HandedOut
 from headwater.sources.splits import KeyRange
 
 

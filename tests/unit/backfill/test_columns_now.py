@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from headwater.backfill.cdc.columns_now import as_planned, check_columns, columns_now, names_now
+from headwater.backfill.cdc.external import as_planned, check_columns, columns_now, names_now
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.table import SourceColumn, SourceTable
 

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from headwater.backfill.cdc.errors import InvalidBackfillOption, PlanOutOfOrder
-from headwater.backfill.cdc.segment import FilterBuilder, HandedOut, Segment
-from headwater.backfill.cdc.state import CdcBackfillState, Renewal
+from headwater.backfill.cdc.external import ExternalStorageTable
+from headwater.backfill.cdc.state import CdcBackfillState, Renewal, Segment
 from headwater.backfill.progress import Phase, RecentRate, TableProgress, seconds_left
 from headwater.backfill.rate_limit import RateLimit
 from headwater.backfill.units import DROP_ALL, ChangeFilter, Rule, Run
@@ -70,11 +70,19 @@ class BackfillOptions:
             )
 
 
+@dataclass(frozen=True, slots=True)
+class HandedOut:
+    """A range that a plan reads, and about how many rows it has."""
+
+    range: KeyRange
+    rows: int
+
+
 class BackfillExecutor(ABC):
     """The backfill of one table."""
 
-    def __init__(self, table: SourceTable, state: CdcBackfillState[Any], options: BackfillOptions) -> None:
-        self.table = table
+    def __init__(self, external: ExternalStorageTable, state: CdcBackfillState[Any], options: BackfillOptions) -> None:
+        self.external = external
         self.options = options
         self.state = state
         self._stopped = False
@@ -85,6 +93,16 @@ class BackfillExecutor(ABC):
         self._rate = RateLimit(rate, options.burst_seconds)
 
     # -- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def table(self) -> SourceTable:
+        return self.external.table
+
+    @table.setter
+    def table(self, table: SourceTable) -> None:
+        """The same table with other columns."""
+        if table != self.external.table:
+            self.external = ExternalStorageTable(table, self.external.source)
 
     @property
     def phase(self) -> Phase:
@@ -411,3 +429,31 @@ def settled_prefix(pending: list[Segment], position: CdcOffset) -> int:
     while count < len(pending) and pending[count].until <= position:
         count += 1
     return count
+
+
+@dataclass(slots=True)
+class FilterBuilder:
+    """Makes a filter of runs in key order; neighbours of one rule are one run."""
+
+    kind: SplitKind
+    runs: list[Run] = field(default_factory=list)
+    marks: list[SnapshotMark] = field(default_factory=list)
+    is_whole: bool = False
+
+    def add(self, end: Cut | None, rule: Rule, mark: SnapshotMark | None = None) -> None:
+        """The rule for the keys up to *end*; nothing comes after a run without an end."""
+        if self.is_whole or (self.runs and end is not None and self.runs[-1].end == end):
+            return
+        self.is_whole = end is None
+        run = Run(end, rule, None if mark is None else self._number(mark))
+        if self.runs and (self.runs[-1].rule, self.runs[-1].mark) == (run.rule, run.mark):
+            self.runs.pop()
+        self.runs.append(run)
+
+    def build(self) -> ChangeFilter:
+        return ChangeFilter(self.kind, tuple(self.runs), tuple(self.marks))
+
+    def _number(self, mark: SnapshotMark) -> int:
+        if mark not in self.marks:
+            self.marks.append(mark)
+        return self.marks.index(mark)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
-from headwater.backfill.cdc.executor import BackfillExecutor, HandedOut, settled_prefix
-from headwater.backfill.cdc.segment import Piece, Segment
-from headwater.backfill.cdc.state import UNKNOWN, CdcBackfillState, ParallelState
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, settled_prefix
+from headwater.backfill.cdc.external import ExternalStorageTable
+from headwater.backfill.cdc.single import CdcBackfillExecutor
+from headwater.backfill.cdc.state import UNKNOWN, BackfillTables, CdcBackfillState, ParallelState, Piece, Segment
 from headwater.sources.errors import SourceProtocolError
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
+from headwater.state import Snapshot
 
 
 class ParallelizedCdcBackfillExecutor(BackfillExecutor):
@@ -34,8 +34,8 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
         else:
             # rows that are replaced are found at the sink by their key
             kind = SplitKind.KEY if record.replacing is not None and not self.options.whole else self.options.kind
-            planned = snapshot.plan(self.table, split_rows=self.options.split_rows, kind=kind)
-            splits = _covering(planned.splits)
+            planned = self.external.split(snapshot, split_rows=self.options.split_rows, kind=kind)
+            splits = planned.splits
             record.kind, record.why = planned.kind, planned.why
             record.total_rows, record.total_size = planned.rows, planned.size
             self.state.parts = ParallelState(splits)
@@ -182,9 +182,13 @@ class ParallelizedCdcBackfillExecutor(BackfillExecutor):
         return state.next + (state.free[1] if state.next >= state.stop else 0), len(state.splits)
 
 
-def _covering(splits: tuple[Split, ...]) -> tuple[Split, ...]:
-    """:raises SourceProtocolError: they do not cover everything, each key once."""
-    touch = all(one.range.end is not None and one.range.end == two.range.start for one, two in pairwise(splits))
-    if not splits or splits[0].range.start is not None or splits[-1].range.end is not None or not touch:
-        raise SourceProtocolError("The splits of a table do not touch from its beginning to its end.")
-    return splits
+def open_backfill(
+    external: ExternalStorageTable, tables: BackfillTables, view: Snapshot, options: BackfillOptions
+) -> BackfillExecutor:
+    """The backfill of a table as its state has it, or a new one: see :meth:`CdcBackfillState.open`.
+
+    :raises BackfillStateCorrupt: what is stored cannot be read.
+    """
+    state = CdcBackfillState.open(tables, view, external.table, options.version)
+    made = CdcBackfillExecutor if state.record.version == 1 else ParallelizedCdcBackfillExecutor
+    return made(external, state, options)

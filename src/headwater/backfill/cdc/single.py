@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from headwater.backfill.cdc.executor import BackfillExecutor, HandedOut, settled_prefix
-from headwater.backfill.cdc.segment import Segment
-from headwater.backfill.cdc.state import CdcBackfillState, SingleState
+from headwater.backfill.cdc.state import CdcBackfillState, Segment, SingleState
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark
 from headwater.sources.splits import Cut, KeyRange, SplitKind
@@ -20,7 +19,7 @@ class CdcBackfillExecutor(BackfillExecutor):
     state: CdcBackfillState[SingleState]
 
     def _plan(self, snapshot: ExportedSnapshot) -> None:
-        planned = snapshot.plan(self.table, split_rows=_ONE_SPLIT, kind=SplitKind.KEY)
+        planned = self.external.split(snapshot, split_rows=_ONE_SPLIT, kind=SplitKind.KEY)
         record = self.state.record
         record.kind, record.why = SplitKind.KEY, "read in pages by one reader"
         if record.renewal is None or record.renewal.range is None:

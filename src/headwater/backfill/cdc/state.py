@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from headwater.backfill.cdc.errors import BackfillStateCorrupt
-from headwater.backfill.cdc.segment import Segment
+from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import SnapshotMark, mark_from_json
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind
+from headwater.sources.table import SourceTable
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 
 BACKFILLS: Final = TableSchema(
@@ -80,7 +81,9 @@ PLANS: Final = TableSchema(
 BLOCK: Final = 2_000
 """Splits in one stored row."""
 UNKNOWN: Final = -1
-"""The rows of a split that nobody has estimated: it is handed out in pages."""
+"""The rows of a split without an estimate: it is handed out in pages."""
+Piece: TypeAlias = tuple[int, Cut | None, int]
+"""A part of a split that was handed out: the number of the split, the end of the part, its rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +113,61 @@ class Renewal:
 
 
 @dataclass(slots=True)
+class Segment:
+    """What one plan handed out of a table.
+
+    Segments touch: each begins where the one before it ends, in key order. What lies after the last one was not handed
+    out.
+
+    :ivar rows: about how many.
+    :ivar mark: of the snapshot that its changes are filtered by.
+    :ivar until: once the log has passed it, the log alone tells everything about these keys.
+    :ivar first: the number of the first split. :ivar stop: the number of the split that it ends before or in.
+    :ivar pieces: the parts of those splits that were not handed out as a whole.
+    """
+
+    plan: int
+    range: KeyRange
+    rows: int
+    mark: SnapshotMark
+    until: CdcOffset
+    first: int = 0
+    stop: int = 0
+    pieces: tuple[Piece, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "plan": self.plan,
+            "range": self.range.to_json(),
+            "rows": self.rows,
+            "mark": self.mark.to_json(),
+            "until": self.until.to_json(),
+            "first": self.first,
+            "stop": self.stop,
+            "pieces": [[number, end and end.to_json(), rows] for number, end, rows in self.pieces],
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Segment:
+        pieces = tuple((number, None if end is None else Cut.from_json(end), n) for number, end, n in value["pieces"])
+        return cls(
+            value["plan"],
+            KeyRange.from_json(value["range"]),
+            value["rows"],
+            mark_from_json(value["mark"]),
+            CdcOffset.from_json(value["until"]),
+            value["first"],
+            value["stop"],
+            pieces,
+        )
+
+
+@dataclass(slots=True)
 class BackfillRecord:
     """The row of a backfill.
 
-    :ivar version: 1 or 2. :ivar source_id: of the table: one made anew under the old name has another.
-    :ivar throttled: a throttle was told, and :attr:`limit` is what it said.
+    :ivar version: 1 or 2. :ivar source_id: of the table: one that was created again under the old name has another.
+    :ivar throttled: :attr:`limit` is what the last throttle said.
     :ivar queued: renewals that begin when this one is done.
     :ivar kind: of its cuts, once planned.
     :ivar rows: about how many were handed out; never fewer than before.
@@ -360,6 +413,34 @@ class CdcBackfillState(Generic[P]):
             return CdcBackfillState(tables, table, record, single)
         parallel = None if record.finished else ParallelState.load(tables, view, table)
         return CdcBackfillState(tables, table, record, parallel)
+
+    @classmethod
+    def open(
+        cls, tables: BackfillTables, view: Snapshot, table: SourceTable, version: int
+    ) -> CdcBackfillState[SingleState] | CdcBackfillState[ParallelState]:
+        """The state of the backfill of *table*, or a new one of *version*.
+
+        =============================================  ==============================================
+        stored                                         opened
+        =============================================  ==============================================
+        nothing                                        a new one
+        of a deleted table with that name              a new one; pause and throttle stay
+        unfinished, of version 1, and 2 is wanted      goes on as version 2
+        anything else                                  goes on as it is
+        =============================================  ==============================================
+
+        :raises BackfillStateCorrupt: what is stored cannot be read.
+        """
+        name = table.full_name
+        state = cls.load(tables, view, name)
+        if state is None:
+            return CdcBackfillState(tables, name, BackfillRecord(version, table.source_id))
+        if state.record.source_id != table.source_id:
+            state.record.version = version
+            state.restart(table.source_id, None)
+        elif not state.record.finished and state.record.version < version:
+            return state.as_parallel()
+        return state
 
     def change(self) -> None:
         """Something is to be saved."""
