@@ -9,7 +9,7 @@ from typing import Any
 from headwater.log_store import ConsumerGroup
 from headwater.log_store.progress_book import ProgressRow, rows_of_group
 from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery_look import unpark
+from headwater.sinks.delivery import unpark
 from headwater.state.errors import StoreNotFound
 from headwater.state.query_store import QueryReader, open_query_store, own_state
 

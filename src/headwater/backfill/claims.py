@@ -19,9 +19,9 @@ from headwater.backfill.reader import changed_keys, parked_history, read_changes
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
 from headwater.sinks.dead_letters import DeadLetters, ParkedRows, Refusing, Sieve
+from headwater.sinks.delivery import TableFailure
 from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
-from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable

@@ -27,8 +27,7 @@ from headwater.backfill.planner import Recover
 from headwater.backfill.tasks import Slots, cost, packed
 from headwater.backfill.units import SnapshotUnit, SplitUnit
 from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery_look import read_parked
-from headwater.sinks.delivery_record import DeliveryState, now_ms
+from headwater.sinks.delivery import DeliveryState, now_ms, read_parked
 from headwater.sinks.sink import Sink, Staged, Token
 from headwater.sources.table import SourceTable
 from headwater.state.query_store import QueryStore
@@ -190,7 +189,7 @@ class DeliveryLoop(Generic[P]):
 
         def parked() -> dict[str, str]:
             found = coordinators[0].parked() if coordinators else read_parked(delivery.state, delivery.name)
-            return {name: table["reason"] for name, table in found.items()}
+            return {name: table.reason for name, table in found.items()}
 
         planner = delivery.open_planner(recover, parked, lambda: self._jobs.parallelism)
         stack.callback(planner.close)

@@ -20,7 +20,7 @@ from headwater.pipeline.sink_commands import ask_sink
 from headwater.pipeline.sink_control import SinkRequestKind
 from headwater.pipeline.status import SinkStatus, read_status
 from headwater.pipeline.tables import captured_tables
-from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery import read_parked
 
 _ANSWER_SECONDS = 120.0
 FileOption = Annotated[Path, typer.Option("--pipeline", "-p", help="The pipeline.")]

@@ -9,8 +9,7 @@ from headwater.capture.metrics import of_logs
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, read_status
 from headwater.sinks.dead_letters import DeadLetters
-from headwater.sinks.delivery_look import read_deliveries
-from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.delivery import DeliveryState, read_deliveries
 from headwater.system.metrics import Metric, MetricsServer, describe
 from headwater.versioned.status import KeptStatus
 

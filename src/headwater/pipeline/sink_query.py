@@ -21,8 +21,7 @@ from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
-from headwater.sinks.delivery_look import read_parked
-from headwater.sinks.delivery_record import now_ms
+from headwater.sinks.delivery import now_ms, read_parked
 from headwater.spark.failure import Failure
 from headwater.spark.jobs import SparkJobs
 

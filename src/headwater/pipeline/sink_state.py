@@ -21,7 +21,7 @@ from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.errors import CannotRewind
 from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery_look import behind_of, read_parked, unpark
+from headwater.sinks.delivery import behind_of, read_parked, unpark
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 from headwater.state.query_store import QueryReader, QueryStore, open_query_store

@@ -28,7 +28,7 @@ from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, 
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, STATUS
 from headwater.process import host_name, status_fields
 from headwater.sinks.dead_letters import DeadLetters
-from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery import ParkedTable, read_parked
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN
 from headwater.sources.target_names import chosen_directory
 from headwater.state import Snapshot, StateReader, open_reader
@@ -357,7 +357,7 @@ def _state_of(
     table: TableStatus,
     told: Mapping[str, Any],
     captured: CapturedTable | None,
-    parked: Mapping[str, Mapping[str, Any]],
+    parked: Mapping[str, ParkedTable],
     letters: Set[str],
     sink: str,
 ) -> TableStatus:
@@ -371,12 +371,12 @@ def _state_of(
         reason, step = split_step(captured.reason)
         return replace(table, phase=phase, reason=reason, next_step=step, lag_seconds=None)
     if table.name in parked or table.phase == PARKED:
-        why = parked.get(table.name, {"reason": told.get("waiting"), "next_step": None})
+        why = parked.get(table.name) or ParkedTable(told.get("waiting") or "", None, 0)
         retry = f"{_RUN}headwater sink retry {sink}"
-        step = why["next_step"] or retry
+        step = why.next_step or retry
         if not _COMMAND.search(step):  # one that reads the table again retries it, too
             step = f"{step} Then {retry[0].lower()}{retry[1:]}"
-        return replace(table, phase=STOPPED, parked=True, reason=why["reason"], next_step=step, waiting=None)
+        return replace(table, phase=STOPPED, parked=True, reason=why.reason or None, next_step=step, waiting=None)
     known = told.get("since")
     if told.get("rereading") or (known and captured is not None and captured.since.to_json() != known):
         return replace(table, phase=REREADING)  # captured again after a gap, which the query may not have seen yet

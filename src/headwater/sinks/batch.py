@@ -1,4 +1,4 @@
-"""Batch: what of a staged batch a sink does not have yet. Pure."""
+"""Batch: what of a staged batch a sink does not have yet, and which of its rows a part of history replaces. Pure."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from headwater.log_store.columns import EPOCH
-from headwater.sinks.errors import OtherAttempt, SinkFenced
-from headwater.sinks.sink import Committed, Staged, Token
+from headwater.sinks.errors import OtherAttempt, SinkFenced, SinkInputError
+from headwater.sinks.sink import Committed, HistoryPart, Staged, Token
+from headwater.sinks.types import cast
+from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 
@@ -41,12 +44,12 @@ class Batch:
             history = ()
         if has.epoch >= token.epoch:
             changes = ()
-        if any(has.epoch > one.detail["after"] for one in changes):
+        if any(one.after is not None and has.epoch > one.after for one in changes):
             raise OtherAttempt(
                 "The sink took a part of this batch from another process while it was staged.",
                 next_step="Start the query again, once: two processes ran it.",
             )
-        truncated = any(one.truncated and one.detail["truncated"][0] > has.epoch for one in changes)
+        truncated = any(one.truncated is not None and one.truncated[0] > has.epoch for one in changes)
         return cls(changes, history, truncated) if changes or history else None
 
     @property
@@ -73,7 +76,7 @@ def truncated_us(changes: Sequence[Staged], first_us: Iterable[int | None]) -> i
 
     :param first_us: the time of the first row of each of *changes*, if it has any.
     """
-    epoch = max(int(one.detail["truncated"][0]) for one in changes if one.truncated)
+    epoch = max(one.truncated[0] for one in changes if one.truncated is not None)
     at_us = ((epoch >> PHYSICAL_SHIFT) + ORIGIN_UNIX_MS) * 1000
     return min([at_us, *(first for first in first_us if first is not None)])
 
@@ -86,3 +89,36 @@ def refuse_late(table: SourceTable, token: Token, generation: int) -> None:
             f"generation {generation} delivers {table.full_name}.",
             next_step="No action needed: the later process delivers.",
         )
+
+
+def is_all(ranges: Sequence[KeyRange]) -> bool:
+    """One of them has every key."""
+    return any(one.start is None and one.end is None for one in ranges)
+
+
+def replaced_ranges(table: SourceTable, part: HistoryPart) -> tuple[KeyRange, ...]:
+    """The ranges that *part* replaces. :raises SinkInputError: which rows lie in them is unknown."""
+    if not is_all(part.ranges) and (part.kind is not SplitKind.KEY or part.order is None):
+        raise SinkInputError(
+            f"Parts of {table.full_name} that are not ranges of its key cannot be replaced.",
+            next_step="Take a new snapshot of the whole table.",
+        )
+    return part.ranges
+
+
+def in_ranges(staged: Staged, keys: Sequence[pa.ChunkedArray]) -> NDArray[np.bool_]:
+    """Which rows lie in the ranges of *staged*, given a column for each key column of its table, as the sink has it."""
+    rows, ranges = len(keys[0]), staged.ranges or ()
+    if is_all(ranges):
+        return np.ones(rows, np.bool_)
+    assert staged.order is not None
+    names = list(staged.table.key_columns)
+    columns = zip(names, keys, strict=True)
+    typed = pa.table([cast(values, staged.table.column(name).type) for name, values in columns], names)
+    batches = typed.combine_chunks().to_batches()
+    within = np.zeros(rows, np.bool_)
+    for one in ranges:
+        cuts = [cut for cut in (one.start, one.end) if cut is not None]
+        places = [staged.order.places(batch, cuts) for batch in batches]
+        within |= np.concatenate(places or [np.zeros(0, np.int64)]) == (0 if one.start is None else 1)
+    return within

@@ -1,16 +1,16 @@
 """Coordinator: one batch of a query after the other, from staged to committed, with a row that survives every crash.
 
-The token of a batch is made once, when it is planned, and is kept in the sink by the same transaction as its rows; a
+The token of a batch is created once, when it is planned, and is kept in the sink by the same transaction as its rows; a
 row here only tells what to do next. A query that starts commits what is pending, from what was staged, before it plans:
 so a process of before that wakes up in the middle of a commit finds the token in the sink and changes nothing. Where
 that cannot be done exactly, the query writes its generation into every table concerned before it plans, and that commit
 is refused there. A process of before that comes with a new batch is refused here, by its generation.
 
 A table that the sink cannot take is *parked* with the reason, and the others go on: its query leaves it out until
-somebody lets it come back, when it is read once more. One of which the sink refused a row at the commit is *suspect*:
-where such rows are parked, tasks try each of its rows before they stage them.
+`headwater sink retry` lets it return, when it is read once more. One of which the sink refused a row at the commit is
+*suspect*: where such rows are parked, tasks try each of its rows before they stage them.
 
-A row has the states of :class:`~headwater.sinks.delivery_record.DeliveryState`.
+A row has the states of :class:`~headwater.sinks.delivery.DeliveryState`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from typing import Any
 
 from headwater import failpoints
 from headwater.errors import NotFoundError
-from headwater.sinks.delivery_look import behind
-from headwater.sinks.delivery_record import (
+from headwater.sinks.delivery import (
     ACCOUNTED,
     DELIVERIES,
     DELIVERY_STATE,
@@ -32,8 +31,19 @@ from headwater.sinks.delivery_record import (
     TABLE,
     DeliveryRecord,
     DeliveryState,
+    ParkedTable,
+    TableFailure,
+    behind,
+    by_table_of,
+    commit_tables,
+    each,
+    has_changes,
+    is_there,
     now_ms,
     of_tables,
+    packed,
+    parked_tables,
+    read_records,
 )
 from headwater.sinks.errors import (
     OtherAttempt,
@@ -47,15 +57,6 @@ from headwater.sinks.errors import (
 )
 from headwater.sinks.sink import Committed, Sink, Staged, Token, check_targets
 from headwater.sinks.staged_codec import decode
-from headwater.sinks.staged_tables import (
-    TableFailure,
-    by_table_of,
-    commit_tables,
-    each,
-    has_changes,
-    is_there,
-    packed,
-)
 from headwater.sources.table import SourceTable
 from headwater.state import WriteBatch
 from headwater.state.errors import WriterFenced
@@ -87,16 +88,16 @@ class Coordinator:
         """In order: at most one that is committed, then those that are pending or aborted."""
         self.flush()
         with self._store.snapshot() as view:
-            found = [DeliveryRecord.from_json(key[0], values[0]) for key, values in self._rows.scan(view, 0)]
-        return tuple(sorted(found, key=lambda record: record.number))
+            return read_records(self._rows, view)
 
-    def parked(self) -> dict[str, Any]:
-        """The tables that are parked: ``reason``, ``next_step`` and ``since_ms`` of each."""
-        return self._told(PARKED)
+    def parked(self) -> dict[str, ParkedTable]:
+        """The tables that are parked. Which these are is never deferred."""
+        with self._store.snapshot() as view:
+            return parked_tables(self._state, view)
 
     def suspects(self) -> frozenset[str]:
         """The tables of which the sink refused rows at the commit."""
-        return frozenset(self._told(SUSPECT))
+        return frozenset(self._of_tables(SUSPECT))
 
     def deliver(
         self,
@@ -137,7 +138,7 @@ class Coordinator:
         parked = dict(failed)
         for name, (table, error) in errors.items():
             # one that is suspect already was staged without the rows that the sink refuses one by one
-            if parks_rows and isinstance(error, SinkRowError) and name not in self._told(SUSPECT):
+            if parks_rows and isinstance(error, SinkRowError) and name not in self.suspects():
                 self._suspect(name)
                 raise RowsRefused(error.message, next_step="Nothing: the batch is staged anew without them.") from error
             failure = TableFailure.of(table, error)
@@ -146,14 +147,14 @@ class Coordinator:
             parked[name] = failure
         if not parked:
             return
-        if not set(tables) - self._told(PARKED).keys() - parked.keys():
+        if not set(tables) - self.parked().keys() - parked.keys():
             first = next(iter(parked.values()))
             raise SinkRefuses(first.reason, next_step=first.next_step)
 
         def change(batch: WriteBatch) -> None:
             for name, one in parked.items():
-                told = {"reason": one.reason, "next_step": one.next_step, "since_ms": now_ms()}
-                self._state.put(batch, 0, (f"{PARKED}{name}",), (told,))
+                value = ParkedTable(one.reason, one.next_step, now_ms()).to_json()
+                self._state.put(batch, 0, (f"{PARKED}{name}",), (value,))
 
         failpoints.hit(BEFORE_PARKED)
         self._seal(change)
@@ -161,8 +162,8 @@ class Coordinator:
         for one in parked.values():
             sink.abort(one.table, self._query, self.generation + 1)
 
-    def _told(self, prefix: str) -> dict[str, Any]:
-        """What is sealed of tables, by their names. Which are parked is never deferred."""
+    def _of_tables(self, prefix: str) -> dict[str, Any]:
+        """What is sealed of tables, by their names."""
         with self._store.snapshot() as view:
             return of_tables(self._state, view, prefix)
 
@@ -181,7 +182,7 @@ class Coordinator:
             if record.state is DeliveryState.PENDING:
                 self._settle(sink, record)
         self.flush()
-        epochs = self._told(TABLE)
+        epochs = self._of_tables(TABLE)
         lost: set[str] = set()
         for table, has in behind(sink, self._query, backfill, tables, epochs):
             if has != Committed():
@@ -230,7 +231,7 @@ class Coordinator:
         def change(batch: WriteBatch) -> None:
             for record in self.records:
                 self._rows.delete(batch, 0, (record.number,))
-            self._forget(batch, TABLE, self._told(TABLE))
+            self._forget(batch, TABLE, self._of_tables(TABLE))
             self._state.delete(batch, 0, (ACCOUNTED,))
 
         self._seal(change)

@@ -354,11 +354,11 @@ def _relaid(rewrite: ById, batch: Batch) -> tuple[Batch, list[DataFile]]:
 
     def fitted(one: Staged) -> Staged:
         files: list[DataFile] = []
-        for file in one.detail["files"]:
+        for file in one.detail.files:
             made = rewrite.relaid(file)
             waste.extend([] if made == [file] else [file])
             files += made
-        return replace(one, detail={**one.detail, "files": files})
+        return replace(one, detail=replace(one.detail, files=tuple(files)))
 
     changes, history = (tuple(map(fitted, parts)) for parts in (batch.changes, batch.history))
     return replace(batch, changes=changes, history=history), waste

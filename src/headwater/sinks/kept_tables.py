@@ -21,13 +21,11 @@ from zlib import crc32
 import pyarrow as pa
 
 from headwater.log_store.columns import valid_rows
-from headwater.sinks.batch import Batch, refuse_late
+from headwater.sinks.batch import Batch, in_ranges, refuse_late, replaced_ranges
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.keys import KeySet
-from headwater.sinks.lake_staged import in_ranges
-from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import prove_files
+from headwater.sinks.staging import StagedRuns, prove_files
 from headwater.sinks.storage import Storage
 from headwater.sinks.table_schema import holds
 from headwater.sinks.types import conform, sink_schema
@@ -95,7 +93,7 @@ class KeptTables:
         _check(table)
         piece = net_of(table, _portions(table, batches, truncated))
         runs = [self._write(table, token, [piece.rows], plain=is_plain(piece.rows))] if len(piece) else []
-        return _staged(table, token, runs, is_snapshot=False, truncated=truncated)
+        return Staged.of(table, token, False, StagedRuns(tuple(runs)), truncated=truncated)
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
@@ -112,7 +110,7 @@ class KeptTables:
             piece = net(rows, table.key_columns, table.schema)
             runs.append(self._write(table, token, [piece.rows], plain=kind == ROW))
         ranges = replaced_ranges(table, part) if part.replaces else None
-        return _staged(table, token, runs, is_snapshot=True, ranges=ranges, order=part.order)
+        return Staged.of(table, token, True, StagedRuns(tuple(runs)), ranges=ranges, order=part.order)
 
     def _write(self, table: SourceTable, token: Token, batches: Sequence[pa.RecordBatch], *, plain: bool) -> RunInfo:
         path = self.folder(table).runs / f"{_prefix(token.query)}{token.generation}-{uuid.uuid4().hex}.run"
@@ -140,7 +138,7 @@ class KeptTables:
                 outcome.append(False)
                 return None
             refuse_late(table, token, newest.generations.get(token.query, 0))
-            runs = ((run.name, run.size) for one in batch.all for run in one.detail["runs"])
+            runs = ((run.name, run.size) for one in batch.all for run in one.detail.runs)
             prove_files(Storage(str(folder.runs)), table, runs)
             outcome.append(True)
             return None if batch.is_empty else self._following(folder, newest, table, token, batch)
@@ -158,11 +156,11 @@ class KeptTables:
         runs: tuple[RunInfo, ...] = () if batch.is_truncated else newest.runs
         if runs and newest.table is not None:
             _check_columns(newest.table, table)
-        runs += tuple(run for one in batch.changes for run in one.detail["runs"])
+        runs += tuple(run for one in batch.changes for run in one.detail.runs)
         for one in batch.history:
-            if one.detail["ranges"] is not None:
+            if one.ranges is not None:
                 runs += self._deletes(folder, runs, one)
-            runs += tuple(one.detail["runs"])
+            runs += one.detail.runs
         return newest.following(
             table=table,
             query=token.query,
@@ -178,12 +176,12 @@ class KeptTables:
         table = staged.table
         keys = pa.schema([table.schema.field(name) for name in table.key_columns])
         only = replace(table, columns=tuple(table.column(name) for name in table.key_columns))
-        read = [batch for run in staged.detail["runs"] for batch in _keys_of(folder, run, only)]
+        read = [batch for run in staged.detail.runs for batch in _keys_of(folder, run, only)]
         told = KeySet(pa.Table.from_batches(read, keys), table.key_columns)
         gone: list[pa.RecordBatch] = []
         for rows in merged_rows([folder.open(run) for run in runs], only, is_whole=True):
             found = pa.Table.from_batches([rows.select(keys.names)])
-            mask = in_ranges(staged, found) & (told.find(found) < 0)
+            mask = in_ranges(staged, found.columns) & (told.find(found) < 0)
             if mask.any():
                 gone.append(rows.select(keys.names).filter(pa.array(mask)))
         if not gone:
@@ -195,8 +193,8 @@ class KeptTables:
     def _remove_rest(self, folder: TableFolder, made: Manifest, staged: Sequence[Staged]) -> None:
         """What was staged for a batch that the table has from others."""
         named = {run.name for run in made.runs}
-        if any(run.name not in named for one in staged for run in one.detail["runs"]):
-            mine = {run.name for one in staged for run in one.detail["runs"]}
+        if any(run.name not in named for one in staged for run in one.detail.runs):
+            mine = {run.name for one in staged for run in one.detail.runs}
             folder.remove_unnamed(mine.__contains__)
 
     def fence(self, table: SourceTable, query: str, generation: int) -> None:
@@ -286,21 +284,6 @@ def _of_state(newest: Manifest, table: SourceTable, query: str, backfill: str) -
 def _committed(manifest: Manifest, query: str, backfill: str) -> Committed:
     plan, attempt = manifest.history.get(f"{query}/{backfill}", (0, 0))
     return Committed(manifest.changes.get(query, 0), plan, attempt)
-
-
-def _staged(
-    table: SourceTable,
-    token: Token,
-    runs: Sequence[RunInfo],
-    *,
-    is_snapshot: bool,
-    truncated: tuple[int, int] | None = None,
-    ranges: Any = None,
-    order: Any = None,
-) -> Staged:
-    detail = {"runs": list(runs), "truncated": truncated, "ranges": ranges, "order": order, "after": token.epoch}
-    rows, size = sum(run.rows for run in runs), sum(run.size for run in runs)
-    return Staged(table, token, is_snapshot, rows, size, truncated is not None, detail)
 
 
 def _check(table: SourceTable) -> None:

@@ -11,38 +11,30 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, zip_longest
-from typing import Final
+from typing import Any, Final
 from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.sinks.batch import Batch, rows_after, truncated_us
+from headwater.sinks.batch import Batch, in_ranges, replaced_ranges, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.fitting import Fitting
-from headwater.sinks.fold import fold, folded_schema
+from headwater.sinks.fold import DELETED, fold, folded_schema
 from headwater.sinks.keys import KeySet
-from headwater.sinks.lake_staged import (
-    Apart,
-    in_ranges,
-    is_gone,
-    parts_of,
-    staged_of,
-    upserts,
-)
-from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import PART_BYTES, Part, RowWriter, Staging, prove_files, stage_rows
+from headwater.sinks.staging import RowWriter, StagedFiles, Staging, files_of, parts_of, prove_files, stage_rows
 from headwater.sinks.storage import Storage
 from headwater.sinks.store_errors import names_store_errors
 from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
-from headwater.sources.table import SourceTable
+from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.stream.vnode import hash_keys
 
 COMMIT_ATTEMPTS: Final = 20
 FILE_BYTES: Final = 4 << 20
@@ -111,8 +103,8 @@ class LakeSink(ABC):
         own, staging = sink_schema(fitted), self._staging(table, token)
         if self.mode is Mode.MIRROR:
             folded = fold(fitted, rows, truncated)
-            parts = [staging.put(token, conform(folded, folded_schema(own)))] if folded.num_rows else []
-            return staged_of(table, token, False, parts=parts, truncated=truncated)
+            parts = staging.put_all(token, [conform(folded, folded_schema(own))])
+            return Staged.of(table, token, False, StagedFiles(parts=tuple(parts)), truncated=truncated)
         after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
         later = (rows_after(batch, after) for batch in rows)
         if self.mode is Mode.HISTORY:
@@ -121,18 +113,11 @@ class LakeSink(ABC):
             for piece in version_pieces(fitted, own, later, truncated):
                 parts.append(staging.put(token, piece))
                 since.append(pc.min(piece.column(VALID_FROM)).cast(pa.int64()).as_py())
-            return staged_of(
-                table,
-                token,
-                False,
-                parts=parts,
-                truncated=truncated,
-                after=after,
-                since_us=min(since, default=None),
-            )
+            detail = StagedFiles(parts=tuple(parts), since_us=min(since, default=None))
+            return Staged.of(table, token, False, detail, truncated=truncated, after=after)
         writer = self._writer(table, token, self._columns(fitted))
         files, parts = stage_rows(writer, staging, token, (change_rows(batch, own) for batch in later))
-        return staged_of(table, token, False, files=files, parts=parts, after=after)
+        return Staged.of(table, token, False, StagedFiles(tuple(files), tuple(parts)), after=after)
 
     @names_store_errors
     def stage_history(
@@ -141,31 +126,24 @@ class LakeSink(ABC):
         """New rows: files of the table. Rows that it may have: parts."""
         fitting = self._fitting(table)
         fitted, rows = fitting.table, map(fitting.batch, batches)
-        own = sink_schema(fitted)
+        own, staging = sink_schema(fitted), self._staging(table, token)
         writer = self._writer(table, token, self._columns(fitted))
         if self.mode is Mode.CHANGES:
             made = (history_rows(batch, own, part) for batch in rows)
-            files, parts = stage_rows(writer, self._staging(table, token), token, made)
-            return staged_of(table, token, True, files=files, parts=parts)
+            files, parts = stage_rows(writer, staging, token, made)
+            return Staged.of(table, token, True, StagedFiles(tuple(files), tuple(parts)))
         if part.columns is not None:
             told = {*(fitting.names.get(name, name) for name in part.columns), *fitted.key_columns}
             others = ",".join(name for name in own.names if name not in told)
-            parts = self._stage_parts(table, token, (self._staged_rows(batch, own, part, others) for batch in rows))
-            return staged_of(table, token, True, parts=parts, only_existing=True, since_us=part.commit_time_us)
-        apart = Apart(fitted, part.changed)
-        files = writer.write_all(self._new_rows(batch, own, part) for batch in apart.others(rows))
-        parts = self._stage_parts(table, token, (self._staged_rows(batch, own, part) for batch in apart.taken))
+            parts = staging.put_all(token, (self._staged_rows(batch, own, part, others) for batch in rows))
+            detail = StagedFiles((), tuple(parts), only_existing=True, since_us=part.commit_time_us)
+            return Staged.of(table, token, True, detail)
+        known = _KnownRows(fitted, part.changed)
+        files = writer.write_all(self._new_rows(batch, own, part) for batch in known.others(rows))
+        parts = staging.put_all(token, (self._staged_rows(batch, own, part) for batch in known.rows))
+        detail = StagedFiles(tuple(files), tuple(parts), since_us=part.commit_time_us)
         ranges = replaced_ranges(table, part) if part.replaces else None
-        return staged_of(
-            table,
-            token,
-            True,
-            files=files,
-            parts=parts,
-            ranges=ranges,
-            order=part.order,
-            since_us=part.commit_time_us,
-        )
+        return Staged.of(table, token, True, detail, ranges=ranges, order=part.order)
 
     def _new_rows(self, batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart) -> pa.Table:
         """Rows of history as files of the table have them."""
@@ -176,11 +154,13 @@ class LakeSink(ABC):
     def _staged_rows(self, batch: pa.RecordBatch, own: pa.Schema, part: HistoryPart, unavailable: str = "") -> pa.Table:
         """Rows of history that the sink may have, as they are staged."""
         rows = self._new_rows(batch, own, part)
-        return as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else upserts(rows, unavailable or None)
+        return (
+            as_staged(rows, unavailable or None) if self.mode is Mode.HISTORY else _upserts(rows, unavailable or None)
+        )
 
     def _prove(self, storage: Storage, table: SourceTable, token: Token, batch: Batch) -> None:
         """:raises StagedLost: a staged file is not as its task left it. :param storage: of the table."""
-        prove_files(storage, table, ((file.path, file.size) for one in batch.all for file in one.detail["files"]))
+        prove_files(storage, table, ((file.path, file.size) for file in files_of(batch.all)))
         self._staging(table, token).prove(parts_of(batch.all))
 
     def _apply(
@@ -189,7 +169,7 @@ class LakeSink(ABC):
         """Changes, then history; the files that are not needed afterwards."""
         staging = self._staging(table, token)
         if self.mode is Mode.CHANGES:
-            rewrite.append(file for one in batch.all for file in one.detail["files"])
+            rewrite.append(files_of(batch.all))
             for rows in staging.gather(parts_of(batch.all)):
                 rewrite.insert(rows)
             return []
@@ -202,60 +182,45 @@ class LakeSink(ABC):
             rewrite.upsert(rows)
         waste: list[DataFile] = []
         for one in batch.history:
-            ranges, files = one.detail["ranges"], one.detail["files"]
-            if ranges is not None:
-                rewrite.delete(partial(in_ranges, one))
-            if overlaps and ranges is None:
+            files = one.detail.files
+            if one.ranges is not None:
+                rewrite.delete(partial(_is_replaced, one))
+            if overlaps and one.ranges is None:
                 for file in files:
-                    rewrite.upsert(upserts(rewrite.read(file), None))
+                    rewrite.upsert(_upserts(rewrite.read(file), None))
                 waste += files
             else:
                 rewrite.append(files)
-            for rows in staging.gather(one.detail["parts"]):
-                rewrite.upsert(rows, only_existing=one.detail["only_existing"])
+            for rows in staging.gather(one.detail.parts):
+                rewrite.upsert(rows, only_existing=one.detail.only_existing)
         return waste
 
     def _apply_versions(
         self, rewrite: VersionRewrite, table: SourceTable, staging: Staging, batch: Batch, *, overlaps: bool
     ) -> list[DataFile]:
         if batch.is_truncated:
-            at_us = truncated_us(batch.changes, (one.detail["since_us"] for one in batch.changes))
+            at_us = truncated_us(batch.changes, (one.detail.since_us for one in batch.changes))
             rewrite.close(lambda keys: np.ones(keys.num_rows, np.bool_), at_us)
-        for layer in zip_longest(*(one.detail["parts"] for one in batch.changes)):  # a key's are in one task, in order
+        for layer in zip_longest(*(one.detail.parts for one in batch.changes)):  # a key's are in one task, in order
             for rows in staging.gather([part for part in layer if part is not None]):
                 rewrite.put(rows)
         waste: list[DataFile] = []
         versions = self._columns(self._fitting(table).table)
         for one in batch.history:
-            files, parts = one.detail["files"], one.detail["parts"]
-            if one.detail["ranges"] is not None:
+            files, parts = one.detail.files, one.detail.parts
+            if one.ranges is not None:
                 tables = chain(map(rewrite.read_keys, files), map(staging.get, parts))
                 told = KeySet(rewrite.keys_of(tables), rewrite.key_columns)
-                rewrite.close(partial(is_gone, one, told), one.detail["since_us"])
-            if overlaps or one.detail["ranges"] is not None:
+                rewrite.close(partial(_is_gone, one, told), one.detail.since_us)
+            if overlaps or one.ranges is not None:
                 for file in files:
                     rewrite.put(as_staged(conform(rewrite.read(file), versions)), only_changed=True)
                 waste += files
             else:
                 rewrite.append(files)
             for rows in staging.gather(parts):
-                rewrite.put(rows, only_changed=True, only_existing=one.detail["only_existing"])
+                rewrite.put(rows, only_changed=True, only_existing=one.detail.only_existing)
         return waste
-
-    def _stage_parts(self, table: SourceTable, token: Token, tables: Iterator[pa.Table]) -> list[Part]:
-        staging = self._staging(table, token)
-        parts: list[Part] = []
-        held: list[pa.Table] = []
-        size = 0
-        for rows in tables:
-            held.append(rows)
-            size += rows.nbytes
-            if size >= PART_BYTES:
-                parts.append(staging.put(token, pa.concat_tables(held)))
-                held, size = [], 0
-        if held:
-            parts.append(staging.put(token, pa.concat_tables(held)))
-        return parts
 
     @property
     def _file_bytes(self) -> int:
@@ -298,3 +263,42 @@ def not_ours(table: SourceTable, what: str, option: str) -> SinkSchemaError:
         f"{what} was not created by Headwater.",
         next_step=f"Move it away; or set adopt = true (to write into it) or another {option} in [[sink]], and restart.",
     )
+
+
+class _KnownRows:
+    """Separates rows whose keys may be in the table already from the others.
+
+    :ivar rows: these, as far as :meth:`others` has come.
+    """
+
+    def __init__(self, table: SourceTable, changed: Any) -> None:
+        self._keys = table.key_columns
+        self._changed = None if changed is None else np.sort(np.asarray(changed, np.uint64))
+        self.rows: list[pa.RecordBatch] = []
+
+    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if self._changed is not None and self._changed.size:
+                hashes = hash_keys(batch, self._keys)
+                indexes = np.minimum(np.searchsorted(self._changed, hashes), self._changed.size - 1)
+                is_known = self._changed[indexes] == hashes
+                if is_known.any():
+                    self.rows.append(batch.filter(pa.array(is_known)))
+                    batch = batch.filter(pa.array(~is_known))
+            yield batch
+
+
+def _upserts(rows: pa.Table, unavailable: str | None) -> pa.Table:
+    """Rows as folded ones."""
+    gone = pa.repeat(pa.scalar(False), rows.num_rows)
+    texts = pa.repeat(pa.scalar(unavailable, pa.string()), rows.num_rows)
+    return rows.append_column(DELETED, gone).append_column(UNAVAILABLE_COLUMN, texts)
+
+
+def _is_replaced(staged: Staged, keys: pa.Table) -> Any:
+    return in_ranges(staged, keys.columns)
+
+
+def _is_gone(staged: Staged, read: KeySet, keys: pa.Table) -> Any:
+    """Which rows lie in the ranges of *staged* and are not among those that were read there."""
+    return in_ranges(staged, keys.columns) & (read.find(keys) < 0)

@@ -29,7 +29,7 @@ from headwater.sinks.manifest import Manifest, ManifestFile
 from headwater.sinks.manifests import STAGING, Manifests
 from headwater.sinks.partitions import Partitioning, Values
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import Part, Staging, prove_files, stage_rows
+from headwater.sinks.staging import StagedFiles, Staging, files_of, parts_of, prove_files, stage_rows
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_schema
 from headwater.sources.table import SourceTable
@@ -118,7 +118,7 @@ class ParquetSink:
         """Each row as an insert at the position of *part*."""
         own = sink_schema(table)
         rows = (history_rows(batch, own, part) for batch in batches)
-        return self._stage(table, token, rows, is_snapshot=True, after=token.epoch)
+        return self._stage(table, token, rows, is_snapshot=True)
 
     def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
         """One manifest, then the files are moved to where they are seen.
@@ -149,11 +149,11 @@ class ParquetSink:
                 continue  # another process committed the batch meanwhile, and moved its files
             if small is None:
                 small = self._write_small(table, token, batch)
-                is_empty = not small and not any(one.detail["files"] for one in batch.all)
+                is_empty = not small and not any(files_of(batch.all))
                 if is_empty and not manifests.files() and not self._partitioning(table).names:
                     schema = changes_schema(sink_schema(table))
                     small = [write_empty(self._root.of_table(table), schema, _prefix(token))]
-            files = [*small, *(file for one in batch.all for file in one.detail["files"])]
+            files = [*small, *files_of(batch.all)]
             manifest = _following(newest, table, token, batch, files)
             if manifests.put(manifest):
                 manifests.settle(manifest)
@@ -202,25 +202,20 @@ class ParquetSink:
             yield from conform(rows, pa.schema([schema.field(name) for name in columns])).to_batches()
 
     def _stage(
-        self, table: SourceTable, token: Token, rows: Iterator[pa.Table], *, is_snapshot: bool, after: int
+        self, table: SourceTable, token: Token, rows: Iterator[pa.Table], *, is_snapshot: bool, after: int | None = None
     ) -> Staged:
         writer = self._writer(table, token)
         files, parts = stage_rows(writer, self._small(table, token.query), token, rows)
-        staged: list[DataFile | Part] = [*files, *parts]
-        count, size = sum(one.rows for one in staged), sum(one.size for one in staged)
-        detail = {"files": files, "parts": parts, "after": after}
-        return Staged(table, token, is_snapshot, count, size, detail=detail)
+        return Staged.of(table, token, is_snapshot, StagedFiles(tuple(files), tuple(parts)), after=after)
 
     def _prove(self, table: SourceTable, token: Token, batch: Batch) -> None:
         """:raises StagedLost: a staged file is not as its task left it."""
-        files = ((file.path, file.size) for one in batch.all for file in one.detail["files"])
-        prove_files(self._root.of_table(table), table, files)
-        self._small(table, token.query).prove(part for one in batch.all for part in one.detail["parts"])
+        prove_files(self._root.of_table(table), table, ((file.path, file.size) for file in files_of(batch.all)))
+        self._small(table, token.query).prove(parts_of(batch.all))
 
     def _write_small(self, table: SourceTable, token: Token, batch: Batch) -> list[DataFile]:
         """The rows that came inside the answers of the tasks, as one file."""
-        parts = [part for one in batch.all for part in one.detail["parts"]]
-        return self._writer(table, token).write_all(self._small(table, token.query).gather(parts))
+        return self._writer(table, token).write_all(self._small(table, token.query).gather(parts_of(batch.all)))
 
     def _tidy(self, table: SourceTable, token: Token, manifests: Manifests, number: int) -> None:
         """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""

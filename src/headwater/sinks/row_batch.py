@@ -22,12 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.log_store.columns import EPOCH
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, in_ranges, is_all
 from headwater.sinks.fold import DELETED
-from headwater.sinks.replaced import is_all, rows_in_ranges
 from headwater.sinks.sink import Committed, Mode, Staged
 from headwater.sinks.staging import Part
-from headwater.sources.splits import KeyRange
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 
 
@@ -96,7 +94,7 @@ class RowBatch:
 
     def _changes_steps(self) -> Iterator[Step]:
         for one in self.batch.all:
-            for rows in self.gather(one.detail["parts"]):
+            for rows in self.gather(one.detail.parts):
                 if not one.is_snapshot:
                     rows = rows.filter(pc.greater(rows.column(EPOCH), pa.scalar(self.has.epoch, pa.uint64())))
                     rows = rows.drop_columns([EPOCH])
@@ -107,32 +105,31 @@ class RowBatch:
         if self.batch.is_truncated:
             yield Clear()
         for one in self.batch.changes:
-            for rows in self.gather(one.detail["parts"]):
+            for rows in self.gather(one.detail.parts):
                 yield from _folded_steps(self.table, rows)
         for one in self.batch.history:
             yield from self._history_steps(one)
 
     def _history_steps(self, one: Staged) -> Iterator[Step]:
-        ranges: tuple[KeyRange, ...] | None = one.detail["ranges"]
-        if ranges is not None and is_all(ranges):
+        if one.ranges is not None and is_all(one.ranges):
             yield Clear()
-        elif ranges is not None:
+        elif one.ranges is not None:
             for keys in self._keys_there():
                 columns = [keys.column(name) for name in self.table.key_columns]
-                gone = keys.filter(pa.array(rows_in_ranges(self.table, one.detail["order"], ranges, columns)))
+                gone = keys.filter(pa.array(in_ranges(one, columns)))
                 if gone.num_rows:
                     yield Delete(gone)
-        for rows in self.gather(one.detail["parts"]):
+        for rows in self.gather(one.detail.parts):
             for names, known in by_known_columns(self.table, rows):
                 made = known.select(names)
-                yield Update(made) if one.detail["only_existing"] else Upsert(made)
+                yield Update(made) if one.detail.only_existing else Upsert(made)
 
     def _keys_there(self) -> Iterator[pa.Table]:
         """Of the table, with those that the changes of this batch may have added."""
         names = list(self.table.key_columns)
         yield from (keys.select(names) for keys in self.keys(self.table))
         for one in self.batch.changes:
-            yield from (rows.select(names) for rows in self.gather(one.detail["parts"]))
+            yield from (rows.select(names) for rows in self.gather(one.detail.parts))
 
 
 def by_known_columns(table: SourceTable, rows: pa.Table) -> Iterator[tuple[list[str], pa.Table]]:

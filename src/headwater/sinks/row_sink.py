@@ -21,19 +21,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
 from headwater.log_store.columns import EPOCH
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, replaced_ranges
 from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkBusy, SinkError, SinkInputError, SinkSchemaError, StagedLost
 from headwater.sinks.fold import DELETED, fold, folded_schema
-from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.staging import PART_BYTES, Part, Staging
+from headwater.sinks.staging import StagedFiles, Staging, parts_of
 from headwater.sinks.storage import Storage
 from headwater.sinks.types import conform, sink_type
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
@@ -153,9 +152,9 @@ class RowSink(ABC):
             token,
             rows,
             is_snapshot=True,
+            only_existing=part.columns is not None,
             ranges=replaced_ranges(table, part) if part.replaces else None,
             order=part.order,
-            only_existing=part.columns is not None,
         )
 
     def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
@@ -175,7 +174,7 @@ class RowSink(ABC):
                 return False
             if left.is_empty:
                 return True
-            staging.prove(part for one in left.all for part in one.detail["parts"])
+            staging.prove(parts_of(left.all))
             self.ensure(table)
             after = _after(has, token, left)
             try:
@@ -208,37 +207,14 @@ class RowSink(ABC):
         tables: Iterator[pa.Table],
         *,
         is_snapshot: bool,
-        truncated: tuple[int, int] | None = None,
-        **detail: object,
+        only_existing: bool = False,
+        **more: Any,
     ) -> Staged:
-        parts = list(_put_all(self._staged_by(table, token.query), token, tables))
-        fixed = {"parts": parts, "after": token.epoch, "truncated": truncated}
-        return Staged(
-            table,
-            token,
-            is_snapshot,
-            rows=sum(part.rows for part in parts),
-            size=sum(part.size for part in parts),
-            truncated=truncated is not None,
-            detail={**fixed, "ranges": None, "order": None, "only_existing": False, **detail},
-        )
+        parts = tuple(self._staged_by(table, token.query).put_all(token, tables))
+        return Staged.of(table, token, is_snapshot, StagedFiles(parts=parts, only_existing=only_existing), **more)
 
     def _staged_by(self, table: SourceTable, query: str) -> Staging:
         return Staging(Storage(self.staging, is_private=True), table, query)
-
-
-def _put_all(staging: Staging, token: Token, tables: Iterator[pa.Table]) -> Iterator[Part]:
-    held: list[pa.Table] = []
-    size = 0
-    for rows in tables:
-        if rows.num_rows:
-            held.append(rows)
-            size += rows.nbytes
-        if size >= PART_BYTES:
-            yield staging.put(token, pa.concat_tables(held))
-            held, size = [], 0
-    if held:
-        yield staging.put(token, pa.concat_tables(held))
 
 
 def _as_folded(batch: pa.RecordBatch, own: pa.Schema, unknown: str | None) -> pa.Table:

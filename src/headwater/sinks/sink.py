@@ -8,9 +8,9 @@ away; it never shows to readers of the sink.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
@@ -87,13 +87,33 @@ class Committed:
     attempt: int = 0
 
 
+class StagedPiece(Protocol):
+    """A file, a relation, or rows that travel with the answer of the task."""
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+
+class StagedDetail(Protocol):
+    """What the sinks of one family stage."""
+
+    @property
+    def pieces(self) -> Sequence[StagedPiece]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Staged:
     """What a task has staged; it can be pickled.
 
     :ivar is_snapshot: history, or changes.
-    :ivar truncated: the table was truncated in this batch: what the sink had of it goes first.
-    :ivar detail: the sink's own: file names and the like.
+    :ivar truncated: the epoch and seq at which the table was truncated: what the sink had of it before goes first.
+    :ivar after: of changes that are staged without rows that the sink has: up to which epoch it had them then.
+    :ivar ranges: of history: rows of the sink in these ranges of keys that were not read there are gone.
+    :ivar order: of the keys, which decides which rows lie in *ranges*.
+    :ivar detail: the sink's own, a frozen dataclass: file names and the like.
     """
 
     table: SourceTable
@@ -101,8 +121,17 @@ class Staged:
     is_snapshot: bool
     rows: int
     size: int = 0
-    truncated: bool = False
-    detail: dict[str, Any] = field(default_factory=dict)
+    truncated: tuple[int, int] | None = None
+    after: int | None = None
+    ranges: tuple[KeyRange, ...] | None = None
+    order: KeyOrder | None = None
+    detail: Any = None
+
+    @classmethod
+    def of(cls, table: SourceTable, token: Token, is_snapshot: bool, detail: StagedDetail, **more: Any) -> Self:
+        """With the rows and bytes of *detail*. :param more: the other attributes."""
+        rows, size = (sum(getattr(piece, name) for piece in detail.pieces) for name in ("rows", "size"))
+        return cls(table, token, is_snapshot, rows, size, detail=detail, **more)
 
 
 @dataclass(frozen=True, slots=True)

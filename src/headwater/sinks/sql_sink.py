@@ -21,20 +21,20 @@ import pyarrow.compute as pc
 
 from headwater import failpoints
 from headwater.errors import TransientError
-from headwater.sinks.batch import Batch, refuse_late, rows_after, truncated_us
+from headwater.sinks.batch import Batch, refuse_late, replaced_ranges, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkBusy, SinkSchemaError, StagedLost
 from headwater.sinks.fold import fold, folded_schema
-from headwater.sinks.replaced import replaced_ranges
 from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.sql_driver import SqlDriver
-from headwater.sinks.sql_staged import Apart, Seen, keys_in, sources, staged_of
+from headwater.sinks.sql_staged import Apart, Seen, keys_in, sources
 from headwater.sinks.sql_table import (
     OnDrop,
     OnRename,
     SqlPart,
     SqlTable,
+    StagedRelations,
     check_table_name,
     is_done,
     is_left,
@@ -131,18 +131,18 @@ class SqlSink(ABC):
         made = self._table(table)
         if self.mode is Mode.MIRROR:
             folded = conform(fold(table, batches, truncated), folded_schema(made.own))
-            return staged_of(table, token, False, [self._put(made, token, iter([folded]))], truncated=truncated)
+            return _staged(table, token, False, [self._put(made, token, iter([folded]))], truncated=truncated)
         after = max(token.after, self.committed(table, token.query, token.backfill).epoch)
         later = (rows_after(batch, after) for batch in batches)
         if self.mode is Mode.CHANGES:
             rows = (change_rows(batch, made.own) for batch in later)
-            return staged_of(table, token, False, [self._put(made, token, rows)], after=after)
+            return _staged(table, token, False, [self._put(made, token, rows)], after=after)
         parts: list[SqlPart | None] = []
         since: list[int] = []
         for piece in version_pieces(table, made.own, later, truncated):
             parts.append(self._put(made, token, iter([piece])))
             since.append(pc.min(piece.column(VALID_FROM)).cast(pa.int64()).as_py())
-        return staged_of(table, token, False, parts, truncated=truncated, after=after, at_us=min(since, default=None))
+        return _staged(table, token, False, parts, truncated=truncated, after=after, at_us=min(since, default=None))
 
     def stage_history(
         self, table: SourceTable, token: Token, part: HistoryPart, batches: Iterator[pa.RecordBatch]
@@ -170,7 +170,7 @@ class SqlSink(ABC):
         if apart.taken:
             known = self._put(made, token, iter([conform(pa.Table.from_batches(apart.taken), made.own)]))
             parts.append(known and replace(known, is_known=True))
-        return staged_of(
+        return _staged(
             table, token, True, parts, ranges=ranges, order=part.order, columns=columns, at_us=part.commit_time_us
         )
 
@@ -188,7 +188,7 @@ class SqlSink(ABC):
             target.prepare()
             is_new = self._deliver(target, made, token, staged)
             failpoints.hit(AFTER_COMMIT)
-            if any(part.relation for one in staged for part in one.detail["parts"]):
+            if any(part.relation for one in staged for part in one.detail.parts):
                 failpoints.hit(BEFORE_CLEAN)
                 target.drop([name for name in target.relations() if is_done(name, made, token)])
                 failpoints.hit(AFTER_CLEAN)
@@ -275,7 +275,7 @@ class SqlSink(ABC):
 
     def _prove(self, target: Target, made: SqlTable, batch: Batch) -> None:
         """:raises StagedLost: rows that were staged are not there any more, as after a crash of the server."""
-        for part in (part for one in batch.all for part in one.detail["parts"] if part.relation is not None):
+        for part in (part for one in batch.all for part in one.detail.parts if part.relation is not None):
             rows, checksum = target.proof(part.relation)
             if rows != part.rows:
                 raise _lost(made, f"{part.relation} has {rows:,} of the {part.rows:,} rows that were staged.")
@@ -299,7 +299,7 @@ class SqlSink(ABC):
         if self.mode is Mode.MIRROR:
             target.clear(made)
         else:
-            target.end_versions(made, truncated_us(batch.changes, (one.detail["at_us"] for one in batch.changes)))
+            target.end_versions(made, truncated_us(batch.changes, (one.detail.at_us for one in batch.changes)))
 
     def _apply(self, target: Target, made: SqlTable, batch: Batch, *, is_upsert: bool) -> None:
         if self.mode is Mode.CHANGES:
@@ -317,18 +317,18 @@ class SqlSink(ABC):
             self._apply_history(target, made, one, is_upsert=is_upsert)
 
     def _apply_history(self, target: Target, made: SqlTable, one: Staged, *, is_upsert: bool) -> None:
-        detail = one.detail
-        sources = [target.source(made, part) for part in detail["parts"]]
-        if detail["ranges"] is not None:
+        detail: StagedRelations = one.detail
+        sources = [target.source(made, part) for part in detail.parts]
+        if one.ranges is not None:
             kept = () if made.is_whole and self.mode is Mode.MIRROR else sources
-            for keys in keys_in(target, made, detail["order"], detail["ranges"]):
-                target.remove(made, keys, kept, detail["at_us"])
+            for keys in keys_in(target, made, one):
+                target.remove(made, keys, kept, detail.at_us or 0)
         is_empty = not target.has_rows(made)
-        for part, source in zip(detail["parts"], sources, strict=True):
-            if detail["columns"] is not None and self.mode is Mode.HISTORY:
+        for part, source in zip(detail.parts, sources, strict=True):
+            if detail.columns is not None and self.mode is Mode.HISTORY:
                 target.merge_versions(made, source, only_existing=True)
-            elif detail["columns"] is not None:
-                target.set_columns(made, source, detail["columns"])
+            elif detail.columns is not None:
+                target.set_columns(made, source, detail.columns)
             elif is_empty or (made.is_whole and self.mode is Mode.MIRROR and not (is_upsert or part.is_known)):
                 target.append(made, source)
             elif self.mode is Mode.MIRROR:
@@ -360,6 +360,20 @@ class SqlSink(ABC):
             return None
         joined = pa.concat_tables(held)
         return seen.part(joined.num_rows, size, joined.schema, inside=packed(joined))
+
+
+def _staged(
+    table: SourceTable,
+    token: Token,
+    is_snapshot: bool,
+    parts: Sequence[SqlPart | None],
+    *,
+    columns: tuple[str, ...] | None = None,
+    at_us: int | None = None,
+    **more: Any,
+) -> Staged:
+    detail = StagedRelations(tuple(part for part in parts if part is not None), columns, at_us)
+    return Staged.of(table, token, is_snapshot, detail, **more)
 
 
 def _lost(made: SqlTable, what: str) -> StagedLost:

@@ -10,14 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headwater.sinks.batch import in_ranges, is_all
 from headwater.sinks.fold import DELETED
-from headwater.sinks.replaced import is_all, rows_in_ranges
-from headwater.sinks.sink import Mode, Staged, Token
+from headwater.sinks.sink import Mode, Staged
 from headwater.sinks.sql_table import SqlPart, SqlTable, unpacked
 from headwater.sinks.sql_target import Target
-from headwater.sources.snapshots import KeyOrder
-from headwater.sources.splits import KeyRange
-from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
+from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.sources.unavailable import unavailable_names
 from headwater.stream.vnode import hash_keys
 
@@ -73,38 +71,11 @@ class Apart:
             yield pa.Table.from_batches([batch])
 
 
-def staged_of(
-    table: SourceTable,
-    token: Token,
-    is_snapshot: bool,
-    parts: Sequence[SqlPart | None],
-    *,
-    truncated: tuple[int, int] | None = None,
-    after: int | None = None,
-    ranges: tuple[KeyRange, ...] | None = None,
-    order: KeyOrder | None = None,
-    columns: tuple[str, ...] | None = None,
-    at_us: int | None = None,
-) -> Staged:
-    kept = [part for part in parts if part is not None]
-    detail = {
-        "parts": kept,
-        "truncated": truncated,
-        "after": token.epoch if after is None else after,
-        "ranges": ranges,
-        "order": order,
-        "columns": columns,
-        "at_us": at_us,
-    }
-    rows, size = sum(part.rows for part in kept), sum(part.size for part in kept)
-    return Staged(table, token, is_snapshot, rows, size, truncated is not None, detail)
-
-
 def sources(target: Target, made: SqlTable, staged: Sequence[Staged]) -> Iterator[Any]:
     """What was staged, in order; what came inside from several tasks is one, for it is of different keys."""
     inside: list[SqlPart] = []
     for one in staged:
-        parts: list[SqlPart] = one.detail["parts"]
+        parts: tuple[SqlPart, ...] = one.detail.parts
         if len(parts) == 1 and parts[0].inside is not None and (not inside or parts[0].schema == inside[0].schema):
             inside += parts
             continue
@@ -121,15 +92,15 @@ def sources(target: Target, made: SqlTable, staged: Sequence[Staged]) -> Iterato
         yield target.rows_source(made, pa.concat_tables([unpacked(part) for part in inside]), joined)
 
 
-def keys_in(target: Target, made: SqlTable, order: KeyOrder | None, ranges: tuple[KeyRange, ...]) -> Iterator[Any]:
-    """The keys that the table has in *ranges*, as sources; ``None`` where that is all of them."""
-    if is_all(ranges):
+def keys_in(target: Target, made: SqlTable, staged: Staged) -> Iterator[Any]:
+    """The keys that the table has in the ranges of *staged*, as sources; ``None`` where that is all of them."""
+    if is_all(staged.ranges or ()):
         yield None
         return
     found: list[pa.Table] = []
     for rows in target.read(made, made.key, current=made.mode is Mode.HISTORY):
         keys = [rows.column(name) for name in made.key]
-        found.append(rows.filter(pa.array(rows_in_ranges(made.source, order, ranges, keys))))
+        found.append(rows.filter(pa.array(in_ranges(staged, keys))))
     found = [rows for rows in found if rows.num_rows]
     if found:
         joined = pa.concat_tables(found)

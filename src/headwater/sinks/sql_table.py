@@ -292,6 +292,22 @@ class SqlPart:
     is_known: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class StagedRelations:
+    """What a task has staged for a table of a database.
+
+    :ivar columns: only these are written, of rows that the table has. :ivar at_us: the time of the first row.
+    """
+
+    parts: tuple[SqlPart, ...] = ()
+    columns: tuple[str, ...] | None = None
+    at_us: int | None = None
+
+    @property
+    def pieces(self) -> tuple[SqlPart, ...]:
+        return self.parts
+
+
 def packed(rows: pa.Table) -> bytes:
     """*rows* as an Arrow stream, to be inside a part."""
     stream = pa.BufferOutputStream()

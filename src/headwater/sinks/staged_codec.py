@@ -21,18 +21,21 @@ import pyarrow as pa
 from headwater import __version__
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.sink import Staged, Token
-from headwater.sinks.sql_table import SqlPart
-from headwater.sinks.staging import Part
+from headwater.sinks.sql_table import SqlPart, StagedRelations
+from headwater.sinks.staging import Part, StagedFiles, StagedRuns
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 from headwater.versioned.run_file import RunInfo
 
-_VERSION: Final = f"2 {__version__}"
+_VERSION: Final = f"3 {__version__}"
 """Only the release that wrote it reads it."""
 _MAGIC: Final = b"HWSTAGED"
 _LENGTH: Final = struct.Struct("<I")
 
-_STORED: Final = (Staged, Token, SourceTable, SourceColumn, DataFile, Part, SqlPart, RunInfo, KeyRange, Cut)
+_STORED: Final = (
+    *(Staged, Token, SourceTable, SourceColumn, KeyRange, Cut),
+    *(StagedFiles, DataFile, Part, StagedRelations, SqlPart, StagedRuns, RunInfo),
+)
 _CLASSES: Final[dict[str, type[Any]]] = {one.__name__: one for one in _STORED}
 _FIELDS: Final = {one: [field.name for field in fields(one) if field.init] for one in _CLASSES.values()}
 _TEXTS: Final[dict[str, tuple[type[Any], Callable[[Any], str], Callable[[str], Any]]]] = {
@@ -47,7 +50,7 @@ _TEXTS: Final[dict[str, tuple[type[Any], Callable[[Any], str], Callable[[str], A
 
 
 class NotStorable(TypeError):
-    """A value of a type that is not kept: a sink of somebody else's has it in its details."""
+    """A value of a type that is not stored: a sink from another package has it in its details."""
 
 
 def encode(staged: Sequence[Staged]) -> bytes:

@@ -20,10 +20,11 @@ import pyarrow as pa
 from headwater import failpoints
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import StagedLost
-from headwater.sinks.sink import Token
+from headwater.sinks.sink import Staged, Token
 from headwater.sinks.storage import Storage
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import directory_name
+from headwater.versioned.run_file import RunInfo
 
 DIRECTORY: Final = "_headwater_staging"
 INLINE_BYTES: Final = 256 << 10
@@ -45,6 +46,46 @@ class Part:
     size: int
     inside: bytes | None = None
     path: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFiles:
+    """What a task has staged for a table of files, or for a sink that is given rows.
+
+    :ivar files: of the table, which readers do not see yet. :ivar parts: other rows.
+    :ivar only_existing: the rows of *parts* change rows that the sink has, and add none.
+    :ivar since_us: the time of the first row.
+    """
+
+    files: tuple[DataFile, ...] = ()
+    parts: tuple[Part, ...] = ()
+    only_existing: bool = False
+    since_us: int | None = None
+
+    @property
+    def pieces(self) -> tuple[DataFile | Part, ...]:
+        return (*self.files, *self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRuns:
+    """What a task has staged for a versioned table."""
+
+    runs: tuple[RunInfo, ...] = ()
+
+    @property
+    def pieces(self) -> tuple[RunInfo, ...]:
+        return self.runs
+
+
+def files_of(staged: Iterable[Staged]) -> Iterator[DataFile]:
+    """All files of *staged*, of sinks that stage :class:`StagedFiles`."""
+    return (file for one in staged for file in one.detail.files)
+
+
+def parts_of(staged: Iterable[Staged]) -> list[Part]:
+    """All parts of *staged*."""
+    return [part for one in staged for part in one.detail.parts]
 
 
 class Staging:
@@ -70,6 +111,10 @@ class Staging:
         failpoints.hit(AFTER_PART)
         return Part(rows.num_rows, size, path=name)
 
+    def put_all(self, token: Token, tables: Iterable[pa.Table]) -> list[Part]:
+        """Stage *tables*, small ones together."""
+        return [self.put(token, rows) for rows in _portions(tables)]
+
     def get(self, part: Part) -> pa.Table:
         """The rows of *part*. :raises StagedLost: its file is missing, or has another number of rows."""
         if part.inside is not None:
@@ -91,17 +136,7 @@ class Staging:
 
     def gather(self, parts: Sequence[Part]) -> Iterator[pa.Table]:
         """The rows of *parts*, small ones together."""
-        held: list[pa.Table] = []
-        size = 0
-        for part in parts:
-            rows = self.get(part)
-            held.append(rows)
-            size += rows.nbytes
-            if size >= PART_BYTES:
-                yield pa.concat_tables(held)
-                held, size = [], 0
-        if held:
-            yield pa.concat_tables(held)
+        return _portions(map(self.get, parts))
 
     def clean(self, token: Token) -> None:
         """Remove what batches up to that of *token*, which is committed, have staged."""
@@ -157,6 +192,21 @@ def stage_rows(
         if size > INLINE_BYTES:
             return writer.write_all(chain(held, tables)), []
     return [], [staging.put(token, pa.concat_tables(held))] if held else []
+
+
+def _portions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """*tables*, small ones together."""
+    held: list[pa.Table] = []
+    size = 0
+    for rows in tables:
+        if rows.num_rows:
+            held.append(rows)
+            size += rows.nbytes
+        if size >= PART_BYTES:
+            yield pa.concat_tables(held)
+            held, size = [], 0
+    if held:
+        yield pa.concat_tables(held)
 
 
 def _write(stream: object, rows: pa.Table, compression: str | None) -> None:

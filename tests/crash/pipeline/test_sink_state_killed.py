@@ -22,7 +22,7 @@ from headwater.pipeline.errors import CannotRewind
 from headwater.pipeline.sink_commands import ask_sink
 from headwater.pipeline.sink_control import SinkRequestKind
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
-from headwater.sinks.delivery_look import behind_of, read_parked
+from headwater.sinks.delivery import behind_of, read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.sink import Staged, Token
 from headwater.sources.table import SourceTable

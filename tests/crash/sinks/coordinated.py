@@ -37,8 +37,7 @@ from headwater import failpoints
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.remote import LogConsumer
 from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
-from headwater.sinks.delivery_look import read_deliveries
-from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.delivery import DeliveryState, read_deliveries
 from headwater.sinks.errors import SinkError
 from headwater.sinks.open import option_names
 from headwater.sinks.sink import Committed, Mode, Sink, Staged, Token

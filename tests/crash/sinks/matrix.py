@@ -37,7 +37,7 @@ from tests.crash.sinks.coordinated import (
 from tests.db.sinks.cases import ON_FAMILIES, PLACES, Case, Servers
 
 from headwater.process import status_fields
-from headwater.sinks.delivery_record import DELIVERIES
+from headwater.sinks.delivery import DELIVERIES
 from headwater.sinks.sink import Staged
 from headwater.sinks.staged_codec import decode
 from headwater.state import Catalog
@@ -277,9 +277,9 @@ def damage_staged(delivery: Delivery) -> int:
 
 def _staged_names(staged: Sequence[Staged]) -> Iterator[str]:
     for one in staged:
-        yield from (Path(file.path).name for file in one.detail.get("files", ()))
-        yield from (part.path for part in one.detail.get("parts", ()) if part.path is not None)
-        yield from (run.name for run in one.detail.get("runs", ()))
+        yield from (Path(file.path).name for file in getattr(one.detail, "files", ()))
+        yield from (part.path for part in getattr(one.detail, "parts", ()) if part.path is not None)
+        yield from (run.name for run in getattr(one.detail, "runs", ()))
 
 
 def _is_ours(step: str) -> bool:

@@ -13,11 +13,10 @@ from tests.query_state import coordinating, unparked
 from tests.store.sinks.file_sinks import INSERT, Feed, table_of
 
 from headwater import failpoints
-from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery import TableFailure, read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.sink import Mode, Staged, Token
-from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.table import SourceTable
 from headwater.state import open_writer
 

@@ -24,7 +24,7 @@ from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
 from headwater.pipeline.sink_state import let_back
-from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery import read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.mysql import SESSIONS as MYSQL_SESSIONS
@@ -209,8 +209,8 @@ def test_a_table_of_others_is_parked_untouched_and_delivered_once_it_is_adopted(
         query.finish()
         query.assert_equal("public.b")
         (told,) = read_parked(query.options.state_location, "delta").values()
-        assert "not created by Headwater" in told["reason"]
-        assert "adopt = true" in told["next_step"]
+        assert "not created by Headwater" in told.reason
+        assert "adopt = true" in str(told.next_step)
         assert query.rows("public.a").equals(theirs)
         assert DeltaTable(tmp_path / "lake" / "public.a").version() == 0
         query.close()

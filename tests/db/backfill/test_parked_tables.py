@@ -20,10 +20,9 @@ from headwater.capture.renewal import renew
 from headwater.failpoints import FailpointError, arm
 from headwater.pipeline.sink_state import let_back
 from headwater.sinks.coordinator import Coordinator
-from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery import TableFailure, read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkUnreachable
-from headwater.sinks.staged_tables import TableFailure
 from headwater.state.query_store import QueryStore, open_query_store
 
 pytestmark = pytest.mark.db
@@ -40,7 +39,7 @@ class Parking(Delivering):
     def start(self) -> None:
         def parked() -> dict[str, str]:
             found = read_parked(self.options.state_location, self.options.query)
-            return {name: table["reason"] for name, table in found.items()}
+            return {name: table.reason for name, table in found.items()}
 
         def recover(store: QueryStore, *_: object) -> None:
             self.coordinator = Coordinator(store)

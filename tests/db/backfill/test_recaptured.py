@@ -27,7 +27,7 @@ from headwater.capture.renewal import renew
 from headwater.pipeline.sink_state import let_back
 from headwater.pipeline.verify.mirrors import SinkMirror
 from headwater.sinks import mysql, postgres
-from headwater.sinks.delivery_look import read_parked
+from headwater.sinks.delivery import read_parked
 from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Mode, Sink
 from headwater.sinks.types import conform, sink_schema
@@ -366,7 +366,7 @@ def test_a_table_that_cannot_be_changed_is_parked_alone_and_comes_back(
                 pass
             (parked,) = read_parked(query.options.state_location, query.options.query).items()
             assert parked[0] == "public.a"
-            assert "column used by a view" in parked[1]["reason"]
+            assert "column used by a view" in parked[1].reason
             query.assert_equal(tables_of(capture, ["public.b"])[0])
             session.execute("DROP VIEW seen")
         query.close()

@@ -31,10 +31,10 @@ from tests.store.sinks.file_sinks import (
     table_of,
 )
 
+from headwater.sinks.delivery import commit_tables
 from headwater.sinks.errors import OtherAttempt, SinkFenced, SinkRowError, SinkSchemaError, StagedLost
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sinks.sql_sink import SqlSink
-from headwater.sinks.staged_tables import commit_tables
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.vnode import hash_keys
 
@@ -493,7 +493,7 @@ class SqlScenarios:
         token = Feed(sink).token(1)
         batch = many_changes(np.arange(50_000), INSERT)
         staged = sink.stage_changes(ORDERS, token, iter([batch]), None)
-        (part,) = staged.detail["parts"]
+        (part,) = staged.detail.parts
         execute(damage.format(f"headwater.{part.relation}"))
         with pytest.raises(StagedLost, match=found):
             sink.commit(ORDERS, token, [staged])

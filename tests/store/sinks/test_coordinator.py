@@ -14,8 +14,7 @@ from tests.query_state import coordinating, coordinator
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks import coordinator as coordinator_module
-from headwater.sinks.delivery_look import behind_of, read_deliveries
-from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.delivery import DeliveryState, behind_of, read_deliveries
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkBehind, SinkError, SinkFenced
 from headwater.sinks.sink import Staged, Token

@@ -15,8 +15,7 @@ from tests.query_state import coordinating, coordinator
 
 from headwater import failpoints
 from headwater.failpoints import FailpointError, arm
-from headwater.sinks.delivery_look import read_deliveries
-from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.delivery import DeliveryState, read_deliveries
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sources.table import SourceColumn, SourceTable

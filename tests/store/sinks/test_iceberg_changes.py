@@ -63,8 +63,8 @@ def test_many_rows_are_files_of_the_table_at_once(sink: IcebergSink) -> None:
     feed = Feed(sink)
     token = feed.token(1)
     staged = feed.stage_changes(token, [(INSERT, order(key, "x" * 200)) for key in range(3000)])
-    assert staged.detail["files"]
-    assert not staged.detail["parts"]
+    assert staged.detail.files
+    assert not staged.detail.parts
     assert sink.commit(ORDERS, token, [staged])
     assert scan(sink).num_rows == 3000
 

@@ -11,11 +11,10 @@ import pytest
 from tests.query_state import coordinating, unparked
 
 from headwater.failpoints import FailpointError, arm
-from headwater.sinks.delivery_look import DeliveryLook, read_parked
+from headwater.sinks.delivery import TableFailure, read_parked
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import RowsRefused, SinkRefuses, SinkRowError, SinkSchemaError
 from headwater.sinks.sink import Committed, Staged, Token
-from headwater.sinks.staged_tables import TableFailure
 from headwater.sources.table import SourceTable
 from headwater.state import open_writer
 
@@ -121,7 +120,7 @@ def test_a_row_that_is_refused_although_each_was_tried_parks_its_table(store: st
     with coordinating(store, QUERY) as coordinator:
         with pytest.raises(RowsRefused):
             coordinator.deliver(sink, parts, parks_rows=True, tables=NAMES)
-        assert DeliveryLook(store, QUERY).suspects() == {LINES.full_name}
+        assert coordinator.suspects() == {LINES.full_name}
         coordinator.deliver(sink, parts, parks_rows=True, tables=NAMES)
     assert list(read_parked(store, QUERY)) == [LINES.full_name]
     assert keys(sink, ORDERS) == [1]

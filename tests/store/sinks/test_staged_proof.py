@@ -13,8 +13,7 @@ from tests.query_state import coordinating
 
 from headwater.failpoints import FailpointError, arm
 from headwater.sinks.console import ConsoleSink
-from headwater.sinks.delivery_look import read_deliveries
-from headwater.sinks.delivery_record import DeliveryState
+from headwater.sinks.delivery import DeliveryState, read_deliveries
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import StagedLost
 from headwater.sinks.iceberg import IcebergSink
@@ -60,9 +59,9 @@ def stage(sink: Sink, generation: int = 1) -> list[Staged]:
 
 
 def staged_files(folder: Path, staged: list[Staged]) -> list[Path]:
-    names = {Path(file.path).name for one in staged for file in one.detail.get("files", ())}
-    names |= {part.path for one in staged for part in one.detail.get("parts", ())}
-    names |= {run.name for one in staged for run in one.detail.get("runs", ())}
+    names = {Path(file.path).name for one in staged for file in getattr(one.detail, "files", ())}
+    names |= {part.path for one in staged for part in getattr(one.detail, "parts", ())}
+    names |= {run.name for one in staged for run in getattr(one.detail, "runs", ())}
     return [path for path in folder.rglob("*") if path.name in names]
 
 
