@@ -129,6 +129,11 @@ class DeliveryLoop(Generic[P]):
             self._is_again = self._planned is not None  # it may have ended the process that tried it before
             self._stack = stack.pop_all()
 
+    @property
+    def rows(self) -> int:
+        """That were committed by this loop."""
+        return self._coordinator.committed_rows
+
     def run(
         self,
         stop: threading.Event,

@@ -103,7 +103,8 @@ def _short(entry: Entry) -> str:
     return _printable(text if len(text) <= 300 else text[:299] + "…")
 
 
-def _line(entry: Entry) -> str:
+def entry_line(entry: Entry) -> str:
+    """An entry for a person."""
     return f"{entry.seq:>7}  {_when(entry.ts)}  {_printable(entry.kind)}  {_short(entry)}"
 
 
@@ -211,7 +212,7 @@ def show(
         return
     title = f"Segment {ids[1]}, head {head}\nsession {ids[0]}"
     if out.width < _NARROW:
-        typer.echo("\n".join((title, *map(_line, picked))))
+        typer.echo("\n".join((title, *map(entry_line, picked))))
         return
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False)
     for column in ("seq", "time (UTC)", "kind", "fields"):
@@ -239,7 +240,7 @@ def follow(
             elif as_json:
                 line = _as_json(news)
             else:
-                line = _line(news)
+                line = entry_line(news)
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
 

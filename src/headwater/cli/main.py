@@ -23,6 +23,7 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "doctor": ("doctor", "doctor", "Start here"),
     "run": ("run", "run", "Run"),
     "status": ("status", "status", "Run"),
+    "runs": ("runs", "runs", "Run"),
     "pause": ("control", "pause", "Run"),
     "resume": ("control", "resume", "Run"),
     "throttle": ("control", "throttle", "Run"),

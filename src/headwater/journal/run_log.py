@@ -148,18 +148,20 @@ class RunLog:
             return False
         return True
 
-    def begin(self, trigger: str, command: Mapping[str, Any] | None = None) -> Mark:
+    def begin(self, trigger: str, command: Mapping[str, Any] | None = None, **about: Any) -> Mark:
         """Start a run: fork when somebody else wrote, close what a crash left open, then `run_started`.
 
         Returns the mark before the run, for :meth:`rollback`. A *command* of the operator is a new beginning;
         without one the run resumes, and open commits are the resumed run's to settle.
+
+        :param about: fields that say which process it is.
         """
         with self._lock:
             self._ensure_head()
             if command is not None:
                 self._close_open_commits()
             mark = Mark(self.segment, self.head, self._fold.interrupted, self._fold.copy())
-            self.record(RunKind.RUN_STARTED, {"trigger": trigger})
+            self.record(RunKind.RUN_STARTED, {"trigger": trigger, **about})
             if command is not None:
                 self.record(RunKind.COMMAND, command)
             return mark

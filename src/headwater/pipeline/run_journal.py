@@ -1,29 +1,52 @@
-"""The journal of a pipeline: what its runs did, kept beside its store. Where it cannot be written, nobody stops."""
+"""The journal of a pipeline: what its runs did, in the work folder. Where it cannot be written, the pipeline goes on.
+
+A run is the entries from one `run_started` to the next. Its segment also holds the runs before it; one that is long is
+compacted when a run starts, so that a start reads little.
+"""
 
 from __future__ import annotations
 
+import functools
+import getpass
 import logging
-from collections.abc import Mapping
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from headwater.errors import HeadwaterError
-from headwater.journal import FsStore, RunLog
+from headwater.journal import Entry, FsStore, RunLog
 from headwater.journal.run_state import RunKind
+from headwater.process import host_name
 
 FOLDER: Final = "journal"
+_LONG: Final = 10_000
+"""Entries; a longer segment is compacted when a run starts."""
+_CARRIED: Final = 100
+_LOOK_SECONDS: Final = 0.2
 _log = logging.getLogger(__name__)
 
 
+def user_name() -> str:
+    """The user and the host of this process, as ``user@host``."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the user of a container can be without a name
+        user = str(os.getuid())
+    return f"{user}@{host_name()}"
+
+
 class RunJournal:
-    """Goes on in the newest segment of the pipeline's session, or begins one; one thread."""
+    """Writes one run, in the newest segment of the pipeline's journal, or in a new one. Safe for threads."""
 
     def __init__(self, work: Path, pipeline: str) -> None:
         self._store = FsStore(work / FOLDER, durability="flush")
         self._run: RunLog | None = None
         try:
             self._run = self._open(pipeline)
-            self._run.begin("run")
+            self._run.begin("run", pid=os.getpid(), started_by=user_name())
         except (HeadwaterError, OSError) as error:
             _log.warning("the journal of %s is not written: %s", pipeline, error)
 
@@ -31,9 +54,13 @@ class RunJournal:
         for session in self._store.list_sessions(limit=1):
             for segment in self._store.list_segments(session, limit=1):
                 try:
-                    return RunLog(self._store, session, segment)
+                    run = RunLog(self._store, session, segment)
+                    if run.head.seq > _LONG:
+                        run.compact(run.state.newest(_CARRIED))
                 except HeadwaterError as error:
-                    _log.warning("the journal goes on in a new session: %s", error)
+                    _log.warning("the journal continues in a new session: %s", error)
+                else:
+                    return run
         return RunLog.start(self._store, pipeline)
 
     def note(self, kind: str, fields: Mapping[str, Any]) -> None:
@@ -44,16 +71,150 @@ class RunJournal:
             except HeadwaterError as error:
                 _log.warning("an entry of the journal was dropped: %s", type(error).__name__)
 
-    def metric(self, fields: Mapping[str, Any]) -> None:
-        """Write figures."""
-        if self._run is not None:
-            self._run.metric(fields)
+    def command(self, name: str, asked_by: str, detail: Mapping[str, Any], problem: str | None = None) -> None:
+        """Note a command that was applied, or why it was not. :param asked_by: ``user@host``."""
+        fields = {"name": name, "asked_by": asked_by, "detail": dict(detail)}
+        self.note(RunKind.COMMAND, fields if problem is None else fields | {"problem": problem})
 
     def end(self, failure: str | None) -> None:
-        """The run is over; what still comes is not written."""
+        """End the run; later notes are dropped."""
         if failure is None:
             self.note(RunKind.RUN_COMPLETED, {"interrupted": False})
         else:
             self.note(RunKind.RUN_FAILED, {"text": failure})
         self._run = None
         self._store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class JournalPosition:
+    """One entry of a journal."""
+
+    session: str
+    segment: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunError:
+    """Why a part of a pipeline was started again, or failed.
+
+    :ivar part: label of a sink or derived table, ``capture``, or ``pipeline``: the run itself.
+    """
+
+    at_ms: int
+    part: str
+    event: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunCommand:
+    """A command that a pipeline got. :ivar asked_by: ``user@host``. :ivar problem: why it was refused."""
+
+    at_ms: int
+    name: str
+    asked_by: str
+    detail: Mapping[str, Any]
+    problem: str | None
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of a pipeline.
+
+    :ivar number: 1 is the oldest in the journal. :ivar position: of its first entry.
+    :ivar started_by: ``user@host``. :ivar state: ``running``, ``completed``, ``failed`` or ``interrupted``.
+    :ivar rows: delivered by each sink and derived table, as noted last (every minute and at the end).
+    :ivar restarts: of the capture and of deliveries.
+    """
+
+    number: int
+    position: JournalPosition
+    begin_ms: int
+    started_by: str = ""
+    end_ms: int | None = None
+    state: str = "interrupted"
+    rows: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    errors: list[RunError] = field(default_factory=list)
+    commands: list[RunCommand] = field(default_factory=list)
+
+    @property
+    def total_rows(self) -> int:
+        return sum(self.rows.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """For machines."""
+        return asdict(self) | {"total_rows": self.total_rows}
+
+    def add(self, entry: Entry) -> None:
+        """Count one entry more; a person can have written one of any shape."""
+        at_ms, text = entry.ts or 0, functools.partial(_text, entry.fields)
+        match entry.kind:
+            case RunKind.METRIC if isinstance(entry.fields.get("rows"), int):
+                self.rows[text("sink")] = entry.fields["rows"]
+            case RunKind.COMMAND:
+                detail, problem = entry.fields.get("detail"), entry.fields.get("problem")
+                known = detail if isinstance(detail, dict) else {}
+                refused = None if problem is None else str(problem)
+                self.commands.append(RunCommand(at_ms, text("name"), text("asked_by"), known, refused))
+            case RunKind.NOTICE:
+                self.restarts += text("event").endswith("_restarts")
+                if "error" in entry.fields:
+                    part = text("sink") or text("derive") or text("part")
+                    self.errors.append(RunError(at_ms, part, text("event"), text("text")))
+            case RunKind.RUN_COMPLETED:
+                self.state, self.end_ms = "completed", at_ms
+            case RunKind.RUN_FAILED:
+                self.state, self.end_ms = "failed", at_ms
+                self.errors.append(RunError(at_ms, "pipeline", "run_failed", text("text")))
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    return str(fields.get(name, ""))
+
+
+def read_runs(work: Path, *, is_running: bool) -> list[Run]:
+    """The runs in the journal of the pipeline whose work folder is *work*, the oldest first.
+
+    :param is_running: a process runs the pipeline now. :raises CorruptError: the journal is damaged.
+    """
+    runs: list[Run] = []
+    with FsStore(work / FOLDER) as store:
+        for session in reversed(store.list_sessions()):
+            for segment in reversed(store.list_segments(session)):
+                is_open = False  # the run before is of another segment
+                for entry in store.iter(session, segment):
+                    if entry.kind == RunKind.RUN_STARTED:
+                        position = JournalPosition(session, segment, entry.seq)
+                        started_by = str(entry.fields.get("started_by", ""))
+                        runs.append(Run(len(runs) + 1, position, entry.ts or 0, started_by))
+                        is_open = True
+                    elif is_open:
+                        runs[-1].add(entry)
+    if is_running and runs and runs[-1].end_ms is None:
+        runs[-1].state = "running"
+    return runs
+
+
+def run_entries(work: Path, run: Run, *, follow: bool = False) -> Iterator[Entry]:
+    """The entries of *run*, the oldest first.
+
+    :param follow: wait for later ones, until the run ends or another one starts.
+    """
+    position, ends = run.position, (RunKind.RUN_COMPLETED, RunKind.RUN_FAILED)
+    seq = position.seq
+    with FsStore(work / FOLDER) as store:
+        while True:
+            for entry in store.iter(position.session, position.segment, from_seq=seq):
+                if entry.kind == RunKind.RUN_STARTED and entry.seq > position.seq:
+                    return
+                yield entry
+                seq = entry.seq + 1
+                if entry.kind in ends:
+                    return
+            newest = store.list_segments(store.list_sessions(limit=1)[0], limit=1)
+            if not follow or newest != [position.segment]:
+                return
+            time.sleep(_LOOK_SECONDS)

@@ -40,7 +40,7 @@ class LoopThread:
         batches: a Spark that does not work ends the loop before it is needed.
     :param look: is called with the planner after a turn, at most twice a second, and at the end, in that thread.
     :ivar loop: ``None``: it is being opened. :ivar error: why it ended, if it ended by itself.
-    :ivar batches: that were delivered. :ivar turns: of the loop, with or without a batch.
+    :ivar batches: that were delivered. :ivar rows: that were. :ivar turns: of the loop, with or without a batch.
     """
 
     def __init__(
@@ -59,7 +59,8 @@ class LoopThread:
         self._opening: tuple[str, int] = "the sink", now_ms()
         self.loop: DeliveryLoop[Planner] | None = None
         self.error: BaseException | None = None
-        self.batches = self.turns = 0
+        self.batches = self.rows = self.turns = 0
+        self._counted = 0  # rows of this loop that are in `rows`
         self._thread = threading.Thread(target=self._run, name="headwater-delivery", daemon=True)
         self._thread.start()
         if small_in_driver:
@@ -80,6 +81,7 @@ class LoopThread:
             while not self._stop.is_set():
                 self._opening, self.loop = ("the sink", now_ms()), None
                 with DeliveryLoop(delivery, self._jobs, small_in_driver=self._small_in_driver) as self.loop:
+                    self._counted = 0
                     self.loop.run(self._stop, self._turned)
                     self._look(self.loop.planner)
                 let_back(delivery.store, delivery.state, delivery.name, self.loop.planner.returning)
@@ -89,6 +91,9 @@ class LoopThread:
             self.error = error
 
     def _turned(self, delivered: bool) -> None:
+        if self.loop is not None:
+            rows = self.loop.rows
+            self.rows, self._counted = self.rows + rows - self._counted, rows
         self.batches += delivered
         self.turns += 1
         now = time.monotonic()
@@ -132,7 +137,7 @@ class LoopQuery(SupervisedQuery):
     def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note, control: SinkControl) -> None:
         super().__init__(config, label, host, note, control)
         self._running: LoopThread | None = None
-        self._batches = 0
+        self._batches = self._rows = 0
 
     @abstractmethod
     def _open(self, stop: threading.Event) -> LoopThread:
@@ -147,7 +152,7 @@ class LoopQuery(SupervisedQuery):
     def _start(self) -> None:
         self.seen_ms = None
         self._running = self._open(threading.Event())
-        self._batches = 0
+        self._batches = self._rows = 0
 
     @property
     def waits_for(self) -> tuple[str, int] | None:
@@ -166,6 +171,8 @@ class LoopQuery(SupervisedQuery):
         if loop is not None and running.batches > self._batches:
             self.batches += running.batches - self._batches
             self._batches = running.batches
+            self.rows += running.rows - self._rows
+            self._rows = running.rows
             self.epoch = max(self.epoch, loop.position.epoch)
             self._progressed()
         if not alive and running.error is not None:

@@ -46,7 +46,8 @@ class SupervisedQuery(ABC):
     """One part of a pipeline that is looked after by its name; one thread.
 
     :param note: writes an entry of the journal. :param control: has the state that it is to be in.
-    :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started.
+    :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started. :ivar rows: delivered
+        since then.
     :ivar seen_ms: when it last answered, where it can be asked.
     :raises StateError: the state that it is to be in cannot be read.
     """
@@ -61,7 +62,7 @@ class SupervisedQuery(ABC):
         desired = control.desired_state(label)
         self.state = SinkState.STARTING if desired is DesiredState.RUNNING else SinkState(desired.value)
         self.failure: Failure | None = None
-        self.restarts = self.batches = self.epoch = 0
+        self.restarts = self.batches = self.rows = self.epoch = 0
         self.seen_ms: int | None = None
 
     @property

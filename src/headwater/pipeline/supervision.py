@@ -148,6 +148,8 @@ class Supervisor:
         self._waiting: set[str] = set()
         """Tables without a log so far."""
         self._measured = 0.0
+        self._noted: dict[str, int] = {}
+        """The batches of each sink that the journal knows."""
         self._ended = threading.Event()
         self._heart = threading.Thread(target=self._beat, name="headwater-heartbeat", daemon=True)
         self._left_out: dict[str, str] = {}
@@ -336,6 +338,7 @@ class Supervisor:
             self.failure = failed[0]
 
     def _end_journal(self) -> None:
+        self._note_progress(now=True)
         self._journal.end(None if self.failure is None else str(self.failure))
 
     def _end(self) -> None:
@@ -374,14 +377,15 @@ class Supervisor:
             },
         }
 
-    def _note_progress(self) -> None:
-        """Note in the journal, now and then, what was delivered."""
-        now = time.monotonic()
-        if now - self._measured >= _JOURNAL_SECONDS:
-            self._measured = now
+    def _note_progress(self, *, now: bool = False) -> None:
+        """Note in the journal what was delivered since the last note: each minute, or *now*."""
+        if now or time.monotonic() - self._measured >= _JOURNAL_SECONDS:
+            self._measured = time.monotonic()
             for sink in self._sinks:
-                if sink.epoch:
-                    self._journal.metric({"sink": sink.label, "epoch": sink.epoch, "batches": sink.batches})
+                if sink.batches != self._noted.get(sink.label, 0):
+                    self._noted[sink.label] = sink.batches
+                    figures = {"epoch": sink.epoch, "batches": sink.batches, "rows": sink.rows}
+                    self._journal.note("metric", {"sink": sink.label, **figures})
 
     def _beat(self) -> None:
         """Write the status again and again, whatever the supervising thread waits for."""

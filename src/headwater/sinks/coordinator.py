@@ -75,10 +75,14 @@ AFTER_PARKED = failpoints.register("delivery.after_parked")
 
 
 class Coordinator:
-    """The deliveries of one query to one sink; one thread. Its rows are in the query's state."""
+    """The deliveries of one query to one sink; one thread. Its rows are in the query's state.
+
+    :ivar committed_rows: by this object.
+    """
 
     def __init__(self, store: QueryStore) -> None:
         self._store, self._query, self.generation = store, store.query, store.generation
+        self.committed_rows = 0
         batch = WriteBatch()
         self._rows = store.catalog.open_or_create(DELIVERIES, batch)
         self._state = store.catalog.open_or_create(DELIVERY_STATE, batch)
@@ -305,6 +309,7 @@ class Coordinator:
 
         batch = WriteBatch()
         change(batch)
+        self.committed_rows += sum(staged.rows for parts in committed.values() for staged in parts)
         failpoints.hit(BEFORE_COMMITTED)
         self._store.defer(batch)
         failpoints.hit(AFTER_COMMITTED)

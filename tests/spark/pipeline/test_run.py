@@ -6,6 +6,7 @@ pipeline for things, one of kills.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from tests.spark.pipeline.driven import RunningPipeline, are_gone
 from tests.spark.pipeline.leftovers import content, open_to_others, secrets_in
 
 from headwater import failpoints
+from headwater.pipeline.run_journal import user_name
 from headwater.sinks import coordinator
 
 ROWS = 20_000
@@ -123,6 +125,11 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert "not running (failed)" in slow.headwater("status").stdout
     assert slow.headwater("pause").returncode == 1
     assert "shop" in slow.ask("journal", "list", "--root", "headwater/shop/journal")
+    (run,) = json.loads(slow.ask("runs", "--json"))
+    assert (run["number"], run["state"], run["started_by"]) == (1, "failed", user_name())
+    assert run["rows"]["delta"] > ROWS
+    assert "broken" in [error["part"] for error in run["errors"]]
+    assert f"delta: {run['rows']['delta']:,} rows delivered" in slow.ask("runs", "1")
     password = {"password": shop.server.password}
     assert [name for name, data in content(slow.folder) if list(secrets_in(data, password))] == []
     assert sorted(open_to_others(slow.folder / "headwater/shop")) == []
