@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from headwater.backfill.cdc.metrics import CdcBackfillMetrics
 from headwater.capture.metrics import of_logs
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.status import DerivedStatus, PipelineStatus, SinkStatus, read_status
@@ -28,9 +29,6 @@ describe(
         "sink_refused_rows": "Rejected rows in the dead letters, by table.",
         "sink_pending_batches": "Batches that are staged and not committed.",
         "sink_pending_seconds": "Age of the oldest batch that is staged and not committed.",
-        "sink_backfill_rows": "Rows of the initial snapshot that were read.",
-        "sink_backfill_total_rows": "Estimated rows of the initial snapshot.",
-        "sink_backfill_lag_epochs": "Epochs of the log that are left after the snapshot of a versioned table.",
         "kept_base_epoch": "The oldest epoch of a versioned table that can be read.",
         "kept_pins": "Pins that retain epochs of a versioned table.",
         "kept_oldest_pin_seconds": "Age of the oldest pin.",
@@ -58,7 +56,7 @@ def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
         if found.capture["lag_seconds"] is not None:
             yield Metric("capture_lag_seconds", labels, found.capture["lag_seconds"])
     for sink in found.sinks:
-        yield from _of_sink(sink)
+        yield from sink_metrics(sink)
     for one in found.derived:
         yield from _of_derived(one)
     for section in config.sink:
@@ -69,7 +67,8 @@ def pipeline_metrics(config: PipelineConfig) -> Iterator[Metric]:
     yield from of_logs(config.store)
 
 
-def _of_sink(sink: SinkStatus) -> Iterator[Metric]:
+def sink_metrics(sink: SinkStatus) -> Iterator[Metric]:
+    """The figures of one sink and its tables."""
     labels = (("sink", sink.name),)
     yield Metric("sink_up", labels, float(sink.state == "running"))
     yield Metric("sink_state", (*labels, ("state", sink.state)), 1.0)
@@ -84,11 +83,16 @@ def _of_sink(sink: SinkStatus) -> Iterator[Metric]:
         yield Metric("sink_lag_rows", of_table, float(table.lag_rows))
         if table.lag_seconds is not None:
             yield Metric("sink_lag_seconds", of_table, table.lag_seconds)
-        yield Metric("sink_backfill_rows", of_table, float(table.rows))
-        if table.total is not None:
-            yield Metric("sink_backfill_total_rows", of_table, float(table.total))
-        if table.lag_epochs is not None:
-            yield Metric("sink_backfill_lag_epochs", of_table, float(table.lag_epochs))
+        backfill = CdcBackfillMetrics(
+            table.rows,
+            table.total,
+            table.splits_done,
+            table.splits,
+            table.rows_per_second,
+            table.paused,
+            table.lag_epochs,
+        )
+        yield from backfill.figures(of_table)
         if table.kept is not None:
             yield from _of_kept(table.kept, of_table)
 
