@@ -18,7 +18,7 @@ from headwater.backfill.cdc.external import external_table
 from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.snapshot.reader import read_snapshot
+from headwater.backfill.snapshot.vnode_stream import VnodeStream
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
 from headwater.capture.requests import remark
 from headwater.capture.source_state import SourceState
@@ -40,6 +40,7 @@ from headwater.sources.table import (
 from headwater.sources.unavailable import with_parked
 from headwater.state import StateReader, open_reader
 from headwater.stream import VnodeBitmap, hash_keys
+from headwater.versioned import VersionedTable
 
 LOG_COLUMNS = (POSITION_COLUMN, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, OP, VNODE, SEQ, EPOCH)
 """What a change has after the table's own columns."""
@@ -124,7 +125,7 @@ def read_history(
     """
     if isinstance(unit, SnapshotUnit):
         assert options.kept is not None
-        yield from read_snapshot(options.store, options.kept, unit)
+        yield from _read_vnodes(VersionedTable.open(options.store, unit.table.full_name, options.kept), unit)
         return
     external = external_table(options.source, unit.table)
     yield from external.read(unit, CapturedLog(options.store, unit.table), parking)
@@ -134,6 +135,19 @@ def read_history(
                 remark(options.store, unit.table.full_name, text, unit.snapshot or "")
             except (HeadwaterError, OSError) as error:  # the rows are read: they do not fail over this
                 _log.warning("%s: %s It could not be noted (%s).", unit.table.full_name, text, type(error).__name__)
+
+
+def _read_vnodes(table: VersionedTable, unit: SnapshotUnit) -> Iterator[pa.RecordBatch]:
+    names = unit.table.schema.names if unit.columns is None else unit.columns
+    columns = [*names, *(key for key in unit.table.key_columns if key not in names)]
+    try:
+        for part in unit.parts:
+            vnodes = (part.first, part.end)
+            stream = VnodeStream(table, unit.epoch, vnodes, start=part.start, end=part.stop, columns=columns)
+            for batch in stream:
+                yield batch if len(columns) == len(names) else batch.select(names)
+    finally:
+        table.close()
 
 
 def changed_keys(options: QueryOptions, unit: SplitUnit) -> NDArray[np.uint64] | None:

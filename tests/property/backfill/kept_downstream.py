@@ -18,8 +18,9 @@ from tests.store.versioned.written import WrittenTable
 from tests.unit.backfill.snapshot.memory_table import MemoryTable
 from tests.unit.backfill.snapshot.runner import Downstream
 
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.reader import read_history
 from headwater.backfill.snapshot.parts import VnodePart
-from headwater.backfill.snapshot.reader import read_snapshot
 from headwater.backfill.units import SnapshotUnit
 from headwater.stream import OP_COLUMN, Chunk, Op, VnodeBitmap, vnodes_of
 from headwater.versioned.compaction import compact
@@ -75,7 +76,10 @@ class KeptDownstream(Downstream):
     def _read(self, part: VnodePart, epoch: int) -> list[Chunk]:
         kept = self._kept.kept
         unit = SnapshotUnit(self._kept.opened.table(epoch), epoch, (part,), 1, 0, b"", 0, part.rows)
-        made = [_chunk(rows) for rows in read_snapshot(kept.location, str(kept.root), unit)]
+        options = QueryOptions(
+            kept.location, "", "downstream", (NUMBERS.full_name,), history=False, kept=str(kept.root)
+        )
+        made = [_chunk(rows) for rows in read_history(options, unit)]
         self.read_rows += sum(chunk.rows.num_rows for chunk in made)
         return made
 

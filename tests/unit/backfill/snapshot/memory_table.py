@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -69,13 +69,15 @@ class MemoryTable:
         *,
         start: bytes | None = None,
         end: bytes | None = None,
+        columns: Sequence[str] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         assert epoch >= self.base_epoch, "the version is gone"
         for vnode in range(*vnodes):
             found = sorted(
                 (key, value)
                 for key, value in self.rows(epoch).items()
-                if key % self.vnode_count == vnode and _within(key, start, end)
+                if key % self.vnode_count == vnode
+                and _within(key, start if vnode == vnodes[0] else None, end if vnode == vnodes[1] - 1 else None)
             )
             for first in range(0, len(found), self.batch_rows):
                 part = found[first : first + self.batch_rows]
@@ -84,6 +86,12 @@ class MemoryTable:
                     [pa.array([key for key, _ in part], pa.int64()), pa.array([v for _, v in part], pa.int64())],
                     schema=SCHEMA,
                 )
+
+    def vnodes(self, rows: pa.RecordBatch, epoch: int) -> pa.UInt16Array:
+        return pa.array([key % self.vnode_count for key in rows.column("id").to_pylist()], pa.uint16())
+
+    def positions(self, rows: pa.RecordBatch, epoch: int) -> pa.BinaryArray:
+        return pa.array([position(key) for key in rows.column("id").to_pylist()], pa.binary())
 
     def changes(
         self, after: int, upto: int, vnodes: tuple[int, int], *, start: bytes | None = None
@@ -115,32 +123,6 @@ class MemoryTable:
                 part = found[first : first + self.batch_rows]
                 made.append((vnode, position(part[0]), len(part), 16 * len(part)))
         return made
-
-
-class Rows:
-    """A source of a vnode stream.
-
-    :param opened: gives the batches of a vnode from a position on.
-    """
-
-    def __init__(self, opened: Callable[[int, bytes | None], Iterator[pa.RecordBatch]]) -> None:
-        self._opened = opened
-        self.opens: list[tuple[int, bytes | None]] = []
-
-    def open(self, vnode: int, start: bytes | None) -> Iterator[pa.RecordBatch]:
-        self.opens.append((vnode, start))
-        return self._opened(vnode, start)
-
-    def position(self, batch: pa.RecordBatch, row: int) -> bytes:
-        return position(batch.column("id")[row].as_py())
-
-
-def batch_of(*keys: int) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"id": key, "v": key * 10} for key in keys], schema=SCHEMA)
-
-
-def changes_of(*rows: tuple[int, Op]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([{"id": key, "v": 0, OP_COLUMN: int(op)} for key, op in rows], schema=LOG_SCHEMA)
 
 
 def _within(key: int, start: bytes | None, end: bytes | None) -> bool:

@@ -5,22 +5,31 @@ The sink takes each row strictly: an insert of a key that it has, or a change of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Final, NamedTuple
 
 import pyarrow as pa
-from tests.unit.backfill.snapshot.memory_table import MemoryTable, Rows, position
+from tests.unit.backfill.snapshot.memory_table import SCHEMA, MemoryTable, position
 
 from headwater.backfill.snapshot.executor import SnapshotBackfillExecutor, SnapshotOptions
 from headwater.backfill.snapshot.mark import ALL_KEYS, KeySpan, apply_mark, mark_chunk
 from headwater.backfill.snapshot.parts import Layout, VnodePart
 from headwater.backfill.snapshot.record import SnapshotPhase, SnapshotTables
-from headwater.backfill.snapshot.state import VnodeProgress
-from headwater.backfill.snapshot.vnode_stream import StreamOptions, VnodeStream
+from headwater.backfill.snapshot.vnode_stream import VnodeStream
 from headwater.state import Catalog, WriteBatch, open_writer
-from headwater.stream import Barrier, BarrierKind, Chunk, Epoch, EpochPair, Mutation, Op, UpdateVnodeBitmap, VnodeBitmap
+from headwater.stream import (
+    OP_COLUMN,
+    Barrier,
+    BarrierKind,
+    Chunk,
+    Epoch,
+    EpochPair,
+    Mutation,
+    Op,
+    UpdateVnodeBitmap,
+    VnodeBitmap,
+)
 
 NAME: Final = "public.orders"
 _stores = count()
@@ -221,26 +230,22 @@ class Downstream:
         self.sink.commit(end, chunks)
 
     def _changes(self, after: int, upto: int, vnodes: VnodeBitmap) -> list[Chunk]:
-        source = Rows(lambda vnode, begin: self.table.changes(after, upto, (vnode, vnode + 1), start=begin))
-        return self._chunks(source, upto, dict.fromkeys(vnodes))
+        owned = ((part.start, part.stop) for part in vnodes.ranges())
+        return [self._chunk(rows) for part in owned for rows in self.table.changes(after, upto, part)]
 
     def _read(self, part: VnodePart, epoch: int) -> list[Chunk]:
-        source = Rows(lambda vnode, begin: self._snapshot(part, vnode, epoch, begin))
-        start = None if part.start is None else VnodeProgress(epoch, 0, part.start)
-        made = self._chunks(source, epoch, dict.fromkeys(range(part.first, part.end), start))
+        stream = VnodeStream(self.table, epoch, (part.first, part.end), start=part.start, end=part.stop)
+        made = [self._chunk(rows) for rows in stream]
         self.read_rows += sum(chunk.rows.num_rows for chunk in made)
         return made
 
-    def _snapshot(self, part: VnodePart, vnode: int, epoch: int, begin: bytes | None) -> Iterator[pa.RecordBatch]:
-        return self.table.snapshot(epoch, (vnode, vnode + 1), start=begin, end=part.stop)
-
-    def _chunks(self, source: Rows, epoch: int, vnodes: dict[int, VnodeProgress | None]) -> list[Chunk]:
-        made: list[Chunk] = []
-        with VnodeStream(source, epoch, vnodes, StreamOptions(chunk_rows=3, readers=0)) as stream:
-            while (chunk := stream.next_chunk() or stream.flush()) is not None:
-                keys = pa.array([position(key) for key in chunk.rows.column("id").to_pylist()], pa.binary())
-                made.append(apply_mark(chunk, mark_chunk(chunk, keys, self.span)))
-        return made
+    def _chunk(self, rows: pa.RecordBatch) -> Chunk:
+        """What the downstream takes of *rows*."""
+        own = rows.select(SCHEMA.names)
+        inserts = pa.array([int(Op.INSERT)] * rows.num_rows, pa.int8())
+        ops = rows.column(OP_COLUMN) if OP_COLUMN in rows.schema.names else inserts
+        chunk = Chunk(own, ops, self.table.vnodes(own, 0))
+        return apply_mark(chunk, mark_chunk(chunk, self.table.positions(own, 0), self.span))
 
     def batch(self) -> bool:
         """One whole batch; whether there was one."""
