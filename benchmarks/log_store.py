@@ -23,13 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from _harness import Figure, main, progress, scratch
-from headwater.allocation import keep_freed_memory
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
 from headwater.log_store.writer import KvLogStoreWriter
 from headwater.state import StateStore, open_reader, open_writer
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
+from headwater.system.memory import keep_freed_memory
 
 ROWS = 10_000
 KEY = ("id",)

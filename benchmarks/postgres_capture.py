@@ -26,13 +26,13 @@ import pyarrow as pa
 from _harness import Figure, main, progress, scratch
 from _servers import Database, PostgresServer
 from _tools import pg_recvlogical
-from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture
 from headwater.sources.events import ChangeStream
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import Lsn, PostgresOffset
 from headwater.sources.table import SourceTable
+from headwater.system.memory import keep_freed_memory
 
 SETTINGS = {"max_wal_size": "8GB", "checkpoint_timeout": "1h", "synchronous_commit": "off", "shared_buffers": "256MB"}
 CHILD = "--child"

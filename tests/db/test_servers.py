@@ -14,7 +14,7 @@ import pytest
 from tests.servers.postgres import VERSIONS, Database, PostgresServer
 from tests.servers.proxy import TcpProxy
 
-from headwater.process import status_fields
+from headwater.system.process import status_fields
 
 StartPostgres = Callable[..., PostgresServer]
 

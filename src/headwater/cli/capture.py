@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.metrics import serve_capture
 from headwater.capture.options import OnRewrite
@@ -28,6 +27,7 @@ from headwater.sources.target_names import path_component
 from headwater.sources.timeouts import TIMEOUT_SECONDS
 from headwater.state.location import split_location
 from headwater.stopping import stop_on_signals
+from headwater.system.memory import keep_freed_memory
 
 _LINE_SECONDS = 0.5
 _STORE = "headwater-store"

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.pipeline.spark_host import launch_spark
-from headwater.private_files import make_private, make_root, open_private
+from headwater.system.files import make_private, make_root, open_private
 
 
 def run(

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from threading import Event
 
-from headwater.process import status_fields
+from headwater.system.process import status_fields
 
 _PARENT_FIELD = 1
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from headwater.journal.errors import NotARegularFileError, StoreIoError, io_error
-from headwater.private_files import DIRECTORY_MODE, FILE_MODE
+from headwater.system.files import DIRECTORY_MODE, FILE_MODE
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _COPY_CHUNK = 1 << 20

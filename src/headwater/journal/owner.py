@@ -16,7 +16,7 @@ from typing import Self
 
 from headwater.journal import forking
 from headwater.journal.errors import OwnedElsewhereError, io_error
-from headwater.process import host_name, started
+from headwater.system.process import host_name, started
 
 
 @dataclass(frozen=True, slots=True)

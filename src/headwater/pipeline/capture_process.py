@@ -19,18 +19,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
-from headwater.private_files import open_private
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
 from headwater.spark.failure import Failure, Remedy
 from headwater.state.announcements import Announcer
 from headwater.stopping import stop_on_signals
+from headwater.system.files import open_private
+from headwater.system.memory import keep_freed_memory
 
 _LINE_SECONDS: Final = 0.5
 _STOP_SECONDS: Final = 10.0

@@ -19,7 +19,7 @@ from typing import Any, Final
 from headwater.errors import HeadwaterError
 from headwater.journal import Entry, FsStore, RunLog
 from headwater.journal.run_state import RunKind
-from headwater.process import host_name
+from headwater.system.process import host_name
 
 FOLDER: Final = "journal"
 _LONG: Final = 10_000

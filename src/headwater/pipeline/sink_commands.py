@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tomllib
 from collections.abc import Mapping
 from contextlib import closing
@@ -20,8 +19,8 @@ from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkReque
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
 from headwater.pipeline.toml_text import with_table
-from headwater.private_files import FILE_MODE
 from headwater.sinks.dead_letters import DeadLetters
+from headwater.system.files import replace_file
 
 ANSWER_SECONDS = 180.0
 _MANY_KEYS = 100
@@ -150,11 +149,7 @@ def _add(path: Path, table: str, options: Mapping[str, Any]) -> PipelineConfig:
     except ValueError as error:
         raise ConfigError(f"With these options it is no TOML: {error}.", next_step="Check the names.") from None
     config = configure(settings, folder=path.absolute().parent, origin=str(path), text=text)
-    fresh = path.with_name(f".{path.name}.new")
-    fresh.touch(FILE_MODE)
-    fresh.write_text(text, encoding="utf-8")
-    shutil.copymode(path, fresh)  # it can hold a password: it stays as private as it was
-    fresh.replace(path)
+    replace_file(path, text)  # it can hold a password: it stays as private as it was
     section = config.sink[-1] if table == "sink" else config.derive[-1]
     if current_owner(config.work / RUN_FOLDER / LOCK_FILE) is not None:
         ask_pipeline(config.state, SinkRequest(section.label, SinkRequestKind.ADD), ANSWER_SECONDS)

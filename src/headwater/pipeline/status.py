@@ -26,7 +26,6 @@ from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
 from headwater.log_store.log_view import EpochEnd
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, STATUS
-from headwater.process import host_name, status_fields
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.delivery import ParkedTable, read_parked
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN
@@ -34,6 +33,7 @@ from headwater.sources.target_names import chosen_directory
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.board import open_board
 from headwater.state.errors import StoreNotFound
+from headwater.system.process import host_name, status_fields
 from headwater.versioned.status import KeptStatus, kept_status
 
 LIVE: Final = "live"

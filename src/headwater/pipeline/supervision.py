@@ -29,10 +29,10 @@ from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
 from headwater.pipeline.tables import captured_tables, choose_tables, sink_tables
-from headwater.private_files import make_private, make_root
 from headwater.spark.failure import Failure
 from headwater.state.board import open_board
 from headwater.state.location import local_folder
+from headwater.system.files import make_private, make_root
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,7 +9,6 @@ The file is ``<staging>/_headwater_tokens/<table>/<query>.json`` with a :mod:`~h
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import ClassVar, Final
 from urllib.parse import quote
 
 from headwater import failpoints
-from headwater.private_files import make_private, replace_private
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.row_sink import RowSink
 from headwater.sinks.sink import Committed, Token
@@ -25,6 +23,7 @@ from headwater.sinks.storage import Storage
 from headwater.sinks.token_record import TokenRecord
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import directory_name
+from headwater.system.files import make_private, replace_file
 
 DIRECTORY: Final = "_headwater_tokens"
 
@@ -64,12 +63,7 @@ class AtLeastOnceSink(RowSink):
         """Durably, and as a whole: a torn file would send everything again."""
         path = self._file(table, query)
         make_private(path.parent)
-        replace_private(path, record.text, durable=True)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_file(path, record.text, durable=True)
 
     def _file(self, table: SourceTable, query: str) -> Path:
         return Path(Storage(self.staging).within(DIRECTORY).of_table(table).address, f"{quote(query, safe='')}.json")

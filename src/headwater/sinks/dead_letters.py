@@ -24,7 +24,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.log_store.columns import EPOCH, OP, SEQ
-from headwater.private_files import make_private
 from headwater.sinks.change_rows import COMMIT_VERSION
 from headwater.sinks.parquet import ParquetSink, read
 from headwater.sinks.sink import HistoryPart, Staged, Token
@@ -34,6 +33,7 @@ from headwater.sources.target_names import OWN_DIRECTORIES
 from headwater.sources.unavailable import is_parked, parked_reason
 from headwater.stream import hash_keys
 from headwater.stream.op import Op
+from headwater.system.files import make_private
 
 REASON: Final = "_reason"
 RESOLVED: Final = ""

@@ -17,6 +17,7 @@ from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from headwater.sinks.storage import Storage
+from headwater.system.files import sync
 
 METADATA_SUFFIX = ".metadata.json"
 
@@ -67,11 +68,7 @@ class _Synced(io.BufferedWriter):
         os.fsync(self.fileno())
         super().close()
         if self._path.name.endswith(METADATA_SUFFIX):
-            descriptor = os.open(self._path.parent, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(self._path.parent)
 
 
 class ObjectStorage(Storage):

@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Final
 
 from headwater import failpoints
-from headwater.private_files import make_private
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sinks.manifest import Manifest, ManifestDamaged, ManifestFile
-from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
+from headwater.system.files import make_private, sync
+from headwater.versioned.numbered_files import NoLinks, NumberedFiles
 
 DIRECTORY: Final = "_headwater"
 STAGING: Final = "_staging"

@@ -19,11 +19,11 @@ from urllib.parse import unquote, urlparse
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from headwater.private_files import make_private, open_private
 from headwater.sinks.errors import SinkUnwritable
 from headwater.sinks.store_errors import endpoint_of, store_error
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import chosen_directory
+from headwater.system.files import make_private, open_private, sync
 
 BOUNDS: Final = {"timeout": "30s", "connect_timeout": "10s", "retry_timeout": "60s"}
 """How long one request to an object store waits for its answer, and for how long it is tried again."""
@@ -151,11 +151,7 @@ class Storage:
         if self._local is None:
             return
         for name in names:
-            descriptor = os.open(self._local / name, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
+            sync(self._local / name)
 
     def has(self, name: str) -> bool:
         """Whether the file is there; of an object store, where asking takes long, it is believed."""

@@ -18,7 +18,6 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from headwater.ahead import ahead
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.reader import read_changes
 from headwater.backfill.units import LogUnit
@@ -40,6 +39,7 @@ from headwater.spark.table_parts import planned_parts
 from headwater.spark.tables import logged_table, source_table
 from headwater.spark.types import rebatched
 from headwater.state import open_reader
+from headwater.system.read_ahead import ahead
 
 _SMALL_ROWS: Final = 20_000
 """Changes up to this many are read by one task."""

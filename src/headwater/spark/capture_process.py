@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Final
 
-from headwater.allocation import keep_freed_memory
 from headwater.capture import Capture
 from headwater.capture.requests import ADD_TABLES, ask
 from headwater.errors import HeadwaterError
@@ -24,6 +23,7 @@ from headwater.spark.tables import logged_table, no_table, source_table
 from headwater.state.engines.claim import refuse_if_owned
 from headwater.state.errors import StoreOwned
 from headwater.state.location import split_location
+from headwater.system.memory import keep_freed_memory
 
 START_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05

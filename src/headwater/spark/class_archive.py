@@ -21,9 +21,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.private_files import make_private, open_private
 from headwater.spark.directories import cache_directory
 from headwater.spark.java import Java, find_java
+from headwater.system.files import make_private, open_private, sync
 
 OFF: Final = "HEADWATER_SPARK_ARCHIVE"
 """Set to ``off`` in the environment, no archive is used or created."""
@@ -114,8 +114,7 @@ def _create(java: Java, home: Path) -> bool:
             new = folder / _NEW_FILE
             new.unlink(missing_ok=True)  # of a process that was killed
             _dump_classes(new)
-            with new.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(new)
             stem = _stem(java, home)
             for other in folder.glob("spark-classes-*.jsa"):
                 if other.name.startswith(stem) or other.stat().st_mtime < time.time() - _UNUSED_SECONDS:

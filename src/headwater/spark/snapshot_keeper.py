@@ -30,7 +30,6 @@ from typing import Any, Final
 from pyspark import TaskContext
 
 from headwater import __version__
-from headwater.private_files import make_root, open_private
 from headwater.sources.errors import SnapshotExpired
 from headwater.spark import action_snapshots
 from headwater.spark.action_snapshots import (
@@ -49,6 +48,7 @@ from headwater.spark.action_snapshots import (
 )
 from headwater.spark.child import Child, received, tell
 from headwater.spark.errors import SparkError
+from headwater.system.files import make_root, open_private
 
 _LOOK_SECONDS: Final = 0.25
 _TRIES: Final = 5

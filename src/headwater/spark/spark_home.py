@@ -12,8 +12,8 @@ import os
 from pathlib import Path
 from typing import Final
 
-from headwater.private_files import UnsafeDirectory, make_root
 from headwater.spark.directories import cache_directory
+from headwater.system.files import UnsafeDirectory, make_root
 
 _LINKED: Final = ("bin", "data", "jars", "licenses", "sbin")
 _TRIED: Final = ((3, 5), (4, 0), (4, 1), (4, 2), (4, 3))

@@ -14,7 +14,6 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
-from headwater.ahead import ahead
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
@@ -37,6 +36,7 @@ from headwater.spark.rows import Rows
 from headwater.spark.session import hot
 from headwater.spark.types import rebatched
 from headwater.state.errors import StoreOwned
+from headwater.system.read_ahead import ahead
 
 _REACH_SECONDS: Final = 60.0
 _HISTORY_SECONDS: Final = 60.0

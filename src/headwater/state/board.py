@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from headwater import failpoints
-from headwater.private_files import make_private, make_root, open_private
 from headwater.state.beside import beside
 from headwater.state.engines.filesystem import NO_ROOM, full_disk
 from headwater.state.errors import InvalidLocation, StoreBusy, StoreUnavailable
 from headwater.state.location import local_folder, split_location
+from headwater.system.files import make_private, make_root, open_private, sync
 
 BOARD: Final = "board"
 
@@ -187,7 +187,7 @@ class FileBoard:
             make_private(path.parent)
             self._draft(_packed(data), time.time_ns(), durable=True).replace(path)
             for folder in (path.parent, self._folder, self._root):
-                _sync(folder)
+                sync(folder)
         failpoints.hit(AFTER_CREATE)
         return True
 
@@ -270,11 +270,3 @@ def _unpacked(text: bytes) -> bytes | None:
         return None
     data = rest[:length]
     return data if len(data) == length and zlib.crc32(data) == checksum else None
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -25,7 +25,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from headwater.process import host_name, started
 from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, prefix_end
 from headwater.state.beside import beside, open_small_reader, open_small_writer
 from headwater.state.catalog import Catalog
@@ -41,6 +40,7 @@ from headwater.state.handle import Closable
 from headwater.state.location import identity
 from headwater.state.store import Snapshot, StateReader, StateStore
 from headwater.stream.epoch import Epoch, EpochClock
+from headwater.system.process import host_name, started
 
 QUERIES: Final = "queries"
 PIPELINES: Final = "pipelines"

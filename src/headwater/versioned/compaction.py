@@ -19,8 +19,8 @@ from typing import Final
 import pyarrow as pa
 
 from headwater import failpoints
-from headwater.private_files import make_private, open_private
 from headwater.sources.table import SourceTable
+from headwater.system.files import make_private, open_private
 from headwater.versioned.folder import KEPT_SECONDS, TableFolder
 from headwater.versioned.manifest import Manifest
 from headwater.versioned.merge import merged, run_heads

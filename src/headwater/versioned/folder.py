@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater import failpoints
-from headwater.private_files import make_private, open_private
 from headwater.sources.target_names import chosen_component
+from headwater.system.files import make_private, replace_file, sync
 from headwater.versioned.errors import FolderUnwritable, TableBusy
 from headwater.versioned.manifest import Manifest
-from headwater.versioned.numbered_files import NoLinks, NumberedFiles, sync
+from headwater.versioned.numbered_files import NoLinks, NumberedFiles
 from headwater.versioned.run_file import RunInfo, RunReader
 
 KEPT_SECONDS: Final = 300.0
@@ -110,10 +110,7 @@ class TableFolder:
 
     def put_progress(self, told: Mapping[str, Any]) -> None:
         make_private(self.path)
-        draft = self.path / f".{PROGRESS}.{os.getpid()}"
-        with open_private(draft) as file:
-            file.write(json.dumps(told))
-        draft.replace(self.path / PROGRESS)
+        replace_file(self.path / PROGRESS, json.dumps(told))
 
     def open(self, run: RunInfo) -> RunReader:
         """:raises FileNotFoundError: it is gone: there is a newer version."""

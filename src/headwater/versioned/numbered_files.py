@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from headwater.private_files import make_private, open_private
+from headwater.system.files import make_private, open_private, sync
 
 DRAFT_SECONDS: Final = 60.0
 
@@ -86,12 +86,3 @@ class NumberedFiles:
         for path in list(self._directory.glob(".*.draft")):
             if path.stat().st_mtime < time.time() - DRAFT_SECONDS:
                 path.unlink(missing_ok=True)
-
-
-def sync(directory: Path) -> None:
-    """Make what was made in *directory* durable."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

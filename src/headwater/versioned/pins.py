@@ -20,8 +20,8 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from headwater import failpoints
-from headwater.private_files import make_private, open_private
-from headwater.process import ProcessName, boot_id, host_name
+from headwater.system.files import make_private, open_private, replace_file
+from headwater.system.process import ProcessName, boot_id, host_name
 from headwater.versioned.errors import BaseGone, NotComplete
 
 LOCK: Final = ".lock"
@@ -41,8 +41,8 @@ class PinInfo:
     """A pin, as everybody sees it.
 
     :ivar id: names its file. :ivar lasting: it outlives its process. :ivar is_lost: that is gone, of this machine.
-    :ivar boot: … :ivar ticks: with the pid they name that process (:class:`headwater.process.ProcessName`); a pin of an
-        earlier release has none of them.
+    :ivar boot: … :ivar ticks: with the pid they name that process (:class:`headwater.system.process.ProcessName`); a
+        pin of an earlier release has none of them.
     """
 
     id: str
@@ -225,14 +225,4 @@ def release_pins(root: Path, wanted: Callable[[PinInfo], bool]) -> list[PinInfo]
 
 
 def _put(path: Path, told: dict[str, Any]) -> None:
-    draft = path.with_name(f".{uuid.uuid4().hex}.draft")
-    with open_private(draft, encoding="utf-8") as file:
-        file.write(json.dumps(told, sort_keys=True))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    replace_file(path, json.dumps(told, sort_keys=True), durable=True)

@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 
 from headwater import failpoints
 from headwater.log_store.columns import VNODE
-from headwater.private_files import make_private, open_private
 from headwater.sources.table import UNAVAILABLE_COLUMN
+from headwater.system.files import make_private, open_private
 from headwater.versioned.errors import RunCorrupt
 from headwater.versioned.fitting import cast, fitted_names, places
 from headwater.versioned.key_positions import positions

@@ -36,12 +36,12 @@ from tests.crash.sinks.coordinated import (
 )
 from tests.db.sinks.cases import ON_FAMILIES, PLACES, Case, Servers
 
-from headwater.process import status_fields
 from headwater.sinks.delivery import DELIVERIES
 from headwater.sinks.sink import Staged
 from headwater.sinks.staged_codec import decode
 from headwater.state import Catalog
 from headwater.state.query_store import QueryReader, own_state
+from headwater.system.process import status_fields
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(

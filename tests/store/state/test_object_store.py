@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from headwater import failpoints, process
+from headwater import failpoints
 from headwater.errors import TransientError
 from headwater.state import WriteBatch, open_reader, open_writer
 from headwater.state.engines import large_values, lease, object_pins, object_snapshot, object_store
@@ -37,6 +37,7 @@ from headwater.state.errors import (
     WriterFenced,
 )
 from headwater.stream.epoch import Epoch
+from headwater.system import process
 
 LARGE = b"L" * 10_000
 at = Epoch.from_ms

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.process import status_fields
 from headwater.sources.diagnosis import Finding, Level
 from headwater.sources.errors import AccessDenied, SourceError
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect_replication
 from headwater.sources.postgres.names import literal, quoted
 from headwater.sources.postgres.slot import PLUGIN, Slot, read_slots
+from headwater.system.process import status_fields
 
 OLD_TRANSACTION_SECONDS: Final = 300
 MUCH_LOG: Final = 1 << 30

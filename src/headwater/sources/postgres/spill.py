@@ -26,8 +26,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, Self
 
-from headwater.private_files import make_root
 from headwater.sources.errors import SourceBusy, SourceClosed, SourceError, SourceProtocolError, SpillFull
+from headwater.system.files import make_root
 
 _BLOCK: Final = struct.Struct("<IQI")
 _SUFFIX: Final = ".spill"

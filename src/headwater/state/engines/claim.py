@@ -14,11 +14,11 @@ import time
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.process import host_name, started
 from headwater.state.engines.environment import Environment, Txn, child_environment, map_errors
 from headwater.state.errors import StoreCorrupt, StoreOwned, StoreUnavailable
 from headwater.state.ownership import OwnerLock, owner_from_bytes, owner_to_bytes
 from headwater.state.store import Owner
+from headwater.system.process import host_name, started
 
 OPEN_BEFORE_COMMIT = failpoints.register("state.embedded.open_before_commit")
 

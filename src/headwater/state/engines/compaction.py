@@ -19,6 +19,7 @@ import lmdb
 from headwater import failpoints
 from headwater.state.engines.environment import is_open_here, map_errors
 from headwater.state.errors import StoreBusy, StoreNotFound
+from headwater.system.files import sync
 
 COPIED = failpoints.register("state.embedded.compact_copied")
 REPLACED = failpoints.register("state.embedded.compact_replaced")
@@ -59,10 +60,10 @@ def compact_embedded(path: Path) -> Compacted:
                 environment.close()
         copy = spare / "data.mdb"
         copy.chmod(0o600)
-        _sync(copy)
+        sync(copy)
         failpoints.hit(COPIED)
         copy.replace(data)
-        _sync(path)
+        sync(path)
         failpoints.hit(REPLACED)
         shutil.rmtree(spare)
         return Compacted(before, data.stat().st_size)
@@ -77,11 +78,3 @@ def _alone(lock: int) -> bool:
     except OSError:
         return False
     return True
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -24,7 +24,6 @@ from typing import Any
 import lmdb
 
 from headwater import failpoints
-from headwater.process import host_name
 from headwater.state import versions
 from headwater.state.batch import (
     MAX_KEY_BYTES,
@@ -52,6 +51,7 @@ from headwater.state.handle import Handle, SnapshotBase
 from headwater.state.ownership import OwnerLock
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
+from headwater.system.process import host_name
 
 SEAL_BEGUN = failpoints.register("state.embedded.seal_begun")
 SEAL_BEFORE_COMMIT = failpoints.register("state.embedded.seal_before_commit")

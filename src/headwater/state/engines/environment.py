@@ -21,7 +21,6 @@ from typing import Any, TypeAlias
 
 import lmdb
 
-from headwater.private_files import check_private
 from headwater.state.engines.filesystem import NO_ROOM, check_local, free_bytes, full_disk
 from headwater.state.errors import (
     InvalidKey,
@@ -31,6 +30,7 @@ from headwater.state.errors import (
     StoreNotFound,
     StoreUnavailable,
 )
+from headwater.system.files import check_private
 
 Txn: TypeAlias = Any
 """A transaction of bytes or of memoryviews: which one is chosen when it begins."""

@@ -8,8 +8,8 @@ import resource
 from pathlib import Path
 from typing import Final
 
-from headwater.private_files import UnsafeDirectory, make_root
 from headwater.state.errors import InvalidLocation, StoreFull
+from headwater.system.files import UnsafeDirectory, make_root
 
 NO_ROOM: Final = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 

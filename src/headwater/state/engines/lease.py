@@ -17,10 +17,10 @@ import uuid
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
-from headwater.process import ProcessName, host_name, started
 from headwater.state.engines.slate import Place
 from headwater.state.errors import StateError, StoreOwned
 from headwater.state.store import Owner
+from headwater.system.process import ProcessName, host_name, started
 
 LEASE = 30.0
 """Seconds after the last heartbeat at which a writer on another machine counts as dead."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from headwater.process import host_name, started
 from headwater.state import versions
 from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, check_bounds, prefix_end
 from headwater.state.epochs import check_epoch, check_pin_name, wait_until
@@ -32,6 +31,7 @@ from headwater.state.errors import (
 from headwater.state.handle import Handle, SnapshotBase
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
+from headwater.system.process import host_name, started
 
 
 class _SortedMap:

@@ -23,13 +23,13 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 from urllib.parse import quote, unquote
 
-from headwater.process import host_name
 from headwater.state.engines import lease
 from headwater.state.engines.slate import Place
 from headwater.state.epochs import check_pin_name
 from headwater.state.errors import EpochNotHeld, PinExists, PinNotFound, StoreUnavailable
 from headwater.state.store import Pin
 from headwater.stream.epoch import Epoch
+from headwater.system.process import host_name
 
 ANSWER_SECONDS = 15.0
 

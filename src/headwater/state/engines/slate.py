@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from headwater.private_files import UnsafeDirectory, check_private, make_root
 from headwater.state.errors import (
     InvalidLocation,
     StateError,
@@ -32,6 +31,7 @@ from headwater.state.errors import (
     StoreUnavailable,
     WriterFenced,
 )
+from headwater.system.files import UnsafeDirectory, check_private, make_root
 
 try:
     import obstore

@@ -7,7 +7,9 @@ created here. Target tables are not: their readers are other users, and the umas
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -61,15 +63,35 @@ def _create(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
-def replace_private(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write *path* so that a reader sees the old text or the new one. The directory is not synced."""
-    draft = path.with_name(f".{path.name}.new")
-    with open_private(draft, encoding="utf-8") as file:
-        file.write(text)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-    draft.replace(path)
+def replace_file(path: Path, text: str, *, durable: bool = False) -> None:
+    """Write *path* so that a reader sees the old text or the new one. A new file is private; an old one keeps its mode.
+
+    :param durable: it survives a power failure.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with open_private(draft, encoding="utf-8") as file:
+            file.write(text)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        with suppress(FileNotFoundError):
+            shutil.copymode(path, draft)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+    if durable:
+        sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Make the file *path*, or the names in the directory *path*, durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def check_private(directory: Path) -> None:

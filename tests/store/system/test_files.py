@@ -12,10 +12,10 @@ import pytest
 
 from headwater.pipeline.sink_commands import add_sink
 from headwater.pipeline.sink_control import DesiredState, SinkControl
-from headwater.private_files import UnsafeDirectory, make_private, make_root, open_private, replace_private
 from headwater.sinks.dead_letters import DeadLetters
 from headwater.sinks.storage import Storage
 from headwater.state.location import open_reader, open_writer
+from headwater.system.files import UnsafeDirectory, make_private, make_root, open_private, replace_file
 from headwater.versioned.pins import locked
 
 pytestmark = pytest.mark.store
@@ -54,8 +54,8 @@ def test_parents_are_private_inside_a_private_directory_and_passable_elsewhere(t
 def test_files_are_private_and_replaced_as_a_whole(tmp_path: Path) -> None:
     with open_private(tmp_path / "log", "ab") as file:
         file.write(b"1")
-    replace_private(tmp_path / "facts.json", "1")
-    replace_private(tmp_path / "facts.json", "2", durable=True)
+    replace_file(tmp_path / "facts.json", "1")
+    replace_file(tmp_path / "facts.json", "2", durable=True)
     assert modes(tmp_path) == {"log": 0o600, "facts.json": 0o600}
     assert (tmp_path / "facts.json").read_text() == "2"
 

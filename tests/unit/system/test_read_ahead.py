@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from headwater.ahead import ahead
+from headwater.system.read_ahead import ahead
 
 
 def numbered(count: int) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ import sys
 
 SCRIPT = """
 import resource, sys
-from headwater.allocation import keep_freed_memory
+from headwater.system.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():
