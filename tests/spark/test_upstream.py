@@ -12,10 +12,12 @@ import pytest
 from tests.spark.collecting import mirrored
 from tests.store.test_delta_upstream import Lake, Rows
 
-from headwater.backfill.control import RESNAPSHOT, ask_query, status
+from headwater.backfill.control import status
 from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
+from headwater.control.command import ResnapshotTable
+from headwater.control.request import ask_query
 from headwater.pipeline.sink_query import LoopThread
 from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
@@ -84,7 +86,7 @@ def test_a_data_frame_of_a_delta_table_has_every_row_and_change_once(spark: Any,
     lake.overwrite({1: "y"})
     lake.overwrite({1: "z"})
     lake.vacuum()
-    with pytest.raises(Exception, match="headwater upstream resnapshot --store"):  # S9: it is to end, and cannot
+    with pytest.raises(Exception, match="headwater resnapshot --store"):  # S9: it is to end, and cannot
         frames.run()
     assert len(frames.rows()) == len(rows)
 
@@ -137,7 +139,7 @@ def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_wi
         )
         assert delivery.running.is_alive
         assert delivery.rows() == kept
-        ask_query(own_state(store, "copy"), "copy", RESNAPSHOT, {}, seconds=60.0)
+        ask_query(own_state(store, "copy"), "copy", ResnapshotTable(), seconds=60.0)
         wait_for(lambda: delivery.rows() == {1: "y", 2: "z"})
         lake.append({3: "more"})
         wait_for(lambda: delivery.rows() == rows_of(lake))

@@ -13,12 +13,12 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 from tests.spark.driven import DrivenStream
 from tests.spark.driven_writer import CHANGES, LOG, DrivenWriter, epochs, logged, staged
 
-from headwater.backfill.control import RESNAPSHOT
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
+from headwater.control.command import ResnapshotTable
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, LogConsumer, LogView
 from headwater.sources.open import open_source
@@ -28,7 +28,6 @@ from headwater.spark.errors import InvalidOption, NoCapture, UnsupportedSchema
 from headwater.spark.source import HeadwaterDataSource
 from headwater.spark.write_options import WriteOptions
 from headwater.state import WriteBatch, open_reader, open_writer
-from headwater.state.requests import Request
 from headwater.stream import Epoch
 from headwater.stream.errors import ChunkError
 
@@ -405,8 +404,7 @@ def test_what_a_written_log_has_not_is_told(tmp_path: Path, monkeypatch: pytest.
         QueryOptions(str(tmp_path / "store"), "", "q", (LOG,))
     planner = QueryPlanner(QueryOptions(str(tmp_path / "store"), "", "q", (LOG,), history=False))
     try:
-        request = Request(RESNAPSHOT, {"table": LOG})
         with pytest.raises(InvalidQuery, match="no database"):
-            planner._requests.mutation(request, planner._tables)
+            planner.requests._apply("1", ResnapshotTable(LOG), planner._tables)
     finally:
         planner.close()

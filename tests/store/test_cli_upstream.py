@@ -18,7 +18,7 @@ from headwater.errors import InputError, NotFoundError
 
 
 def run(*words: str) -> str:
-    result = CliRunner().invoke(app, ["upstream", *words], catch_exceptions=False)
+    result = CliRunner().invoke(app, [*words], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -37,7 +37,7 @@ def test_a_query_that_stopped_is_shown_measured_and_mended(tmp_path: Path) -> No
     lake = Lake(tmp_path / "orders", {1: "a", 2: "b"})
     store = str(tmp_path / "state")
     with pytest.raises(NotFoundError):
-        run("status", "--store", store)
+        run("upstream", "status", "--store", store)
     with running(lake, tmp_path / "state") as query:
         query.drain()
         while_it_plans(query, lambda: run("pause", "--store", store, "--query", "copy"))
@@ -51,10 +51,10 @@ def test_a_query_that_stopped_is_shown_measured_and_mended(tmp_path: Path) -> No
         lake.overwrite({1: "y"})
         lake.vacuum()
         assert not query.batch()
-        (told,) = json.loads(run("status", "--store", store, "--json"))
+        (told,) = json.loads(run("upstream", "status", "--store", store, "--json"))
         assert told["phase"] == "stopped"
         assert told["limit"] == 100
-        assert "resnapshot --store" in run("status", "--store", store)
+        assert "resnapshot --store" in run("upstream", "status", "--store", store)
         figures = {metric.name: metric.value for metric in upstream_metrics(store)}
         assert figures["upstream_stopped"] == 1.0
         while_it_plans(query, lambda: run("resnapshot", "--store", store, "--query", "copy"))
@@ -69,6 +69,6 @@ def test_a_query_that_stopped_is_shown_measured_and_mended(tmp_path: Path) -> No
 def test_words_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError):
         run("throttle", "fast", "--store", str(tmp_path), "--query", "copy")
-    words = ["run", "delta:/x", "--store", str(tmp_path), "--key", "id", "--sink", "delta", "--set", "path"]
+    words = ["upstream", "run", "delta:/x", "--store", str(tmp_path), "--key", "id", "--sink", "delta", "--set", "path"]
     with pytest.raises(InputError, match="name=value"):
         run(*words)

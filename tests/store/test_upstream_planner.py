@@ -10,7 +10,7 @@ import pytest
 from tests.store.test_delta_upstream import Lake, Rows
 
 from headwater import failpoints
-from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, status
+from headwater.backfill.control import status
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream, epoch_of
@@ -19,8 +19,9 @@ from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOption
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
+from headwater.control.command import PauseBackfill, QueryCommand, ResnapshotTable, ResumeBackfill, ThrottleBackfill
+from headwater.control.request import Request, leave
 from headwater.log_store.columns import OP
-from headwater.state.requests import Request, leave
 from headwater.stream import Op
 
 
@@ -78,8 +79,8 @@ class Query:
         while self.batch():
             pass
 
-    def ask(self, kind: str, **detail: object) -> None:
-        leave(self.made.state_location, Request(kind, dict(detail), "copy"))
+    def ask(self, command: QueryCommand) -> None:
+        leave(self.made.state_location, Request(command, "copy"))
         self.planner._inbox._looked = -1e9  # some time has passed
         self.batch()
 
@@ -177,17 +178,17 @@ def test_other_parallelism_at_any_time(lake: Lake, tmp_path: Path) -> None:
 def test_m7_pause_resume_and_throttle_are_kept_over_restarts(lake: Lake, tmp_path: Path) -> None:
     with running(lake, tmp_path / "store", options=UpstreamOptions(batch_rows=90)) as query:
         query.batch()
-        query.ask(PAUSE)
+        query.ask(PauseBackfill())
         before = dict(query.rows)
         query.again()
         assert not query.batch()
         assert query.rows == before
-        query.ask(RESUME)
-        query.ask(THROTTLE, rows_per_second=0)
+        query.ask(ResumeBackfill())
+        query.ask(ThrottleBackfill(0))
         query.again()
         assert not query.batch()
         assert query.planner.status()["limit"] == 0
-        query.ask(THROTTLE, rows_per_second=None)
+        query.ask(ThrottleBackfill(None))
         query.drain()
         assert query.rows == rows_of(lake)
 
@@ -207,12 +208,12 @@ def test_s9_m10_a_retention_miss_is_seen_and_the_command_mends_it(lake: Lake, tm
             assert query.planner.stopped is not None
         assert query.rows == kept
         assert query.status["phase"] == "stopped"
-        command = f"headwater upstream resnapshot --store '{store}' --query copy"
+        command = f"headwater resnapshot --store '{store}' --query copy"
         assert command in str(query.status["next_step"])
         told = "".join(path.read_text() for path in (store / "journal").rglob("*.jsonl"))
         assert command in told
         assert "upstream_stopped" in told
-        query.ask(RESNAPSHOT)
+        query.ask(ResnapshotTable())
         query.drain()
         assert query.rows == rows_of(lake) == {1: "y", 2: "z"}
         lake.append({3: "more"})
@@ -237,7 +238,7 @@ def test_m10_a_plan_that_expires_before_it_is_read_stops_for_good(lake: Lake, tm
             assert not query.batch()
             assert query.planner.stopped is not None
             query.again()
-        query.ask(RESNAPSHOT)
+        query.ask(ResnapshotTable())
         query.drain()
         assert query.rows == rows_of(lake)
 
@@ -252,12 +253,12 @@ def test_a_table_made_anew_in_its_place_stops(lake: Lake, tmp_path: Path) -> Non
         anew.append({8: "eight"})
         assert not query.batch()
         assert query.planner.stopped is not None
-        query.ask(RESNAPSHOT)
+        query.ask(ResnapshotTable())
         query.drain()
         assert query.rows == {7: "seven", 8: "eight"}
         shutil.rmtree(lake.path)
         Lake(Path(lake.path), {7: "another"}).append({9: "nine"})
-        query.ask(RESNAPSHOT)
+        query.ask(ResnapshotTable())
         query.drain()
         assert query.rows == {7: "another", 9: "nine"}, "nothing is remembered of the versions of the other table"
 
@@ -266,7 +267,7 @@ def test_a_new_snapshot_of_an_empty_table_empties_what_was_delivered(lake: Lake,
     with running(lake, tmp_path / "store") as query:
         query.drain()
         lake.delta.delete()
-        query.ask(RESNAPSHOT)
+        query.ask(ResnapshotTable())
         query.drain()
         assert query.rows == {}
 

@@ -14,7 +14,7 @@ import headwater
 from headwater.cli.main import app
 
 SOURCES = Path(headwater.__file__).parent
-COMMAND = re.compile(r"\bheadwater ([a-z][a-z-]*)([^.;`()\n]*)")
+COMMAND = re.compile(r"\bheadwater ([a-z][a-z-]*)([^.;&`()\n]*)")
 VALUE = "VALUE"
 
 

@@ -1,45 +1,41 @@
 """Requests to a running query, and its status: from any process, through the query's state.
 
-=============  ==========================================  ======================================================
-request        detail                                      effect
-=============  ==========================================  ======================================================
-``pause``      ``{"table": name or None}``                 no more history is read; changes flow on
-``resume``     ``{"table": name or None}``                 history goes on
-``throttle``   ``{"table": …, "rows_per_second": n|None}`` so many rows of history in a second, for each table
-``resnapshot`` ``{"table", "start", "end", "columns"}``    the table, a range of its keys, or columns of it are read
-                                                           once more
-=============  ==========================================  ======================================================
-
-A request is done once, at a barrier, and its answer is sealed with what it did (:mod:`headwater.state.requests`).
+A request (:mod:`headwater.control.request`) becomes the mutation of a barrier of the query, once, and its answer is
+sealed with what the barrier did.
 """
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections import deque
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final
 
 from headwater.backfill.cdc.executor import Renewal
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.plans import QueryState
 from headwater.backfill.query import QueryOptions
+from headwater.backfill.query_tables import QueryTables
+from headwater.control.command import (
+    PauseBackfill,
+    QueryCommand,
+    ResnapshotTable,
+    ResumeBackfill,
+    ThrottleBackfill,
+    command_name,
+)
+from headwater.control.mutation import mutation_of
+from headwater.control.request import Answers, Request, inbox_of
 from headwater.errors import HeadwaterError
 from headwater.sources.snapshots import SnapshotSource
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceTable
 from headwater.state.errors import StoreNotFound
 from headwater.state.query_store import QueryReader
-from headwater.state.requests import Answers, Request, ask, inbox_of
-from headwater.stream import Mutation, Pause, Resume, Throttle
-from headwater.stream.mutation import ALL_TARGETS
+from headwater.stream import Barrier
 
-PAUSE, RESUME, THROTTLE, RESNAPSHOT = "pause", "resume", "throttle", "resnapshot"
-
-
-class _Table(Protocol):
-    @property
-    def table(self) -> SourceTable: ...
+_MOST_SERVED: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,75 +53,80 @@ class QueryStatus:
 
 
 class QueryRequests:
-    """The requests to one query, as its planner sees them."""
+    """The requests to one query, as its planner sees them.
+
+    :ivar served: those that were answered, and why one could not be done; who reads it empties it.
+    """
 
     def __init__(self, options: QueryOptions, state: QueryState, source: SnapshotSource) -> None:
         self._source, self._has_source = source, bool(options.source)
         self._inbox, self._query = inbox_of(options.state_location), options.query
         self._state = state
         self._answers = Answers(state.catalog, state.store, state.batch)
+        self.served: deque[tuple[Request, HeadwaterError | None]] = deque(maxlen=_MOST_SERVED)
 
     def open(self) -> list[Request]:
         return self._inbox.open(self._answers, self._query)
 
-    def mutation(self, request: Request, tables: Mapping[str, _Table]) -> tuple[Mutation | None, dict[str, Renewal]]:
-        """What *request* means: a mutation of the next barrier, and the tables that are read once more.
+    def serve(self, request: Request, tables: QueryTables) -> None:
+        """Do what *request* asks, with the next barrier of *tables*; the answer is sealed with the next save."""
+        problem: HeadwaterError | None = None
+        effect: dict[str, Any] = {}
+        try:
+            effect = effect_of(self._apply(request.id, query_command(request), tables))
+        except HeadwaterError as error:
+            problem = error
+        self._answers.put(self._state.batch, request.id, problem, effect)
+        self.served.append((request, problem))
 
-        :raises InvalidQuery: no such table or request. :raises SourceError: the source does not know such a range.
-        """
-        name = request.detail.get("table")
+    def _apply(self, request_id: str, command: QueryCommand, tables: QueryTables) -> Barrier:
+        """:raises InvalidQuery: no such table. :raises SourceError: the source does not know such a range."""
+        name = command.table
         if name is not None and name not in tables:
             raise InvalidQuery(
                 f"Table {name} is not of this query; its tables are {', '.join(tables)}.",
                 next_step="Name one of them, or none for all.",
             )
-        if request.kind == PAUSE:
-            return Pause(), {}
-        if request.kind == RESUME:
-            return Resume(), {}
-        if request.kind == THROTTLE:
-            return Throttle(request.detail["rows_per_second"], name or ALL_TARGETS), {}
-        if request.kind == RESNAPSHOT:
+        renewals: dict[str, Renewal] = {}
+        if isinstance(command, ResnapshotTable):
             if not self._has_source:
                 raise InvalidQuery("A stream writes the store: there is no database to read the table from once more.")
             wanted = list(tables) if name is None else [name]
-            return None, {each: _renewal(request, tables[each].table, self._source) for each in wanted}
-        raise InvalidQuery(f"A query cannot do {request.kind!r}.")
-
-    def answer(self, request: Request, problem: HeadwaterError | None) -> None:
-        """Seal the answer with the next save."""
-        self._answers.put(self._state.batch, request.id, problem)
+            renewals = {each: _renewal(request_id, command, tables[each].table, self._source) for each in wanted}
+        barrier = tables.mutate(mutation_of(command, name))
+        for each, renewal in renewals.items():
+            tables[each].renew(renewal)
+        return barrier
 
     def remove(self, request: Request) -> None:
         """Once its answer is sealed."""
         self._inbox.remove(request)
 
 
-def _renewal(request: Request, table: SourceTable, source: SnapshotSource) -> Renewal:
-    columns = request.detail.get("columns")
-    names = table.schema.names
-    for column in columns or ():
+def query_command(request: Request) -> QueryCommand:
+    """What *request* asks of a query. :raises InvalidQuery: it is for a capture or a pipeline."""
+    command = request.command
+    if isinstance(command, PauseBackfill | ResumeBackfill | ThrottleBackfill | ResnapshotTable):
+        return command
+    raise InvalidQuery(f"A query cannot do {command_name(type(command))!r}.")
+
+
+def effect_of(barrier: Barrier) -> dict[str, Any]:
+    """What an answer says of the *barrier* that did what was asked."""
+    return {"barrier": json.loads(barrier.to_json())}
+
+
+def _renewal(request_id: str, command: ResnapshotTable, table: SourceTable, source: SnapshotSource) -> Renewal:
+    columns, names = command.columns, table.schema.names
+    for column in columns:
         if column not in names:
             raise InvalidQuery(
                 f"Table {table.full_name} has no column {column!r}.", next_step=f"It has {', '.join(names)}."
             )
-    cuts = []
-    for side, after in (("start", False), ("end", True)):
-        values = request.detail.get(side)
-        cuts.append(Cut(tuple(map(str, values)), after) if values else None)
+    sides = ((command.start, False), (command.end, True))
+    cuts = [Cut(values, after) if values else None for values, after in sides]
     part = None if cuts == [None, None] else source.key_range(table, KeyRange(*cuts))
-    return Renewal(request.id, part, tuple(table.column(name).field_id for name in columns) if columns else None)
-
-
-def ask_query(state: str, query: str, kind: str, detail: dict[str, Any], seconds: float = 30.0) -> dict[str, Any]:
-    """Ask the running query whose state is at *state*, and wait for its answer.
-
-    :raises RequestFailed: what it answered. :raises NoAnswer: none in time.
-    :raises StoreNotFound: there is no such query.
-    """
-    with QueryReader(state, query) as reader:
-        reader.snapshot().close()
-    return ask(state, Request(kind, detail, query), lambda: QueryReader(state, query), seconds, f"query {query!r}")
+    return Renewal(request_id, part, tuple(table.column(name).field_id for name in columns) if columns else None)
 
 
 def status(state: str, query: str) -> QueryStatus | None:

@@ -33,7 +33,6 @@ from headwater.backfill.query_tables import QueryTables
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceRecord, SourceState
-from headwater.errors import HeadwaterError
 from headwater.log_store import ConsumerGroup
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
@@ -64,6 +63,7 @@ class QueryPlanner:
     :param keeping: where the sink keeps tables of our own.
     :param takeover: another process that plans this query is fenced.
     :param slots: how many tasks run at a time; asked where a batch needs more than one.
+    :ivar requests: what is asked of the query.
     :ivar returning: parked tables that were captured again: with a planner that is opened once they are let back they
         are read once more.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
@@ -96,7 +96,7 @@ class QueryPlanner:
             self._reader = stack.enter_context(open_reader(options.store))
             store = stack.enter_context(open_query_store(options.state_location, options.query, takeover=takeover))
             self._state = QueryState(store)
-            self._requests = QueryRequests(options, self._state, self._source)
+            self.requests = QueryRequests(options, self._state, self._source)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables, keyed=options.keyed)
                 consumers = stack.enter_context(ConsumerGroup(options.store, store))
@@ -384,19 +384,11 @@ class QueryPlanner:
 
     def _serve(self) -> None:
         """Do what was asked of this query from outside, as mutations of the next barrier."""
-        for request in self._requests.open():
+        for request in self.requests.open():
             self._nothing = None
-            problem: HeadwaterError | None = None
-            try:
-                mutation, renewals = self._requests.mutation(request, self._tables)
-                self._tables.mutate(mutation, request.detail.get("table"))
-                for name, renewal in renewals.items():
-                    self._tables[name].renew(renewal)
-            except HeadwaterError as error:
-                problem = error
-            self._requests.answer(request, problem)
+            self.requests.serve(request, self._tables)
             self._save()
-            self._requests.remove(request)
+            self.requests.remove(request)
 
     def _save(self) -> None:
         """Make durable what has changed."""

@@ -24,7 +24,8 @@ from headwater.log_store import ConsumerGroup, LogNotFound
 from headwater.sinks.sink import Committed
 from headwater.sources.snapshots import SnapshotSource
 from headwater.state import Snapshot
-from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation
+from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
+from headwater.stream.mutation import ALL_TARGETS, TargetMutation
 
 PARKED: Final = "parked"
 """What the status says of a table that the sink does not take, instead of a phase."""
@@ -90,13 +91,14 @@ class QueryTables(Mapping[str, QueryTable]):
         if committed(table.table, self._state.id) == Committed():
             table.restart()
 
-    def mutate(self, mutation: Mutation | None, asked: str | None) -> None:
-        """The next barrier has *mutation*, for the table *asked*, or for all."""
+    def mutate(self, mutation: TargetMutation) -> Barrier:
+        """The next barrier, with *mutation*, which the tables follow that it is for."""
         self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
         barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)
         for table in self.values():
-            if asked is None or table.name == asked:
+            if mutation.target in (ALL_TARGETS, table.name):
                 table.on_barrier(barrier)
+        return barrier
 
     def returning(self, captured: Mapping[str, CapturedTable]) -> list[str]:
         """The parked tables that were captured again since they were planned last: what was wrong may be over."""

@@ -20,8 +20,8 @@ from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.snapshot.vnode_stream import VnodeStream
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
-from headwater.capture.requests import remark
 from headwater.capture.source_state import SourceState
+from headwater.control.request import leave_note
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, OP, SEQ, VNODE
@@ -132,7 +132,7 @@ def read_history(
     if isinstance(external.source, RemarkingSnapshots):
         for text in external.source.take_remarks(unit.table):
             try:
-                remark(options.store, unit.table.full_name, text, unit.snapshot or "")
+                leave_note(options.store, unit.table.full_name, text, unit.snapshot or "")
             except (HeadwaterError, OSError) as error:  # the rows are read: they do not fail over this
                 _log.warning("%s: %s It could not be noted (%s).", unit.table.full_name, text, type(error).__name__)
 

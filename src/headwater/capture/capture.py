@@ -26,16 +26,16 @@ from enum import Enum
 from pathlib import Path
 
 from headwater.capture.options import CaptureOptions
-from headwater.capture.requests import RENEW_SOURCE, leave
 from headwater.capture.session import CaptureSession
 from headwater.capture.source_state import SourceState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.steady_clock import SteadyClock
+from headwater.control.command import RecaptureSource
+from headwater.control.request import Request, inbox_of, leave
 from headwater.errors import PASSING, CapacityError, HeadwaterError, LoginError, TransientError
 from headwater.sources.source import Source
 from headwater.state import StateStore, open_writer
 from headwater.state.errors import StateError
-from headwater.state.requests import inbox_of
 from headwater.system.retry import Backoff
 
 _WAITS = "The capture waits and goes on when there is room."
@@ -137,7 +137,7 @@ class Capture:
         """Sessions over one handle of the store, until :meth:`stop`. :raises StateError: open the store again."""
         self._takeover = False
         if self._renew:
-            leave(self._location, RENEW_SOURCE, {})
+            leave(self._location, Request(RecaptureSource()))
             self._renew = False
         while not self._stop.is_set():
             try:

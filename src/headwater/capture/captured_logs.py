@@ -15,6 +15,7 @@ import pyarrow as pa
 from headwater.capture.renewal import renewed_columns, reshaped
 from headwater.capture.source_state import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.capture.statistics import CaptureStatistics
+from headwater.control.request import Answers
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter
 from headwater.log_store.log_events import FORMER_KEY, PARTITION, RENEWED, RESHAPED, TRUNCATE
@@ -22,7 +23,6 @@ from headwater.sources.events import Changes, Finding, Registered, SchemaChanged
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 from headwater.state import StateStore
-from headwater.state.requests import Answers
 from headwater.stream import Chunk, Epoch, EpochClock, EpochPair
 
 _STAGE_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
@@ -174,7 +174,7 @@ class CapturedLogs:
         self.tables[name] = event.after
         self.rows += 1
 
-    def remark(self, name: str, text: str) -> None:
+    def note(self, name: str, text: str) -> None:
         """Keep what somebody saw among the events of a table, if that is captured."""
         if name in self._writers:
             self._writers[name].note(PARTITION, {"text": text})
@@ -186,7 +186,7 @@ class CapturedLogs:
             entry = replace(self.state.tables[name], registration=finding.registration)
             self.state.put_table(self.sealer.batch, entry)
         if finding.reason:
-            self.remark(name, finding.reason)
+            self.note(name, finding.reason)
         self.rows += 1
 
     def answer(self, requests: Sequence[str], problem: HeadwaterError | None = None) -> None:

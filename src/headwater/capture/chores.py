@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from headwater.capture.requests import COMPACT, MIGRATE
-from headwater.errors import PASSING, HeadwaterError, InputError
+from headwater.control.command import CompactLog, MigrateLog
+from headwater.control.request import Answers
+from headwater.errors import PASSING, HeadwaterError
 from headwater.log_store import KvLogStoreFactory
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
 from headwater.state import WriteBatch
-from headwater.state.requests import Answers, Request
 
 EPOCHS_AT_ONCE = 8
 ROWS_AT_ONCE = 100_000
@@ -28,17 +28,11 @@ class Chores:
     def __len__(self) -> int:
         return len(self._under_way)
 
-    def add(self, request: Request) -> None:
-        """:raises InputError: not a chore. :raises LogNotFound: no such log."""
-        if request.id in self._under_way:
-            return
-        log = str(request.detail["log"])
-        if request.kind == MIGRATE:
-            self._under_way[request.id] = Migration(self._factory, log)
-        elif request.kind == COMPACT:
-            self._under_way[request.id] = Compaction(self._factory, log)
-        else:
-            raise InputError(f"Received the request {request.kind!r}.")
+    def add(self, request: str, command: MigrateLog | CompactLog) -> None:
+        """Begin what the request with this id asks. :raises LogNotFound: no such log."""
+        if request not in self._under_way:
+            kind = Migration if isinstance(command, MigrateLog) else Compaction
+            self._under_way[request] = kind(self._factory, command.log)
 
     def step(self, batch: WriteBatch) -> None:
         """A little of each, for the seal that comes next; what is done is answered with it."""

@@ -1,14 +1,14 @@
 """Renewal: how a capture goes on after a gap. What lies in the gap is never taken for complete.
 
-=================  ==================================================================================================
-request            what happens
-=================  ==================================================================================================
-``renew_tables``   the source logs the tables (again) from a place on; they are stopped, and once the stream has
-                   passed that place they are captured anew, as they are described now. The capture does the same by
-                   itself for a table that must be read again
-``renew_source``   at the start of a session: what the source kept for us is given up and made anew; all tables that
-                   are there are captured from that place on, the others stop
-=================  ==================================================================================================
+===================  ================================================================================================
+request              what happens
+===================  ================================================================================================
+``RecaptureTables``  the source logs the tables (again) from a position on; they are stopped, and once the stream has
+                     passed that position they are captured again, as they are described then. The capture does the
+                     same by itself for a table that must be read again
+``RecaptureSource``  at the start of a session: what the source kept for us is released and created again; all existing
+                     tables are captured from that position on, the others stop
+===================  ================================================================================================
 
 Either ends in one seal that moves ``since`` of the tables, which is how readers of their logs know: they read the
 tables once more. Before that seal a crash leaves the request unanswered, and the next start does it from the beginning.
@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headwater import failpoints
-from headwater.capture.requests import RENEW_SOURCE, RENEW_TABLES, ask, leave
 from headwater.capture.source_state import CapturedTable
+from headwater.control.command import RecaptureSource, RecaptureTables
+from headwater.control.request import Request, ask_capture, leave
 from headwater.errors import HeadwaterError, InputError
 from headwater.log_store.errors import ForeignSchema
 from headwater.log_store.log_events import Reshaped
@@ -35,12 +36,8 @@ from headwater.sources.source import Source
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.state import open_reader, open_writer
 from headwater.state.errors import StoreOwned
-from headwater.state.requests import Request
 
 INCLUDED = failpoints.register("renewal.included")
-
-_PATIENT = "patient"
-"""In the detail of a request that nobody waits for: what is busy is tried again until it is not."""
 
 _MISSING_SECONDS = 3.0  # how long a table may be missing that is dropped and created again
 
@@ -84,15 +81,17 @@ class TableRenewals:
         self.tables: dict[str, TableRenewal] = {}
         self.named: set[str] = set()
 
-    def take_up(self, request: Request, captured: Collection[str]) -> list[str]:
-        """Make the source log the tables of *request*; those of them that were not being renewed yet.
+    def take_up(self, request: str, command: RecaptureTables, captured: Collection[str]) -> list[str]:
+        """Make the source log the tables of *command*; those of them that were not being renewed yet.
+
+        :param request: the id of the request.
 
         :raises InputError: one was never captured. :raises SourceError: one is not there, or cannot be captured.
         :raises SourceBusy: transactions that began before stayed open; not for a patient request.
         """
-        if request.id in self.requests or self._clock() < self._later.get(request.id, 0.0):
+        if request in self.requests or self._clock() < self._later.get(request, 0.0):
             return []
-        found = self._source.tables(request.detail["tables"])
+        found = self._source.tables(command.tables)
         for table in found:
             name = table.full_name
             if name not in captured:
@@ -103,11 +102,11 @@ class TableRenewals:
         try:
             new = self._include(found)
         except SourceBusy:
-            if not request.detail.get(_PATIENT):
+            if not command.is_patient:
                 raise
-            self._later[request.id] = self._clock() + self._pause
+            self._later[request] = self._clock() + self._pause
             return []
-        self.requests.append(request.id)
+        self.requests.append(request)
         return new
 
     def include(self, name: str) -> None:
@@ -228,21 +227,23 @@ def _type_name(column: SourceColumn) -> str:
     return re.sub(r"\(.*?\)", "", column.source_type)
 
 
-def renew(location: str | Path, tables: Sequence[str] | None, seconds: float = 60.0) -> bool:
-    """Have *tables*, or the whole source (``None``), captured anew; whether it is done.
+def renew(location: str | Path, tables: Sequence[str] | None, seconds: float = 60.0) -> str | None:
+    """Have *tables*, or the whole source (``None``), captured again; ``None``: it is done.
 
-    Where a capture runs, its answer is waited for; otherwise the next one does it when it starts.
+    Where a capture runs, its answer is waited for; otherwise the next one does it when it starts: then this is the id
+    of the request, which can be withdrawn.
 
     :raises RequestFailed: what the capture answered. :raises NoAnswer: none in time.
     :raises StoreNotFound: there is no store.
     """
-    kind, detail = (RENEW_SOURCE, {}) if tables is None else (RENEW_TABLES, {"tables": list(tables)})
     open_reader(location).close()
     try:
         store = open_writer(location)
     except StoreOwned:
-        ask(location, kind, detail, seconds)
-        return True
+        ask_capture(location, RecaptureSource() if tables is None else RecaptureTables(tuple(tables)), seconds)
+        return None
     with store:
-        leave(location, kind, detail | {_PATIENT: True})
-    return False
+        command = RecaptureSource() if tables is None else RecaptureTables(tuple(tables), is_patient=True)
+        request = Request(command)
+        leave(location, request)
+    return request.id

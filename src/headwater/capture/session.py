@@ -22,11 +22,20 @@ from headwater.capture.captured_logs import CapturedLogs
 from headwater.capture.chores import Chores
 from headwater.capture.options import CaptureOptions, OnRewrite
 from headwater.capture.renewal import TableRenewals, present_tables, reason_of
-from headwater.capture.requests import ADD_TABLES, REMARK, RENEW_SOURCE, RENEW_TABLES
 from headwater.capture.source_state import SourceRecord, TableState
 from headwater.capture.statistics import CaptureStatistics
 from headwater.capture.stream_errors import StoreTaken
-from headwater.errors import PASSING, HeadwaterError
+from headwater.control.command import (
+    AddTables,
+    CompactLog,
+    MigrateLog,
+    NoteEvent,
+    RecaptureSource,
+    RecaptureTables,
+    command_name,
+)
+from headwater.control.request import Answers, Inbox, Request
+from headwater.errors import PASSING, HeadwaterError, InputError
 from headwater.sources.errors import (
     SchemaStopped,
     SlotBusy,
@@ -50,7 +59,6 @@ from headwater.sources.source import AlwaysLogging, Registering, Source
 from headwater.sources.table import SourceTable
 from headwater.sources.written import WrittenOffset
 from headwater.state import StateStore
-from headwater.state.requests import Answers, Inbox, Request
 
 BEFORE_BEGIN = failpoints.register("capture.before_begin")
 AFTER_BEGIN = failpoints.register("capture.after_begin")
@@ -104,13 +112,15 @@ class CaptureSession:
             self._renewals = TableRenewals(source, self._logs.check, options.heartbeat_seconds)
             self._look_due = self._asked = -math.inf
             asked = inbox.open(self.answers, now=True)
-            self._record = self._start(names, [request.id for request in asked if request.kind == RENEW_SOURCE])
+            self._record = self._start(
+                names, [request.id for request in asked if isinstance(request.command, RecaptureSource)]
+            )
             self._stream = self._open_stream()
         except BaseException:
             self._logs.close()
             raise
         try:
-            self.serve([request for request in asked if request.kind == RENEW_TABLES])
+            self.serve([request for request in asked if isinstance(request.command, RecaptureTables)])
             if self._add(names, {*self._renewals.named, *self._logs.stopped}):
                 self._logs.seal(self._record)
         except BaseException:
@@ -199,19 +209,22 @@ class CaptureSession:
         for request in requests:
             problem: HeadwaterError | None = None
             try:
-                if request.kind == RENEW_SOURCE:
-                    self.wants_restart = True
-                    continue
-                if request.kind == RENEW_TABLES:
-                    self._take_up(request)
-                    continue
-                if request.kind == REMARK:
-                    self._logs.remark(str(request.detail["log"]), str(request.detail["text"]))
-                elif request.kind == ADD_TABLES:
-                    self._add(request.detail["tables"], self._renewals.tables)
-                else:
-                    self._chores.add(request)
-                    continue
+                match request.command:
+                    case RecaptureSource():
+                        self.wants_restart = True
+                        continue
+                    case RecaptureTables() as command:
+                        self._take_up(request.id, command)
+                        continue
+                    case MigrateLog() | CompactLog() as command:
+                        self._chores.add(request.id, command)
+                        continue
+                    case NoteEvent(log=log, text=text):
+                        self._logs.note(log, text)
+                    case AddTables(tables=tables):
+                        self._add(tables, self._renewals.tables)
+                    case command:
+                        raise InputError(f"A capture cannot do {command_name(type(command))!r}.")
             except SourceBusy as error:
                 problem = error
             except PASSING:
@@ -236,12 +249,12 @@ class CaptureSession:
 
     # -- after a gap -----------------------------------------------------------------------------------------------
 
-    def _take_up(self, request: Request) -> None:
+    def _take_up(self, request: str, command: RecaptureTables) -> None:
         """Tables are captured anew once the stream has passed what was committed before; until then they are stopped.
 
         Their rows of that time may be of any former shape, and are read with the table.
         """
-        for name in self._renewals.take_up(request, self._logs.state.tables):
+        for name in self._renewals.take_up(request, command, self._logs.state.tables):
             if name in self._logs.tables:
                 self._stop_table(name, "A resnapshot was requested.", reread=True)
 

@@ -15,8 +15,9 @@ import typer
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.metrics import serve_capture
 from headwater.capture.options import OnRewrite
-from headwater.capture.requests import ADD_TABLES, ask
 from headwater.cli.terminal import amount, err
+from headwater.control.command import AddTables
+from headwater.control.request import ask_capture
 from headwater.errors import InputError
 from headwater.sources.dsn import current_dsn, has_password
 from headwater.sources.evolution import SchemaPolicy
@@ -122,7 +123,7 @@ def add_table(
     table: Annotated[list[str], typer.Argument(help="Tables to capture from now on.")],
 ) -> None:
     """Capture more tables, while the others go on."""
-    ask(store, ADD_TABLES, {"tables": table})
+    ask_capture(store, AddTables(tuple(table)))
     err.print(f"captured from now on: {', '.join(table)}")
 
 

@@ -34,7 +34,7 @@ def derive(
     """Maintain a table that a PySpark function makes of kept ones: all of it first, then what changes.
 
     It is written to the pipeline's file, and a pipeline that runs begins at once. Afterwards it is looked after like a
-    sink: headwater sink pause NAME, resume, retry, drop.
+    sink: headwater pause --sink NAME, resume --sink NAME, sink retry NAME, sink drop NAME.
     """
     given: dict[str, Any] = {"key": key, "sink": sink, "interval_seconds": interval_seconds}
     told = {"name": name, "function": function, "tables": table, "by": _by(table, by)}

@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from headwater.capture import SourceState
-from headwater.capture.requests import COMPACT, MIGRATE, ask
 from headwater.cli.log_access import Json, Location, Name, free, next_step, owned, seal, span
 from headwater.cli.terminal import amount, err, out
+from headwater.control.command import CompactLog, MigrateLog
+from headwater.control.request import ask_capture
 from headwater.errors import InputError
 from headwater.log_store import Compression, EpochGone, LogConsumer, LogNotFound, LogView, RetentionRefused
 from headwater.log_store.compaction import RUN_ROWS, Compaction, Saved
@@ -212,7 +213,7 @@ def migrate(
     try:
         made = asdict(_migrate(location, log, at_once, Compression[compression.upper()], quiet=as_json))
     except StoreOwned as held:
-        made = _asked_of_capture(location, MIGRATE, log, held)
+        made = _asked_of_capture(location, MigrateLog(log), held)
     if as_json:
         typer.echo(json.dumps(made))
     elif not made["epochs"]:
@@ -249,7 +250,7 @@ def compact(
     try:
         saved = _compact(location, log, rows)
     except StoreOwned as held:
-        saved = Saved(**_asked_of_capture(location, COMPACT, log, held))
+        saved = Saved(**_asked_of_capture(location, CompactLog(log), held))
     if as_json:
         typer.echo(json.dumps(asdict(saved)))
         return
@@ -273,15 +274,15 @@ def _compact(location: str, log: str, rows: int) -> Saved:
     return compaction.saved
 
 
-def _asked_of_capture(location: str, chore: str, log: str, held: StoreOwned) -> dict[str, Any]:
+def _asked_of_capture(location: str, command: MigrateLog | CompactLog, held: StoreOwned) -> dict[str, Any]:
     """What the capture that has the store made of it, little by little with its seals.
 
     :raises StoreOwned: what has the store is no capture.
     """
-    with next_step(location, log), open_reader(location) as store, store.snapshot() as view:
-        LogView.open(view, log)
+    with next_step(location, command.log), open_reader(location) as store, store.snapshot() as view:
+        LogView.open(view, command.log)
         record, _ = SourceState.read(view)
     if record is None or isinstance(record.offset, WrittenOffset):
         raise held
-    with err.status(f"the capture that runs does it beside its work ({chore}) …"):
-        return ask(location, chore, {"log": log}, seconds=_CHORE_SECONDS)
+    with err.status("The running capture does it beside its work …"):
+        return ask_capture(location, command, seconds=_CHORE_SECONDS)

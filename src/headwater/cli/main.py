@@ -28,6 +28,8 @@ _COMMANDS: Final[dict[str, tuple[str, str, str]]] = {
     "resume": ("control", "resume", "Run"),
     "throttle": ("control", "throttle", "Run"),
     "resnapshot": ("control", "resnapshot", "Run"),
+    "stop": ("control", "stop", "Run"),
+    "requests": ("control", "requests", "Run"),
     "verify": ("verify", "verify", "Run"),
     "capture": ("capture", "capture", "Run"),
     "add-table": ("capture", "add_table", "Run"),

@@ -11,11 +11,12 @@ import typer
 from rich.table import Table
 
 from headwater.cli.terminal import err, out
+from headwater.control.command import DropSink, RetrySink, RewindSink
 from headwater.errors import InputError
+from headwater.pipeline.commands import steer
 from headwater.pipeline.config import DEFAULT_FILE, load
 from headwater.pipeline.sink_commands import add_sink as add
-from headwater.pipeline.sink_commands import ask_sink, dead_letters, replay
-from headwater.pipeline.sink_control import SinkRequestKind
+from headwater.pipeline.sink_commands import dead_letters, replay
 from headwater.pipeline.status import read_status
 from headwater.sinks.dead_letters import REASON
 from headwater.sources.target_names import table_of_directory
@@ -71,21 +72,9 @@ def list_sinks(pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False)
 
 
 @app.command()
-def pause(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False) -> None:
-    """Deliver nothing to a sink until resume; its changes wait in the log. It stays so over restarts."""
-    _done(as_json, sink, ask_sink(load(pipeline), sink, SinkRequestKind.PAUSE), "is paused; changes wait in the log")
-
-
-@app.command()
-def resume(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False) -> None:
-    """Go on with a sink that was paused; begin anew with one that was dropped."""
-    _done(as_json, sink, ask_sink(load(pipeline), sink, SinkRequestKind.RESUME), "goes on")
-
-
-@app.command()
 def retry(sink: Name, pipeline: FileOption = Path(DEFAULT_FILE), as_json: Json = False) -> None:
     """Start a sink that failed, or waits after a failure, now. Tables that it parked come back, read once more."""
-    result = ask_sink(load(pipeline), sink, SinkRequestKind.RETRY)
+    result = steer(load(pipeline), RetrySink(sink))
     back = f"; read once more: {', '.join(result['tables'])}" if result["tables"] else ""
     _done(as_json, sink, result, f"is started{back}")
 
@@ -147,7 +136,7 @@ def rewind(
     as_json: Json = False,
 ) -> None:
     """Deliver again what a sink lost, as after it was restored from a backup. What it has it leaves out."""
-    result = ask_sink(load(pipeline), sink, SinkRequestKind.REWIND, to_epoch)
+    result = steer(load(pipeline), RewindSink(sink, to_epoch))
     _done(as_json, sink, result, f"is delivered again what came after epoch {result['epoch']}")
 
 
@@ -162,8 +151,8 @@ def drop(
     config = load(pipeline)
     if not yes:
         typer.confirm(f"Sink {sink} begins anew if it comes back. Drop it?", abort=True, err=True)
-    text = f"is dropped. Take its [[sink]] out of {pipeline}; to begin anew with it: headwater sink resume {sink}"
-    _done(as_json, sink, ask_sink(config, sink, SinkRequestKind.DROP), text)
+    text = f"is dropped. Take its [[sink]] out of {pipeline}; to begin anew with it: headwater resume --sink {sink}"
+    _done(as_json, sink, steer(config, DropSink(sink)), text)
 
 
 def add_sink(

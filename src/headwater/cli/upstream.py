@@ -1,4 +1,7 @@
-"""``headwater upstream``: deliver a table that somebody else keeps to a sink of ours, and look after such queries."""
+"""``headwater upstream``: deliver a table that others keep to a sink, and show such queries.
+
+``headwater pause``, ``resume``, ``throttle`` and ``resnapshot`` with ``--store`` and ``--query`` are for them, too.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
 from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metrics, upstream_queries
 from headwater.cli.terminal import err, out
 from headwater.errors import HeadwaterError, InputError, NotFoundError
-from headwater.state.query_store import own_state
 from headwater.stopping import stop_on_signals
 from headwater.system.metrics import MetricsServer
 
 app = typer.Typer(help="Deliver tables that others keep (Delta), and look after that.", no_args_is_help=True)
 
-_ANSWER_SECONDS = 60.0
 Store = Annotated[str, typer.Option("--store", help="Where the query keeps its state.")]
 Query = Annotated[str, typer.Option("--query", help="The name of the query.")]
 
@@ -125,38 +125,3 @@ def status(
     for one in found:
         if one.value["problem"] is not None:
             err.print(f"{one.query}: {one.value['problem']} {one.value['next_step']}", soft_wrap=True)
-
-
-@app.command()
-def pause(store: Store, query: Query) -> None:
-    """Read nothing more, until resume. It stays so over restarts."""
-    ask_query(own_state(store, query), query, PAUSE, {}, _ANSWER_SECONDS)
-    err.print(f"{query}: nothing is read. Go on: headwater upstream resume", soft_wrap=True)
-
-
-@app.command()
-def resume(store: Store, query: Query) -> None:
-    """Go on reading."""
-    ask_query(own_state(store, query), query, RESUME, {}, _ANSWER_SECONDS)
-    err.print(f"{query}: goes on")
-
-
-@app.command()
-def throttle(
-    rows: Annotated[str, typer.Argument(help="Rows per second, or none.", metavar="ROWS|none")],
-    store: Store,
-    query: Query,
-) -> None:
-    """Read no faster than so many rows per second, of the snapshot and of the change log."""
-    if rows != "none" and not rows.isdecimal():
-        raise InputError(f"Received {rows!r}.", next_step="Valid are a number of rows, or none.")
-    limit = None if rows == "none" else int(rows)
-    ask_query(own_state(store, query), query, THROTTLE, {"rows_per_second": limit}, _ANSWER_SECONDS)
-    err.print(f"{query}: {'no limit' if rows == 'none' else f'at most {int(rows):,} rows per second'}")
-
-
-@app.command()
-def resnapshot(store: Store, query: Query) -> None:
-    """Read the table once more, as it is now: that replaces what was delivered. Also mends a query that stopped."""
-    ask_query(own_state(store, query), query, RESNAPSHOT, {}, _ANSWER_SECONDS)
-    err.print(f"{query}: read once more. Look: headwater upstream status --store {store}", soft_wrap=True)

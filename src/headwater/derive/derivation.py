@@ -139,7 +139,7 @@ class ResultColumns:
             raise ResultChanged(
                 f"The function of {derivation.full_name} gives other columns than when the table was begun: "
                 f"{', '.join(_difference(known, made))}.",
-                next_step=f"To rebuild the table: headwater sink drop {derivation.name} && headwater sink resume "
+                next_step=f"To rebuild the table: headwater sink drop {derivation.name} && headwater resume --sink "
                 f"{derivation.name}",
             )
         return made

@@ -174,7 +174,7 @@ class DerivedPlanner:
             raise FunctionChanged(
                 f"The function of {self._derivation.full_name}, something that it uses, or its tables are not those "
                 "that made what was delivered.",
-                next_step=f"To rebuild the table: headwater sink drop {name} && headwater sink resume {name}; or put "
+                next_step=f"To rebuild the table: headwater sink drop {name} && headwater resume --sink {name}; or put "
                 f"back what was changed, and: headwater sink retry {name}",
             )
         self._state.put(replace(record, function=self._made_by))
@@ -302,7 +302,7 @@ class DerivedPlanner:
             name = self._derivation.name
             raise EpochLost(
                 f"{self._derivation.full_name} is at epoch {epoch}, which its tables no longer have: {error.message}",
-                next_step=f"Rebuild it: headwater sink drop {name} && headwater sink resume {name}",
+                next_step=f"Rebuild it: headwater sink drop {name} && headwater resume --sink {name}",
             ) from None
 
     def _be(self, phase: Phase) -> None:

@@ -107,5 +107,5 @@ def cannot_rewind(label: str) -> CannotRewind:
     """What is said of a derived table that is to be set back."""
     return CannotRewind(
         f"{label} is a derived table: it is made anew, not set back.",
-        next_step=f"Run: headwater sink drop {label} && headwater sink resume {label}",
+        next_step=f"Run: headwater sink drop {label} && headwater resume --sink {label}",
     )

@@ -14,7 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from headwater.control.command import DropSink, RetrySink, RewindSink
+from headwater.control.request import Request
 from headwater.errors import HeadwaterError
+from headwater.pipeline import commands
+from headwater.pipeline.commands import Outcome
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, configure, load, plain
 from headwater.pipeline.errors import AlreadyRunning, NotStarted, PipelineFailed
 from headwater.pipeline.status import PipelineStatus, read_status
@@ -157,12 +161,70 @@ class Pipeline:
             self._supervisor.stop()
 
     def stop(self) -> None:
-        """End cleanly and wait: batches end, the capture seals.
+        """End cleanly and wait: batches end, the capture seals; also where another process runs it.
 
-        :raises NotStarted: it was not started here. :raises PipelineFailed: it had failed; what to do.
+        :raises NotStarted: no process runs it. :raises PipelineFailed: it had failed; what to do.
         """
+        if self._thread is None:
+            commands.stop(self._current_config)
+            return
         self.ask_to_stop()
         self.wait()
+
+    # -- what can be asked, wherever it runs; docs/pipeline.md ---------------------------------------------------------
+
+    def pause(self, table: str | None = None, sink: str | None = None, backfill: bool = False) -> list[Outcome]:
+        """Deliver nothing to *sink*, or to all, until :meth:`resume`; or pause only the reading of backfills.
+
+        :param table: of which the backfill is paused.
+        :raises InputError: the delivery of one table cannot be paused. :raises RequestFailed: it cannot be done.
+        """
+        return commands.pause(self._current_config, table, sink, backfill=backfill)
+
+    def resume(self, table: str | None = None, sink: str | None = None, backfill: bool = False) -> list[Outcome]:
+        """Undo :meth:`pause`. A sink that is named and was dropped begins again."""
+        return commands.resume(self._current_config, table, sink, backfill=backfill)
+
+    def throttle(self, rows_per_second: int | None, table: str | None = None, sink: str | None = None) -> list[Outcome]:
+        """Read at most this many rows of backfill per second, for each table; ``None``: no limit."""
+        return commands.throttle(self._current_config, rows_per_second, table, sink)
+
+    def resnapshot(
+        self,
+        table: str | None = None,
+        sink: str | None = None,
+        *,
+        start: Sequence[str] = (),
+        end: Sequence[str] = (),
+        columns: Sequence[str] = (),
+    ) -> list[Outcome]:
+        """Read a table once more, or a range of its keys (both included), or some of its columns."""
+        return commands.resnapshot(self._current_config, table, sink, start=start, end=end, columns=columns)
+
+    def retry(self, sink: str) -> None:
+        """Start a sink that failed, now; the tables that it parked return."""
+        commands.steer(self._current_config, RetrySink(sink))
+
+    def rewind(self, sink: str, epoch: int | None = None) -> None:
+        """Deliver again what came after *epoch*; ``None``: what the sink lacks. :raises RequestFailed: it cannot be."""
+        commands.steer(self._current_config, RewindSink(sink, epoch))
+
+    def drop(self, sink: str) -> None:
+        """Forget all that is known of a sink; what it has stays there."""
+        commands.steer(self._current_config, DropSink(sink))
+
+    def requests(self) -> list[Request]:
+        """What was asked and is not done yet."""
+        return [request for _, request in commands.requests(self._current_config)]
+
+    def withdraw(self, request: str) -> None:
+        """Take back the request with this id. :raises NoSuchRequest: it is done. :raises RequestBegun: it has begun."""
+        commands.withdraw(self._current_config, request)
+
+    @property
+    def _current_config(self) -> PipelineConfig:
+        """With the sinks that were added while it runs."""
+        return self.config if self._supervisor is None else self._supervisor.config
 
     def wait(self, seconds: float | None = None) -> bool:
         """Until it has ended, or *seconds* are over; whether it has ended.
@@ -209,7 +271,7 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """How it is; also when another process runs it, or nobody."""
-        return read_status(self.config if self._supervisor is None else self._supervisor.config)
+        return read_status(self._current_config)
 
 
 def _load_drivers(config: PipelineConfig) -> None:

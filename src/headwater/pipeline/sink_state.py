@@ -40,10 +40,11 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     tables = _tables(config, query)
     failpoints.hit(BEFORE_STEP)
     with open_query_store(config.state, query, takeover=True) as store:
-        with ConsumerGroup(config.store, store) as consumers:
-            for name in tables:
-                with suppress(LogNotFound):
-                    consumers.drop(name, defer=True)
+        if tables:  # else the logs do not have to exist
+            with ConsumerGroup(config.store, store) as consumers:
+                for name in tables:
+                    with suppress(LogNotFound):
+                        consumers.drop(name, defer=True)
         failpoints.hit(BEFORE_STEP)
         store.clear()
     kept = config.kept_tables(section)

@@ -22,9 +22,10 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any, ClassVar
 
+from headwater.control.command import DropSink, PauseSinks, ResumeSinks, RetrySink, RewindSink, SinkCommand
 from headwater.pipeline.config import PipelineConfig
 from headwater.pipeline.restarts import RestartPolicy
-from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkRequest, SinkRequestKind
+from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.spark_host import SparkHost
 from headwater.sinks.errors import SINK_NAME
 from headwater.spark.failure import Failure
@@ -133,33 +134,33 @@ class SupervisedQuery(ABC):
 
     # -- requests --------------------------------------------------------------------------------------------------
 
-    def serve(self, request: SinkRequest) -> dict[str, Any]:
-        """Do what is asked. :raises HeadwaterError: it cannot be done; nothing has changed."""
-        match request.kind:
-            case SinkRequestKind.PAUSE:
+    def serve(self, command: SinkCommand) -> dict[str, Any]:
+        """Do what is asked of it; what was done. :raises HeadwaterError: it cannot be done; nothing has changed."""
+        match command:
+            case PauseSinks():
                 if self.state is not SinkState.DROPPED:
                     self._rest(SinkState.PAUSED)
-            case SinkRequestKind.RESUME:
-                if self.state is SinkState.DROPPED:  # a process that died may have left something
-                    self._forget()
-                if self.state in (SinkState.PAUSED, SinkState.DROPPED):
-                    self._control.set_desired_state(self.label, DesiredState.RUNNING)
+            case ResumeSinks(sink=sink):
+                if self.state is SinkState.DROPPED and sink is not None:
+                    self._forget()  # a process that died can have left something
+                if self.state is SinkState.PAUSED or (self.state is SinkState.DROPPED and sink is not None):
+                    self._control.put_desired_state(self.label, DesiredState.RUNNING)
                     self._begin_anew()
-            case SinkRequestKind.RETRY:
+            case RetrySink():
                 back = self._let_back()
                 if self.state in (SinkState.STARTING, SinkState.FAILED, SinkState.WAITING):
                     self._begin_anew()
                 return {"state": self.state.value, "tables": back}
-            case SinkRequestKind.REWIND:
-                return self._rewind(request.epoch)
-            case SinkRequestKind.DROP:
+            case RewindSink(epoch=epoch):
+                return self._rewind(epoch)
+            case DropSink():
                 self._rest(SinkState.DROPPED)
-                return {"tables": self._forget()}
+                return {"state": self.state.value, "tables": self._forget()}
         return {"state": self.state.value}
 
     @abstractmethod
     def _rest(self, state: SinkState) -> None:
-        """End it, and be in *state* from now on, also after a restart of the pipeline."""
+        """End it, and be in *state* from now on: dropped durably on return, paused durably with the answer."""
 
     @abstractmethod
     def _forget(self) -> list[str]:

@@ -12,9 +12,19 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from headwater.capture import TableState
+from headwater.control.command import (
+    AddSink,
+    PauseSinks,
+    ResumeSinks,
+    SinkCommand,
+    StopPipeline,
+    command_name,
+    command_to_json,
+)
+from headwater.control.request import Request
 from headwater.errors import HeadwaterError
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock
@@ -24,7 +34,7 @@ from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
 from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
-from headwater.pipeline.sink_control import SinkControl, SinkRequest, SinkRequestKind, sink_request
+from headwater.pipeline.sink_control import SinkControl
 from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
@@ -254,26 +264,54 @@ class Supervisor:
         self._note_progress()
 
     def _serve(self) -> None:
-        """Do what was asked of the sinks."""
+        """Do what was asked of the pipeline and its sinks."""
         for request in self._control.requests():
+            problem: HeadwaterError | None = None
+            effect: dict[str, Any] = {}
             try:
-                result = self._serve_one(sink_request(request))
+                effect = self._apply(request)
             except HeadwaterError as error:
-                self._control.answer(request, error)
+                problem = error
             except Exception as error:  # the pipeline goes on, whatever one sink cannot do
-                problem = f"It could not be done: {type(error).__name__}."
-                self._control.answer(request, PipelineError(problem, next_step="Look: headwater status"))
-            else:
-                self._control.answer(request, None, result)
+                text = f"It could not be done: {type(error).__name__}."
+                problem = PipelineError(text, next_step="Look: headwater status")
+            self._note_command(request, problem)
+            self._control.answer(request, problem, effect)
 
-    def _serve_one(self, request: SinkRequest) -> dict[str, Any]:
-        sink = next((one for one in self._sinks if one.label == request.sink), None)
-        if request.kind is SinkRequestKind.ADD and sink is None:
-            self._add(request.sink)
-            return {"state": SinkState.STARTING.value}
+    def _note_command(self, request: Request, problem: HeadwaterError | None) -> None:
+        """Note in the journal what was asked, and by whom."""
+        detail = command_to_json(request.command)
+        name = detail.pop("type")
+        self._journal.command(name, request.asked_by, detail, None if problem is None else problem.message)
+
+    def _apply(self, request: Request) -> dict[str, Any]:
+        """Do what *request* asks; what was done: the states of the sinks that it is for."""
+        command = request.command
+        match command:
+            case StopPipeline():
+                if request.asked_us >= self._started_ms * 1000:  # else it was for a run that was killed
+                    self.stop()
+                return {"state": "stopping"}
+            case PauseSinks(sink=None) | ResumeSinks(sink=None):
+                if isinstance(command, PauseSinks):
+                    for sink in self._sinks:
+                        sink.ask_to_stop()
+                return {"sinks": {sink.label: sink.serve(command)["state"] for sink in self._sinks}}
+            case AddSink(sink=label):
+                if all(sink.label != label for sink in self._sinks):
+                    self._add(label)
+                return {"sinks": {label: self._sink(label).state.value}}
+        if not isinstance(command, get_args(SinkCommand)):
+            raise PipelineError(f"A pipeline cannot do {command_name(type(command))!r}.")
+        sink = self._sink(command.sink)
+        effect = sink.serve(command)
+        return effect | {"sinks": {sink.label: sink.state.value}}
+
+    def _sink(self, label: str) -> SupervisedQuery:
+        sink = next((sink for sink in self._sinks if sink.label == label), None)
         if sink is None:
-            raise ConfigError(f"The pipeline has no sink {request.sink!r}.", key="sink")
-        return sink.serve(request)
+            raise ConfigError(f"The pipeline has no sink {label!r}.", key="sink")
+        return sink
 
     def _add(self, label: str) -> None:
         if self._file is None:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from headwater.capture import Capture
-from headwater.capture.requests import ADD_TABLES, ask
+from headwater.control.command import AddTables
+from headwater.control.request import ask_capture
 from headwater.errors import HeadwaterError
 from headwater.sources.open import open_source
 from headwater.sources.table import SourceTable
@@ -76,7 +77,7 @@ class CaptureKeeper:
         if table is None:
             full_name = source_table(self._options).full_name
             if running:
-                ask(self._options.store, ADD_TABLES, {"tables": [full_name]})
+                ask_capture(self._options.store, AddTables((full_name,)))
             else:
                 self._start([full_name])
             table = self._wait_for_log()

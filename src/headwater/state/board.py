@@ -1,7 +1,8 @@
 """Board: a few small records beside a store, which any process can read and write without owning the store.
 
 ========================  ==========================================================================================
-``inbox/<id>``            a request to the owner of the store (:mod:`headwater.state.requests`)
+``inbox/<id>``            a request to the owner of the store (:mod:`headwater.control.request`)
+``claims/<id>``           who has the request of that id: its owner, or the one that withdraws it
 ``status``                how the process that runs a pipeline is; nothing depends on it
 ========================  ==========================================================================================
 

@@ -121,11 +121,3 @@ class InvalidLocation(StateError, InputError):
 
 class SchemaMismatch(StateError, InputError):
     """A state table is stored under another schema or version than the one asked for."""
-
-
-class NoAnswer(StateError, TransientError):
-    """The owner of a store did not answer a request in time."""
-
-
-class RequestFailed(StateError, ConflictError):
-    """The owner of a store answered that it could not do what was asked."""

@@ -6,6 +6,7 @@ mutation                    effect from the next epoch on
 :class:`Pause`              snapshot reads stop; live changes flow on
 :class:`Resume`             snapshot reads go on
 :class:`Throttle`           a target reads at most so many rows per second
+:class:`Resnapshot`         a target, or a part of it, is read once more
 :class:`UpdateVnodeBitmap`  the named owners own these vnodes
 :class:`Stop`               the named owners, or all, end after this barrier
 ==========================  ==============================================================================
@@ -27,12 +28,22 @@ ALL_TARGETS: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """Stop reading snapshots."""
+    """Stop reading snapshots of *target*. :raises BarrierError: an empty target."""
+
+    target: str = ALL_TARGETS
+
+    def __post_init__(self) -> None:
+        _named(self.target, "target")
 
 
 @dataclass(frozen=True, slots=True)
 class Resume:
-    """Go on reading snapshots."""
+    """Go on reading snapshots of *target*. :raises BarrierError: an empty target."""
+
+    target: str = ALL_TARGETS
+
+    def __post_init__(self) -> None:
+        _named(self.target, "target")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +65,25 @@ class Throttle:
                 next_step="Use None for no limit and 0 to stand still.",
             )
         _named(self.target, "target")
+
+
+@dataclass(frozen=True, slots=True)
+class Resnapshot:
+    """Read *target* once more: all of it, or a range of its keys, both ends included, or some of its columns.
+
+    :ivar start: the values of a key as text; empty: from the first key on. :ivar end: empty: to the last key.
+    :raises BarrierError: an empty target.
+    """
+
+    target: str = ALL_TARGETS
+    start: tuple[str, ...] = ()
+    end: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _named(self.target, "target")
+        for field in ("start", "end", "columns"):
+            object.__setattr__(self, field, tuple(getattr(self, field)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +148,9 @@ class Stop:
         return not self.owners or owner in self.owners
 
 
-Mutation = Pause | Resume | Throttle | UpdateVnodeBitmap | Stop
+TargetMutation = Pause | Resume | Throttle | Resnapshot
+"""Those that are for one table or sink, or for all."""
+Mutation = TargetMutation | UpdateVnodeBitmap | Stop
 
 
 def _named(name: object, what: str) -> None:
@@ -139,22 +171,31 @@ def _owners(pairs: tuple[tuple[str, Any], ...]) -> None:
 def mutation_to_json(mutation: Mutation) -> dict[str, Any]:
     """A value for :func:`json.dumps`: the fields and the ``type``."""
     match mutation:
-        case Pause():
-            return {"type": "pause"}
-        case Resume():
-            return {"type": "resume"}
+        case Pause(target=target):
+            return {"type": "pause"} | _other_target(target)
+        case Resume(target=target):
+            return {"type": "resume"} | _other_target(target)
         case Throttle(rows_per_second=rate, target=target):
             return {"type": "throttle", "rows_per_second": rate, "target": target}
+        case Resnapshot(target=target, start=start, end=end, columns=columns):
+            part = {"start": list(start), "end": list(end), "columns": list(columns)}
+            return {"type": "resnapshot", "target": target} | part
         case UpdateVnodeBitmap(bitmaps=bitmaps):
             return {"type": "update_vnode_bitmap", "bitmaps": {owner: bitmap.to_json() for owner, bitmap in bitmaps}}
         case Stop(owners=owners):
             return {"type": "stop", "owners": list(owners)}
 
 
+def _other_target(target: str) -> dict[str, str]:
+    """The field of a target that is not all: the first release that wrote mutations had none."""
+    return {} if target == ALL_TARGETS else {"target": target}
+
+
 _READERS: Final[dict[str, Callable[[dict[str, Any]], Mutation]]] = {
     "pause": lambda value: Pause(**value),
     "resume": lambda value: Resume(**value),
     "throttle": lambda value: Throttle(**value),
+    "resnapshot": lambda value: Resnapshot(**value),
     "update_vnode_bitmap": lambda value: UpdateVnodeBitmap.of(
         {owner: VnodeBitmap.from_json(bitmap) for owner, bitmap in value.pop("bitmaps").items()}, **value
     ),

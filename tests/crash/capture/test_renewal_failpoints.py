@@ -13,11 +13,13 @@ from tests.servers.postgres import Database
 
 from headwater import failpoints
 from headwater.capture import CapturedTable, SourceState, TableState, renewal, session
-from headwater.capture.requests import RENEW_TABLES, leave
+from headwater.control import request
+from headwater.control.command import RecaptureTables
+from headwater.control.request import Request, leave
 from headwater.log_store import LogView, sealer
 from headwater.sources.postgres import slot
 from headwater.sources.postgres.offset import PostgresOffset
-from headwater.state import board, open_reader, requests
+from headwater.state import board, open_reader
 from headwater.state.engines import embedded
 
 LOGS = tuple(f"public.{table}" for table in TABLES)
@@ -32,10 +34,10 @@ OF_SOURCE = (
     (embedded.SEAL_BEFORE_COMMIT, 2),
     (embedded.SEAL_AFTER_COMMIT, 2),
     (sealer.AFTER_SEAL, 2),
-    (requests.BEFORE_REMOVE, 1),  # the answer is sealed, and the request still there
+    (request.BEFORE_REMOVE, 1),  # the answer is sealed, and the request still there
 )
 
-DURABLE = ((embedded.SEAL_AFTER_COMMIT, 2), (sealer.AFTER_SEAL, 2), (requests.BEFORE_REMOVE, 1))
+DURABLE = ((embedded.SEAL_AFTER_COMMIT, 2), (sealer.AFTER_SEAL, 2), (request.BEFORE_REMOVE, 1))
 OF_TABLES = ((renewal.INCLUDED, 1), (session.BEFORE_TABLES, 1), (session.AFTER_TABLES, 1))
 
 
@@ -167,7 +169,7 @@ def test_a_kill_while_a_table_is_captured_anew(
         database.execute("ALTER TABLE lines DROP CONSTRAINT lines_pkey", "ALTER TABLE lines ADD PRIMARY KEY (id)")
         write(database)
         if asked:
-            leave(capture.store, RENEW_TABLES, {"tables": ["lines"]})
+            leave(capture.store, Request(RecaptureTables(("lines",))))
         capture.start(armed=f"{step}=kill@{hit}")
         capture.killed_by_failpoint()
         killed = captured(capture.store)["public.lines"]

@@ -17,10 +17,10 @@ from tests.store.sinks.file_sinks import INSERT, log_rows
 from headwater import failpoints
 from headwater.backfill.control import status
 from headwater.backfill.log_ranges import described_tables
+from headwater.control.command import DropSink, PauseSinks, ResumeSinks
+from headwater.pipeline.commands import steer
 from headwater.pipeline.config import PipelineConfig, configure
 from headwater.pipeline.errors import CannotRewind
-from headwater.pipeline.sink_commands import ask_sink
-from headwater.pipeline.sink_control import SinkRequestKind
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
 from headwater.sinks.delivery import behind_of, read_parked
 from headwater.sinks.delta import DeltaSink
@@ -67,7 +67,7 @@ def act(config: PipelineConfig, what: str, armed: str) -> None:
     (section,) = config.sink
     match what:
         case "drop":
-            ask_sink(config, section.label, SinkRequestKind.DROP)
+            steer(config, DropSink(section.label))
         case "back":
             let_back(config.store, config.state, config.query(section))
         case _:
@@ -120,8 +120,8 @@ def test_a_sink_that_is_dropped_begins_anew_whatever_was_left(capture: RunningCa
         query.planner.close()
         if not killed(config, "drop", at):
             break
-        ask_sink(config, section.label, SinkRequestKind.PAUSE)  # it is dropped, and stays so
-        assert ask_sink(config, section.label, SinkRequestKind.RESUME) == {"state": "not running"}
+        steer(config, PauseSinks(section.label))  # it is dropped, and stays so
+        assert steer(config, ResumeSinks(section.label))["sinks"] == {section.label: "not running"}
         assert _is_forgotten(config), at
         at += 1
     assert at == 3

@@ -60,7 +60,7 @@ class RunningUpstream(RunningPipeline):
         return found[0] if found else nothing
 
     def throttle(self, rows: str) -> None:
-        asked = self.headwater("upstream", "throttle", rows, "--store", str(self.store), "--query", "copy")
+        asked = self.headwater("throttle", rows, "--store", str(self.store), "--query", "copy")
         assert asked.returncode == 0, asked.stderr
 
     def until(self, done: Callable[[dict[str, Any]], bool]) -> None:

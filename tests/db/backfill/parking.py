@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.db.backfill.test_into_delta import IntoDelta, _ask
 
-from headwater.backfill.control import RESNAPSHOT
+from headwater.control.command import ResnapshotTable
 from headwater.sinks.dead_letters import DeadLetters
 
 
@@ -43,5 +43,5 @@ class Parking(IntoDelta):
 
     def read_again(self) -> None:
         """The whole history, once more."""
-        _ask(self, RESNAPSHOT)
+        _ask(self, ResnapshotTable())
         self.finish()

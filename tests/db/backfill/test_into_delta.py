@@ -18,11 +18,12 @@ from tests.db.capture.running import RunningCapture
 from tests.here import Here
 
 from headwater.backfill.claims import Delivery
-from headwater.backfill.control import RESNAPSHOT, ask_query
 from headwater.backfill.loop import DeliveryLoop
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture.renewal import renew
+from headwater.control.command import QueryCommand, ResnapshotTable, ThrottleBackfill
+from headwater.control.request import ask_query
 from headwater.pipeline.sink_state import let_back
 from headwater.sinks.delivery import read_parked
 from headwater.sinks.delta import DeltaSink
@@ -157,7 +158,7 @@ def test_changes_without_history_go_on_after_a_gap(shop: Shop, tmp_path: Path) -
         query.finish()
         shop.execute("DROP TABLE a", "CREATE TABLE a (id int PRIMARY KEY, v int, w text)")
         capture.wait_until_stopped("public.a")
-        assert renew(str(capture.store), ["public.a"])
+        assert not renew(str(capture.store), ["public.a"])
         shop.execute("INSERT INTO a VALUES (10, 10, 'x')")
         query.finish()
         shop.execute("INSERT INTO a VALUES (11, 11, 'x')")
@@ -177,10 +178,10 @@ def test_a_table_without_a_key_is_read_again_as_a_whole(shop: Shop, tmp_path: Pa
         query = IntoDelta(capture, "public.clicks", keyed=True, rows_per_second=0)
         shop.execute("INSERT INTO clicks VALUES (NULL, 'before its history')")
         query.batch()
-        _ask(query, "throttle", rows_per_second=None)
+        _ask(query, ThrottleBackfill(None))
         query.finish()
         query.assert_equal("public.clicks")
-        _ask(query, RESNAPSHOT)
+        _ask(query, ResnapshotTable())
         query.finish()
         query.assert_equal("public.clicks")
         query.close()
@@ -278,10 +279,8 @@ def test_an_empty_table_of_mysql_is_there_at_a_sink_in_mysql(shop: Shop, tmp_pat
             assert shop.execute(f"SELECT id, name, amount FROM mirror.{name.removeprefix('public.')}") == []
 
 
-def _ask(query: IntoDelta, kind: str, **detail: Any) -> None:
-    (table,) = query.options.tables
-    asked = {"table": table, "start": None, "end": None, "columns": None} | detail
-    thread = threading.Thread(target=ask_query, args=(query.options.state_location, "delta", kind, asked))
+def _ask(query: IntoDelta, command: QueryCommand) -> None:
+    thread = threading.Thread(target=ask_query, args=(query.options.state_location, "delta", command))
     thread.start()
     while thread.is_alive():
         query.batch(0.1)

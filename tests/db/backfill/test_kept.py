@@ -19,11 +19,12 @@ from tests.db.capture.running import RunningCapture, running
 from tests.db.versioned.kept import Kept, kept
 from tests.servers.postgres import Database
 
-from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE, ask_query
 from headwater.backfill.errors import InvalidQuery, SinceGone
 from headwater.backfill.query_table import QueryTable
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.units import SnapshotUnit
+from headwater.control.command import PauseBackfill, QueryCommand, ResnapshotTable, ResumeBackfill, ThrottleBackfill
+from headwater.control.request import ask_query
 from headwater.errors import InputError
 from headwater.stream import Barrier, BarrierKind, Mutation, Pause, Throttle
 from headwater.versioned import VersionedTable
@@ -280,12 +281,10 @@ def _barrier(table: QueryTable, mutation: Mutation) -> Barrier:
 def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
     newest_postgres: Database, tmp_path: Path
 ) -> None:
-    def ask(query: Later, kind: str, **detail: Any) -> None:
-        asking = threading.Thread(
-            target=ask_query, args=(query.options.state_location, "later", kind, {"table": TABLE} | detail), daemon=True
-        )
+    def ask(query: Later, command: QueryCommand) -> None:
+        asking = threading.Thread(target=ask_query, args=(query.options.state_location, "later", command), daemon=True)
         asking.start()
-        asked = query.planner._requests
+        asked = query.planner.requests
         while asking.is_alive() and not asked._inbox.open(asked._answers, "later", now=True):
             time.sleep(0.02)
         asked._inbox._looked = -1e9  # the next batch does what was asked
@@ -295,13 +294,13 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
     with _kept(newest_postgres, tmp_path) as (capture, keeping):
         query = Later(keeping, TABLE, max_epochs=1)
         query.batch()
-        ask(query, PAUSE)
+        ask(query, PauseBackfill(TABLE))
         assert not query.batch(timeout=0.1)
         assert query.planner.is_waiting()
         query.crash()
         assert not query.batch(timeout=0.1)  # it stays over a restart
-        ask(query, THROTTLE, rows_per_second=0)
-        ask(query, RESUME)
+        ask(query, ThrottleBackfill(0, TABLE))
+        ask(query, ResumeBackfill(TABLE))
         assert not query.batch(timeout=0.1)
         assert "0 rows" in query.planner.status()["tables"][TABLE]["waiting"]
         for number in range(30):
@@ -317,7 +316,7 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
         assert (told["phase"], query.checkpoint) == ("settling", at)
         assert told["lag_epochs"]
         assert told["waiting"] == "paused"
-        ask(query, RESUME)
+        ask(query, ResumeBackfill(TABLE))
         query.finish()
         query.assert_equal()
         query.close()
@@ -400,7 +399,7 @@ def test_truncate_a_new_column_and_a_resnapshot_while_the_kept_table_is_read(
         query.assert_equal()
         assert not keeping.table(TABLE).pins()
         asking = threading.Thread(
-            target=ask_query, args=(query.options.state_location, "later", RESNAPSHOT, {"table": TABLE}), daemon=True
+            target=ask_query, args=(query.options.state_location, "later", ResnapshotTable(TABLE)), daemon=True
         )
         asking.start()
         while asking.is_alive():

@@ -168,7 +168,7 @@ def test_one_that_was_away_for_a_while_comes_back_and_returns_when_it_is_capture
     park(query, 104)
     query.batch()
     assert query.planner.returning == []
-    assert renew(query.options.store, [ENTRIES])
+    assert not renew(query.options.store, [ENTRIES])
     while not query.planner.returning:
         query.batch()
     query.planner.close()

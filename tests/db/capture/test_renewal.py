@@ -17,7 +17,8 @@ from tests.servers.postgres import Database, PostgresServer
 
 from headwater.capture import TableState
 from headwater.capture.renewal import renew
-from headwater.capture.requests import ADD_TABLES, RENEW_SOURCE, RENEW_TABLES, ask, leave
+from headwater.control.command import AddTables, CaptureCommand, RecaptureSource, RecaptureTables
+from headwater.control.request import Request, ask_capture, leave
 from headwater.errors import HeadwaterError
 from headwater.log_store import LogView
 from headwater.log_store.log_events import FORMER_KEY, FORMER_VERSION, RENEWED, RESHAPED, SCHEMA
@@ -106,7 +107,7 @@ def test_a_table_that_had_stopped_is_captured_anew_while_the_others_go_on(
         database.execute(*change.split("; "), insert.format(11, 20))
         capture.wait_until_stopped("public.t")
         fill(database, 1, 10, "other")
-        assert renew(capture.store, ["t"])
+        assert not renew(capture.store, ["t"])
         assert_active(capture, "public.t", "public.other")
         assert since(capture) > first
         database.execute(insert.format(21, 30))
@@ -149,7 +150,7 @@ def test_what_a_renewal_changes_is_told_by_an_event(newest_postgres: Database, t
             "ALTER TABLE t ALTER COLUMN c TYPE int USING 3",
             "ALTER TABLE t ADD COLUMN d int",
         )
-        assert renew(capture.store, ["t"])
+        assert not renew(capture.store, ["t"])
         (event,) = [event for event in capture.events("public.t") if event.kind == SCHEMA]
         told = {"added": ["d"], "dropped": ["b"], "renamed": {"a": "z"}, "retyped": ["c"], "defaults": None}
         shape = {RESHAPED: "columns", FORMER_KEY: ["id"], FORMER_VERSION: 1}
@@ -170,7 +171,7 @@ def test_an_active_table_gets_another_since_each_time_also_in_an_idle_database(
         capture.catch_up()
         seen = [since(capture).to_json()]
         for _ in range(3):
-            assert renew(capture.store, ["t"])
+            assert not renew(capture.store, ["t"])
             seen.append(since(capture).to_json())
         assert len(set(seen)) == 4
         assert_active(capture, "public.t")
@@ -201,7 +202,7 @@ def test_an_active_table_is_renewed_under_load_with_no_change_missing_after_sinc
         writer.start()
         try:
             for _ in range(3):
-                assert renew(capture.store, ["t"])
+                assert not renew(capture.store, ["t"])
             begun = database.value("SELECT max(id) FROM t")
             capture.wait_for(lambda: database.value("SELECT max(id) FROM t") > begun)
         finally:
@@ -227,7 +228,7 @@ def test_rows_of_former_shapes_before_the_renewal_do_not_stop_it_again(
     change, insert, _ = STOPS["key changed"]
     database.execute(*change.split("; "), insert.format(21, 30), "ALTER TABLE t DROP COLUMN v")
     fill(database, 1, 10, "other")
-    assert not renew(capture.store, ["t"])
+    assert renew(capture.store, ["t"])
     capture.start()
     capture.wait_for(lambda: capture.failure is not None or key_of(capture, "public.t") == ("n",))
     assert_active(capture, "public.t")
@@ -257,7 +258,7 @@ def test_a_renewal_that_was_asked_for_while_nothing_ran_is_done_at_the_start(
         capture.assert_equal("other")
         capture.wait_until_stopped("public.t")
         capture.stop()
-    assert not renew(capture.store, ["public.t"])
+    assert renew(capture.store, ["public.t"])
     capture.start()  # names the table that is stopped
     capture.wait_for(lambda: capture.failure is not None or key_of(capture, "public.t") == ("n",))
     assert capture.failure is None
@@ -328,7 +329,7 @@ def test_a_renewal_that_nobody_waits_for_waits_for_open_transactions_while_the_o
     database.execute("ALTER PUBLICATION headwater DROP TABLE t")
     capture.wait_until_stopped("public.t")
     capture.stop()
-    assert not renew(capture.store, ["t"])
+    assert renew(capture.store, ["t"])
     with database.connect() as session, session.transaction():
         session.execute("INSERT INTO t VALUES (1, 'open')")
         capture.start()
@@ -348,14 +349,19 @@ def test_requests_for_one_table_at_once_are_all_answered(newest_postgres: Databa
     with running(newest_postgres, tmp_path, "t", "u") as capture:
         failures: list[BaseException] = []
 
-        def ask_for(kind: str, *names: str) -> None:
+        def ask_for(command: CaptureCommand) -> None:
             try:
-                ask(capture.store, kind, {"tables": list(names)}, seconds=60)
+                ask_capture(capture.store, command, seconds=60)
             except HeadwaterError as error:
                 failures.append(error)
 
-        wanted = [(RENEW_TABLES, "t"), (RENEW_TABLES, "t", "u"), (ADD_TABLES, "u"), (RENEW_TABLES, "u")]
-        askers = [threading.Thread(target=ask_for, args=one) for one in wanted]
+        wanted = [
+            RecaptureTables(("t",)),
+            RecaptureTables(("t", "u")),
+            AddTables(("u",)),
+            RecaptureTables(("u",)),
+        ]
+        askers = [threading.Thread(target=ask_for, args=(command,)) for command in wanted]
         for asker in askers:
             asker.start()
         for asker in askers:
@@ -406,7 +412,7 @@ def test_a_gap_at_the_source_ends_with_a_new_slot_and_since(postgres: Database, 
     make_gap(database)
     assert isinstance(capture.fails_to_start(), expected)
     before = since(capture)
-    assert not renew(capture.store, None)
+    assert renew(capture.store, None)
     capture.start()
     assert capture.failure is None, capture.failure
     assert since(capture) == since(capture, "public.other") > before
@@ -442,7 +448,7 @@ def test_a_running_capture_prepares_its_source_anew_in_its_next_session(
         database.execute(
             "ALTER TABLE keyless DROP CONSTRAINT keyless_pkey", "DROP TABLE gone", "ALTER TABLE t ADD COLUMN n int"
         )
-        assert renew(capture.store, None)
+        assert not renew(capture.store, None)
         assert_active(capture, "public.t", "public.stopped")
         assert since(capture) == since(capture, "public.stopped") > before
         tables = capture.tables()
@@ -472,7 +478,7 @@ def test_a_table_that_became_a_part_of_another_stops_and_the_root_goes_on(
     with running(database, tmp_path, "root", "leaf") as capture:
         capture.catch_up()
         database.execute("ALTER TABLE root ATTACH PARTITION leaf FOR VALUES FROM (0) TO (1000)")
-        assert renew(capture.store, None)
+        assert not renew(capture.store, None)
         assert "partition of public.root" in capture.tables()["public.leaf"].reason
         assert_active(capture, "public.root")
 
@@ -497,7 +503,7 @@ def test_another_server_is_taken_only_when_somebody_asks_and_a_slot_of_others_th
     new.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
     before = since(moved)
     for _ in range(2):  # what was refused does not make it ours
-        assert not renew(moved.store, None)
+        assert renew(moved.store, None)
         error = moved.fails_to_start()
         assert isinstance(error, SourceMisconfigured)
         assert "this store does not know it" in str(error)
@@ -506,7 +512,7 @@ def test_another_server_is_taken_only_when_somebody_asks_and_a_slot_of_others_th
     assert since(moved) == before
     drop_slot(new)
     fill(new, 1, 5)
-    assert not renew(moved.store, None)
+    assert renew(moved.store, None)
     moved.start()
     assert moved.failure is None, moved.failure
     assert "only_there" in moved.tables()["public.only_there"].reason
@@ -537,7 +543,7 @@ def test_a_server_that_was_restored_from_a_backup_goes_on(start_postgres: StartP
         capture.stop()
         restore(server, backup)
         assert isinstance(capture.fails_to_start(), SourceWentBack)
-        assert not renew(capture.store, None)
+        assert renew(capture.store, None)
         capture.start()
         assert capture.failure is None, capture.failure
         fill(database, 11, 20)
@@ -563,7 +569,7 @@ def test_a_slot_that_another_process_reads_is_refused_with_its_pid_and_stays(
     capture = captured(database, tmp_path)
     capture.stop()
     before = since(capture)
-    assert not renew(capture.store, None)
+    assert renew(capture.store, None)
     reader = ReplicationStream.open(Dsn(database.dsn), SLOT, ["headwater"], 0)
     try:
         pid = database.value(f"SELECT active_pid FROM pg_replication_slots WHERE slot_name = '{SLOT}'")
@@ -591,7 +597,7 @@ def test_a_new_slot_waits_for_open_transactions_and_is_made_when_they_have_ended
     with database.connect() as session, session.transaction():
         session.execute("INSERT INTO u VALUES (1, 'open')")
         session.execute("INSERT INTO t VALUES (11, 'open')")
-        leave(capture.store, RENEW_SOURCE, {})
+        leave(capture.store, Request(RecaptureSource()))
         capture.wait_for(lambda: str(session.info.backend_pid) in capture.capture.statistics.last_error)
         assert since(capture) == before
     capture.wait_for(lambda: capture.failure is not None or since(capture) != before)
@@ -609,10 +615,10 @@ def test_another_slot_name_is_another_slot(newest_postgres: Database, tmp_path: 
     capture.stop()
     database.execute("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
     theirs = RunningCapture(database, tmp_path, [], slot="theirs")
-    assert not renew(theirs.store, None)
+    assert renew(theirs.store, None)
     assert "this store does not know it" in str(theirs.fails_to_start())
     ours = RunningCapture(database, tmp_path, [], slot="ours")
-    leave(ours.store, RENEW_SOURCE, {})
+    leave(ours.store, Request(RecaptureSource()))
     ours.start()
     fill(database, 11, 20)
     ours.catch_up()
@@ -645,7 +651,7 @@ def test_a_new_store_begins_as_ever_when_it_is_asked_to_renew(newest_postgres: D
     make_tables(newest_postgres)
     capture = RunningCapture(newest_postgres, tmp_path, ["t"])
     newest_postgres.execute(f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')")
-    leave(capture.store, RENEW_SOURCE, {})
+    leave(capture.store, Request(RecaptureSource()))
     assert "this store does not know it" in str(capture.fails_to_start())
     drop_slot(newest_postgres)
     capture.start()

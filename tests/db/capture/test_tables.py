@@ -14,7 +14,8 @@ from tests.db.capture.running import RunningCapture, running
 from tests.servers.postgres import Database, PostgresServer
 
 from headwater.capture import TableState
-from headwater.capture.requests import ADD_TABLES, ask
+from headwater.control.command import AddTables
+from headwater.control.request import ask_capture
 from headwater.errors import HeadwaterError
 from headwater.sources.events import Registered
 from headwater.sources.open import open_source
@@ -199,7 +200,7 @@ def test_tables_are_added_under_load_by_request_and_by_command(newest_postgres: 
     make_tables(database, "a", "b", '"C d"')
     capture = RunningCapture(database, tmp_path, ["busy"])
     capture.start()
-    ask(capture.store, ADD_TABLES, {"tables": ["a"]})
+    ask_capture(capture.store, AddTables(("a",)))
     fill(database, 1, 100, "a")
     added = headwater("add-table", str(capture.store), "b", '"C d"')
     assert added.returncode == 0, added.stderr
@@ -234,15 +235,15 @@ def test_a_table_that_cannot_be_captured_is_told_to_who_asks_and_the_capture_goe
             ("a.b.c", "not the name of a table"),
         ):
             with pytest.raises(HeadwaterError, match=expected):
-                ask(capture.store, ADD_TABLES, {"tables": ["good", name]})
+                ask_capture(capture.store, AddTables(("good", name)))
         assert set(capture.tables()) == {"public.t"}
-        ask(capture.store, ADD_TABLES, {"tables": ["good", "t"]})
+        ask_capture(capture.store, AddTables(("good", "t")))
         fill(newest_postgres, 1, 10)
         fill(newest_postgres, 1, 10, "good")
         capture.assert_equal("t", "good")
         assert capture.capture.statistics.restarts == 0
     with pytest.raises(StoreNotFound):
-        ask(tmp_path / "no store", ADD_TABLES, {"tables": ["t"]})
+        ask_capture(tmp_path / "no store", AddTables(("t",)))
     assert not (tmp_path / "no store").exists()
 
 
@@ -259,7 +260,7 @@ def test_a_table_that_the_server_has_described_before_it_was_added_is_captured(
         capture.catch_up()
         if altered:
             newest_postgres.execute("ALTER TABLE later ADD COLUMN n int")
-        ask(capture.store, ADD_TABLES, {"tables": ["later"]})
+        ask_capture(capture.store, AddTables(("later",)))
         fill(newest_postgres, 11, 12, "later")
         if altered:
             newest_postgres.execute("INSERT INTO later VALUES (13, 'thirteen', 13)")
@@ -279,12 +280,12 @@ def test_m15_a_transaction_that_had_written_to_an_added_table_is_waited_for(
         with database.connect() as session, session.transaction():
             session.execute("INSERT INTO later VALUES (1, 'before')")
             with pytest.raises(HeadwaterError, match="still open"):
-                ask(capture.store, ADD_TABLES, {"tables": ["later"]})
+                ask_capture(capture.store, AddTables(("later",)))
             assert "public.later" not in capture.tables()
             session.execute("INSERT INTO later VALUES (2, 'after')")
             fill(database, 1, 10)
             capture.assert_equal("t")
-        ask(capture.store, ADD_TABLES, {"tables": ["later"]})
+        ask_capture(capture.store, AddTables(("later",)))
         fill(database, 10, 20, "later")
         capture.catch_up()
         assert capture.capture.statistics.restarts == 0
@@ -302,7 +303,7 @@ def test_two_who_ask_at_once_are_both_answered(newest_postgres: Database, tmp_pa
 
         def add(name: str) -> None:
             try:
-                ask(capture.store, ADD_TABLES, {"tables": [name]})
+                ask_capture(capture.store, AddTables((name,)))
             except HeadwaterError as error:
                 failures.append(error)
 
@@ -330,7 +331,7 @@ def test_a_stopped_table_is_not_added_again_and_does_not_keep_others_from_starti
     newest_postgres.execute(fill_int)
     capture.wait_until_stopped("public.t")
     with pytest.raises(HeadwaterError, match=r"headwater resnapshot public\.t"):
-        ask(capture.store, ADD_TABLES, {"tables": ["t"]})
+        ask_capture(capture.store, AddTables(("t",)))
     capture.stop()
     capture.start()
     fill(newest_postgres, 1, 10, "other")

@@ -178,7 +178,7 @@ def test_a_collection_is_read_anew_after_it_was_dropped_and_captured_again(serve
         server.client.shop.orders.drop()
         capture.wait_until_stopped(TABLE)
         create(server, 20)
-        assert renewal.renew(capture.store, [TABLE]) is True
+        assert renewal.renew(capture.store, [TABLE]) is None
         query.finish()
         query.assert_equal()
         query.close()

@@ -18,7 +18,8 @@ from tests.servers.mongodb import MongoServer
 
 from headwater.capture import TableState, renewal
 from headwater.capture.options import OnRewrite
-from headwater.capture.requests import ADD_TABLES, ask
+from headwater.control.command import AddTables
+from headwater.control.request import ask_capture
 from headwater.errors import InputError
 from headwater.sources.errors import SchemaStopped, SourceNotFound, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
@@ -321,7 +322,7 @@ def test_the_only_database_is_dropped_and_the_capture_goes_on_with_tables_that_a
         server.client.drop_database("shop")
         capture.wait_until_stopped(TABLE)
         create(server, 5)
-        assert renewal.renew(capture.store, [TABLE]) is True
+        assert renewal.renew(capture.store, [TABLE]) is None
         server.client.shop.orders.insert_one({"_id": 1})
         capture.catch_up()
         assert [row["_id"] for row in capture.rows(TABLE)] == [1]
@@ -369,7 +370,7 @@ def test_tables_are_added_while_it_runs_also_of_another_database(server: MongoSe
     with running(server, tmp_path, TABLE) as capture:
         for name in ("shop.more", "stock.more"):
             server.client.shop.orders.insert_one({"_id": 1000 + len(name)})
-            ask(capture.store, ADD_TABLES, {"tables": [name]})
+            ask_capture(capture.store, AddTables((name,)))
             server.client[name.partition(".")[0]].more.insert_one({"_id": 1})
         server.client.shop.orders.insert_one({"_id": 2000})
         capture.catch_up()

@@ -142,7 +142,7 @@ def test_m22_an_oplog_that_rolled_over_ends_the_capture_and_a_resnapshot_goes_on
     assert isinstance(failure, LogPurged)
     assert "headwater resnapshot" in str(failure.next_step)
     assert "replSetResizeOplog" in str(failure.next_step)
-    assert renewal.renew(capture.store, None) is False
+    assert renewal.renew(capture.store, None) is not None
     capture.start()
     insert(server, 200, 205)
     capture.catch_up()
@@ -275,7 +275,7 @@ def test_a_server_that_was_restored_and_went_on_is_noticed_also_after_an_idle_mo
     failure = capture.fails_to_start()
     assert isinstance(failure, SourceWentBack)
     assert "headwater resnapshot" in str(failure.next_step)
-    assert renewal.renew(capture.store, None) is False
+    assert renewal.renew(capture.store, None) is not None
     capture.start()
     insert(server, 50, 50)
     capture.catch_up()
@@ -295,7 +295,7 @@ def test_a_resnapshot_of_one_table_goes_on_from_now_on_an_idle_server(server: Mo
     with running(server, tmp_path, TABLE, columns=COLUMNS) as capture:
         capture.catch_up()
         before = capture.tables()[TABLE].since.to_json()
-        assert renewal.renew(capture.store, [TABLE]) is True
+        assert renewal.renew(capture.store, [TABLE]) is None
         assert capture.tables()[TABLE].since.to_json() != before
         insert(server, 10, 12)
         capture.catch_up()

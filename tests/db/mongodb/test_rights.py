@@ -13,7 +13,8 @@ from tests.db.mongodb.running import MongoCapture, running
 from tests.servers.mongodb import MongoServer
 
 from headwater.capture import TableState
-from headwater.capture.requests import ADD_TABLES, ask
+from headwater.control.command import AddTables
+from headwater.control.request import ask_capture
 from headwater.errors import HeadwaterError
 from headwater.sources.errors import AccessDenied, SourceWentBack
 from headwater.sources.mongodb.server import operation_time
@@ -79,7 +80,7 @@ def test_a_table_of_another_database_is_not_added_and_the_capture_goes_on(server
     ):
         insert(server, TABLE, 10)
         with pytest.raises(HeadwaterError, match="refused the user"):
-            ask(capture.store, ADD_TABLES, {"tables": [OTHER]})
+            ask_capture(capture.store, AddTables((OTHER,)))
         insert(server, TABLE, 11)
         capture.catch_up()
         assert keys(capture, TABLE) == [10, 11]

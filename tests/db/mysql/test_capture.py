@@ -12,7 +12,8 @@ from tests.db.mysql.running import MySqlCapture, running
 from tests.servers.mariadb import MariaDbServer
 
 from headwater.capture.renewal import renew
-from headwater.capture.requests import ADD_TABLES, ask
+from headwater.control.command import AddTables
+from headwater.control.request import ask_capture
 from headwater.log_store.log_events import SCHEMA, TRUNCATE
 from headwater.sources.errors import SchemaStopped, SourceNotFound, UnsupportedTable
 from headwater.sources.evolution import SchemaPolicy
@@ -275,7 +276,7 @@ def test_tables_are_added_while_it_runs(mariadb: MariaDbServer, tmp_path: Path) 
     mariadb.execute(ORDERS, ORDERS.replace("shop.orders", "shop.more"))
     with running(mariadb, tmp_path, LOG) as capture:
         fill(mariadb, 1, 5)
-        ask(capture.store, ADD_TABLES, {"tables": ["shop.more"]})
+        ask_capture(capture.store, AddTables(("shop.more",)))
         fill(mariadb, 6, 10)
         fill(mariadb, 1, 10, "shop.more")
         capture.assert_equal(LOG, "shop.more")
@@ -368,7 +369,7 @@ def test_a_special_value_stops_its_table_alone_and_the_advice_works(server: Mari
     with running(server, tmp_path, "shop.odd", LOG, special_values={"shop.odd": SpecialValues.TEXT}) as again:
         server.execute("INSERT INTO shop.orders (id) VALUES (2)")
         again.assert_equal(LOG)
-        assert renew(again.store, ["shop.odd"])
+        assert not renew(again.store, ["shop.odd"])
         server.execute("SET sql_mode = ''", "INSERT INTO shop.odd VALUES (6, '0000-00-00', 6)")
         again.catch_up()
         told = again.rows("shop.odd")[-1]

@@ -171,7 +171,7 @@ def test_m22_a_purged_log_ends_the_capture_and_a_resnapshot_goes_on(server: Mari
     failure = capture.fails_to_start()
     assert isinstance(failure, LogPurged)
     assert "headwater resnapshot" in str(failure.next_step)
-    assert renewal.renew(capture.store, None) is False
+    assert renewal.renew(capture.store, None) is not None
     capture.start()
     fill(server, 31, 40)
     capture.catch_up()
@@ -193,7 +193,7 @@ def test_transactions_that_count_as_executed_and_are_in_no_log_end_the_capture(
         assert isinstance(failure, LogPurged)
         assert "gtid_purged was set" in str(failure)
         assert "headwater resnapshot" in str(failure.next_step)
-        assert renewal.renew(capture.store, None) is False
+        assert renewal.renew(capture.store, None) is not None
         capture.start()
         fill(server, 13, 14)
         capture.catch_up()
@@ -348,7 +348,7 @@ def test_rows_that_a_session_logged_in_part_stop_the_table_before_their_transact
         assert [row["id"] for row in capture.rows(LOG)] == [1, 2, 3, 3, 4]
         assert "binlog_row_image = FULL" in told
         assert f"headwater resnapshot {LOG}" in told
-        assert renewal.renew(capture.store, [LOG])
+        assert not renewal.renew(capture.store, [LOG])
         server.execute("INSERT INTO shop.orders VALUES (6, 6, 'again')")
         capture.catch_up()
         assert capture.rows(LOG)[-1]["id"] == 6
@@ -373,7 +373,7 @@ def test_a_resnapshot_of_one_table_goes_on_from_now_on_an_idle_server(server: Ma
     with running(server, tmp_path, LOG) as capture:
         capture.catch_up()
         before = capture.tables()[LOG].since.to_json()
-        assert renewal.renew(capture.store, [LOG]) is True
+        assert renewal.renew(capture.store, [LOG]) is None
         assert capture.tables()[LOG].since.to_json() != before
         fill(server, 1, 5)
         capture.assert_equal(LOG)

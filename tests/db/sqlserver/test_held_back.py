@@ -14,7 +14,8 @@ import pytest
 from tests.db.sqlserver.running import TABLE, SqlServerCapture, SqlServerDelivering, create, running, stored_offset
 from tests.servers.sqlserver_double.server import SqlServerDouble
 
-from headwater.capture.requests import RENEW_SOURCE, leave
+from headwater.control.command import RecaptureSource
+from headwater.control.request import Request, leave
 from headwater.sources.errors import CommitsCameLate, SourceBusy
 from headwater.sources.events import Boundary
 from headwater.sources.open import open_source
@@ -53,7 +54,7 @@ def test_a_commit_that_is_shown_before_the_sealed_position_ends_the_capture(
     assert "headwater resnapshot" in failure.next_step
     assert isinstance(capture.fails_to_start(), CommitsCameLate)  # the store knows what was told
     assert [row["id"] for row in capture.rows(TABLE)] == [1]
-    leave(capture.store, RENEW_SOURCE, {})
+    leave(capture.store, Request(RecaptureSource()))
     capture.start()
     query = SqlServerDelivering(capture, TABLE)
     query.run_until(query.planner.is_history_done)

@@ -13,7 +13,8 @@ from tests.db.versioned.kept import kept
 from tests.servers.postgres import Database
 from tests.store.versioned.written import applied, rows_at
 
-from headwater.backfill.control import RESNAPSHOT, ask_query
+from headwater.control.command import ResnapshotTable
+from headwater.control.request import ask_query
 from headwater.errors import TransientError
 from headwater.log_store import LogView
 from headwater.versioned import BaseGone, NotComplete, NotYet, TableNotKept, VersionedTable
@@ -108,7 +109,7 @@ def test_truncate_columns_and_a_new_snapshot(newest_postgres: Database, tmp_path
         assert rows_at(table, table.newest_epoch) == query.source_rows(ORDERS)
         assert table.table(table.newest_epoch).schema.names == ["id", "status", "note", "priority"]
         with pytest.raises(TransientError):  # nobody waits for the answer
-            ask_query(query.options.state_location, "keep", RESNAPSHOT, {"table": ORDERS}, 0)
+            ask_query(query.options.state_location, "keep", ResnapshotTable(ORDERS), 0)
         while query.planner.is_history_done():
             query.planner._serve()
         newest_postgres.execute("UPDATE orders SET status = 'not folded' WHERE id = 8")

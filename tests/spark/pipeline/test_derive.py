@@ -13,10 +13,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from tests.servers.postgres import Database
 
 from headwater import Pipeline
+from headwater.control.command import DropSink
+from headwater.control.errors import RequestFailed
+from headwater.pipeline.commands import steer
 from headwater.pipeline.errors import ConfigError
-from headwater.pipeline.sink_commands import ask_sink
-from headwater.pipeline.sink_control import SinkRequestKind
-from headwater.state.errors import RequestFailed
 
 SECONDS = 120.0
 
@@ -87,21 +87,21 @@ def test_a_derived_table_is_kept_up_paused_dropped_and_made_anew(spark: Any, sho
         assert (told.table, told.phase, told.state, told.sink) == ("derived.spending", "live", "running", "delta")
         assert told.tables == ("public.orders", "public.customers")
 
-        assert ask_sink(pipeline.config, "spending", SinkRequestKind.PAUSE) == {"state": "paused"}
+        assert [outcome.text for outcome in pipeline.pause(sink="spending")] == ["paused; changes wait in the log"]
         before = found(tmp_path)
         shop.execute("UPDATE customers SET name = 'other' WHERE id = 1", "TRUNCATE orders")
         time.sleep(2)
         assert found(tmp_path) == before
         assert pipeline.status().derived[0].lag_rows > 0
-        ask_sink(pipeline.config, "spending", SinkRequestKind.RESUME)
+        pipeline.resume(sink="spending")
         wait(lambda: found(tmp_path) == expected(shop))
 
         with pytest.raises(RequestFailed, match="made anew, not set back"):
-            ask_sink(pipeline.config, "spending", SinkRequestKind.REWIND)
-        told_tables = ask_sink(pipeline.config, "spending", SinkRequestKind.DROP)
-        assert told_tables == {"tables": ["derived.spending"]}
+            pipeline.rewind("spending")
+        told_tables = steer(pipeline.config, DropSink("spending"))
+        assert told_tables["tables"] == ["derived.spending"]
         shop.execute("INSERT INTO orders VALUES (1, 100, 5)", "DELETE FROM customers WHERE id = 2")
-        ask_sink(pipeline.config, "spending", SinkRequestKind.RESUME)
+        pipeline.resume(sink="spending")
         wait(lambda: found(tmp_path) == expected(shop))
     finally:
         pipeline.stop()

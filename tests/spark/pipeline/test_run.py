@@ -78,10 +78,10 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     slow.start()
     slow.wait_for(lambda: slow.table("public.orders")["rows"] > 0)
 
-    paused = slow.headwater("pause")
+    paused = slow.headwater("pause", "--backfill")
     assert paused.returncode == 0, paused.stderr
-    assert "delta, all tables: no more history is read" in paused.stderr
-    assert "broken: not asked, it has failed" in paused.stderr
+    assert "delta: the backfill is paused" in paused.stderr
+    assert "broken: queued until it runs" in paused.stderr
     slow.wait_for(lambda: slow.table("public.orders")["paused"])
     write(shop, 1)
     shown = slow.headwater("status").stdout
@@ -101,7 +101,7 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert "no limit" in slow.headwater("throttle", "none").stderr
     assert slow.table("public.orders")["rows"] == held
     shop.execute("ALTER TABLE orders ADD COLUMN grade int DEFAULT 7", END_SESSIONS)  # M25, M21
-    assert "history goes on" in slow.headwater("resume").stderr
+    assert "the backfill is resumed" in slow.headwater("resume", "--backfill").stderr
     write(shop, 1001)
     slow.wait_for(lambda: slow.table("public.orders")["phase"] == "live")
     slow.wait_until_equal("public.orders", "public.customers")
@@ -123,7 +123,7 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert "pipeline.toml" in (slow.folder / "err").read_text()
     assert are_gone(children)
     assert "not running (failed)" in slow.headwater("status").stdout
-    assert slow.headwater("pause").returncode == 1
+    assert slow.headwater("stop").returncode == 1
     assert "shop" in slow.ask("journal", "list", "--root", "headwater/shop/journal")
     (run,) = json.loads(slow.ask("runs", "--json"))
     assert (run["number"], run["state"], run["started_by"]) == (1, "failed", user_name())

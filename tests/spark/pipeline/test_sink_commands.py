@@ -54,7 +54,7 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
     running.wait_until_equal("public.orders")
     running.wait_for(lambda: len(archived(folder / "changes")) == 1000)
 
-    running.ask("sink", "pause", "archive")
+    running.ask("pause", "--sink", "archive")
     running.wait_for(lambda: sinks(running)["archive"]["state"] == "paused")
     shop.execute("INSERT INTO orders VALUES (2001, 'while paused')")
     running.wait_until_equal("public.orders")
@@ -62,7 +62,7 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
     running.wait_for(lambda: listed(running) == {"delta": ("running", 0), "archive": ("paused", 1)})
     shop.execute("ALTER TABLE orders ADD COLUMN note text")  # no row follows it
     running.wait_for(lambda: listed(running) == {"delta": ("running", 0), "archive": ("paused", 2)})
-    running.ask("sink", "resume", "archive")
+    running.ask("resume", "--sink", "archive")
     running.wait_for(lambda: archived(folder / "changes")[-1] == (2001, "insert"))
 
     wrong = running.headwater("add-sink", "parquet", "--set", "paht=more")
@@ -76,16 +76,16 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
     running.wait_for(lambda: sinks(running)["more"]["state"] == "dropped")
 
     # a sink that is restored from a backup says so, and is given what it lacks
-    running.ask("sink", "pause", "delta")
+    running.ask("pause", "--sink", "delta")
     shutil.copytree(folder / "lake", folder / "backup")
-    running.ask("sink", "resume", "delta")
+    running.ask("resume", "--sink", "delta")
     shop.execute("INSERT INTO orders VALUES (2002, 'after the backup')")
     running.wait_until_equal("public.orders")
-    running.ask("sink", "pause", "delta")
+    running.ask("pause", "--sink", "delta")
     shop.execute("INSERT INTO orders VALUES (2003, 'not delivered yet')")
     shutil.rmtree(folder / "lake")
     shutil.copytree(folder / "backup", folder / "lake")
-    running.ask("sink", "resume", "delta")
+    running.ask("resume", "--sink", "delta")
     running.wait_for(lambda: sinks(running)["delta"]["state"] == "failed")
     assert "restored from a backup" in sinks(running)["delta"]["error"]
     rewound = running.headwater("sink", "rewind", "delta")
@@ -95,7 +95,7 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
         assert "the log no longer has" in rewound.stderr.lower(), rewound.stderr
     running.wait_for(lambda: archived(folder / "changes")[-1] == (2003, "insert"))
     running.ask("sink", "retry", "archive")
-    missing = running.headwater("sink", "pause", "nothing")
+    missing = running.headwater("pause", "--sink", "nothing")
     assert missing.returncode == 2
     assert "archive" in missing.stderr
     noted = [line for file in (folder / "headwater").rglob("*.jsonl") for line in file.read_text().splitlines()]

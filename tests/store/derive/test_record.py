@@ -80,7 +80,7 @@ def test_a_function_that_was_edited_stops_with_the_command_that_makes_the_table_
     for _ in range(2):  # also when it is tried again
         with pytest.raises(FunctionChanged) as told:
             runner_of(kept, tmp_path, other)
-        assert "headwater sink drop same && headwater sink resume same" in str(told.value.next_step)
+        assert "headwater sink drop same && headwater resume --sink same" in str(told.value.next_step)
     found = read_record(own_state(kept.location, "shop-same"), "shop-same")
     assert found is not None
     assert found.delivered == kept.newest, "what was delivered is known"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,20 @@ from typer.testing import CliRunner
 
 from headwater import Pipeline
 from headwater.cli.main import app
+from headwater.control.command import (
+    PauseBackfill,
+    QueryCommand,
+    ResnapshotTable,
+    ResumeBackfill,
+    ThrottleBackfill,
+)
+from headwater.control.errors import NoSuchRequest
+from headwater.control.request import queued, user_name
 from headwater.errors import FencedError, InputError
 from headwater.journal.owner import OwnerLock
 from headwater.pipeline.config import load
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, ConfigNotFound, NotStarted
+from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.status import read_status
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, STATUS, Supervisor
 from headwater.state.board import open_board
@@ -61,12 +72,82 @@ def test_status_tells_an_interrupted_run_and_its_error(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["pause"], ["resume"], ["throttle", "1000"], ["resnapshot", "public.orders", "--from", "1"]]
+    ("command", "asked"),
+    [
+        (["pause", "--backfill"], PauseBackfill()),
+        (["resume", "--backfill", "--sink", "delta"], ResumeBackfill()),
+        (["throttle", "1000"], ThrottleBackfill(1000)),
+        (["throttle", "none"], ThrottleBackfill(None)),
+        (["resnapshot"], ResnapshotTable()),
+    ],
 )
-def test_nobody_can_be_asked_while_nothing_runs(folder: Path, command: list[str]) -> None:
-    asked = runner.invoke(app, command)
-    assert isinstance(asked.exception, NotStarted)
-    assert asked.exception.next_step == "Start it: headwater run pipeline.toml"
+def test_what_is_asked_of_a_backfill_while_nothing_runs_is_queued_or_withdrawn(
+    folder: Path, command: list[str], asked: QueryCommand
+) -> None:
+    done = runner.invoke(app, command)
+    assert done.exit_code == 0, done.output
+    (request,) = queued(load().state)
+    assert (request.command, request.target) == (asked, "shop-delta")
+    advice = f"headwater requests --store {load().state} --withdraw {request.id}"
+    assert f"delta: queued until it runs. To withdraw it: {advice}" in done.output
+    (listed,) = json.loads(runner.invoke(app, ["requests", "--json"]).stdout)
+    assert (listed["id"], listed["asked_by"]) == (request.id, user_name())
+    assert request.id[:16] in runner.invoke(app, ["requests"], env={"COLUMNS": "200"}).stdout
+    withdrawn = runner.invoke(app, advice.split()[1:])
+    assert withdrawn.exit_code == 0, withdrawn.output
+    assert json.loads(runner.invoke(app, ["requests", "--json"]).stdout) == []
+    assert isinstance(runner.invoke(app, ["requests", "--withdraw", request.id]).exception, NoSuchRequest)
+
+
+def test_the_delivery_of_one_table_cannot_be_paused(folder: Path) -> None:
+    for command in (["pause", "public.orders"], ["resume", "public.orders", "--sink", "delta"]):
+        error = runner.invoke(app, command).exception
+        assert isinstance(error, InputError)
+        assert "delivered together" in error.message
+        assert "--backfill" in str(error.next_step)
+    for command in (["pause", "public.orders", "--backfill"], ["resnapshot", "public.orders", "--from", "1"]):
+        error = runner.invoke(app, command).exception
+        assert isinstance(error, InputError)
+        assert error.next_step == "Start the pipeline first: headwater run"
+
+
+def test_the_delivery_is_paused_also_while_nothing_runs(folder: Path) -> None:
+    config = load()
+
+    def desired() -> DesiredState:
+        with closing(SinkControl(config.state)) as control:
+            return control.desired_state("delta")
+
+    assert "delta: paused; changes wait in the log" in runner.invoke(app, ["pause"]).output
+    assert desired() is DesiredState.PAUSED
+    assert runner.invoke(app, ["resume", "--sink", "delta"]).exit_code == 0
+    assert desired() is DesiredState.RUNNING
+    assert runner.invoke(app, ["sink", "drop", "delta", "--yes"]).exit_code == 0
+    assert "delta: dropped" in runner.invoke(app, ["resume"]).output  # only by its name
+    assert desired() is DesiredState.DROPPED
+    assert "delta: dropped" in runner.invoke(app, ["pause"]).output
+    assert runner.invoke(app, ["resume", "--sink", "delta"]).exit_code == 0
+    assert desired() is DesiredState.RUNNING
+    assert isinstance(runner.invoke(app, ["pause", "--sink", "nothing"]).exception, ConfigError)
+
+
+def test_a_pipeline_is_asked_from_python_as_from_the_command_line(folder: Path) -> None:
+    pipeline = Pipeline.from_toml()
+    (outcome,) = pipeline.pause(backfill=True)
+    assert (outcome.sink, outcome.table) == ("delta", None)
+    (throttled,) = pipeline.throttle(500, sink="delta")
+    assert [request.command for request in pipeline.requests()] == [PauseBackfill(), ThrottleBackfill(500)]
+    pipeline.withdraw(str(outcome.queued))
+    assert [request.id for request in pipeline.requests()] == [throttled.queued]
+    assert [outcome.text for outcome in pipeline.pause()] == ["paused; changes wait in the log"]
+    assert [outcome.sink for outcome in pipeline.resume()] == ["delta"]
+    with pytest.raises(NotStarted, match="not running"):
+        pipeline.stop()
+
+
+def test_a_pipeline_that_does_not_run_cannot_be_stopped(folder: Path) -> None:
+    assert isinstance(runner.invoke(app, ["stop"]).exception, NotStarted)
+    assert json.loads(runner.invoke(app, ["requests", "--json"]).stdout) == []
 
 
 def test_there_is_nothing_to_compare_before_the_first_run(folder: Path) -> None:

@@ -95,14 +95,17 @@ def test_a_derived_table_is_looked_after_like_a_sink(folder: Path) -> None:
     assert "derived.sales" in shown
     assert "public.orders" in shown
     assert json.loads(runner.invoke(app, ["status", "--json"]).stdout)["derived"][0]["phase"] == "snapshot"
-    assert json.loads(runner.invoke(app, ["sink", "pause", "sales", "--json"]).stdout)["state"] == "paused"
+    assert (
+        json.loads(runner.invoke(app, ["pause", "--sink", "sales", "--json"]).stdout)[0]["text"]
+        == "paused; changes wait in the log"
+    )
     listed = json.loads(runner.invoke(app, ["sink", "list", "--json"]).stdout)
     assert [(one["name"], one["kind"]) for one in listed][-1] == ("sales", "derived")
     assert "made anew, not set back" in str(runner.invoke(app, ["sink", "rewind", "sales"]).exception)
     runner.invoke(app, ["sink", "drop", "sales", "--yes"])
     assert read_record(config.state, query) is None
     assert not list(pins.rglob("*.json")), "nothing is held for it any more"
-    runner.invoke(app, ["sink", "resume", "sales"])
+    runner.invoke(app, ["resume", "--sink", "sales"])
 
 
 def test_pins_are_listed_with_their_owners_and_released_by_them(folder: Path) -> None:

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from headwater.control.command import PauseSinks
+from headwater.control.request import ANSWERS, INBOX, Request, leave
 from headwater.pipeline.sink_control import PIPELINE, SinkControl
 from headwater.state import Catalog, WriteBatch
 from headwater.state.board import open_board
 from headwater.state.errors import StoreUnavailable
 from headwater.state.query_store import QueryReader, QueryStore
-from headwater.state.requests import ANSWERS, INBOX, Request, leave
 
 pytestmark = pytest.mark.store
 
@@ -45,7 +46,7 @@ def until_seen(control: SinkControl) -> Request:
 def test_what_was_done_is_not_done_again_when_its_answer_cannot_be_sealed(
     control: SinkControl, state: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    leave(state, Request("pause", {}, seconds=60))
+    leave(state, Request(PauseSinks()))
     request = until_seen(control)
 
     def away(store: QueryStore, batch: WriteBatch) -> None:
@@ -64,8 +65,8 @@ def test_what_was_done_is_not_done_again_when_its_answer_cannot_be_sealed(
 
 
 def test_answers_are_forgotten_after_a_day(control: SinkControl, state: str) -> None:
-    old, new = Request("pause", {}, seconds=60, id=f"{1:032x}"), Request("pause", {}, seconds=60)
-    for request in (old, new, Request("pause", {}, seconds=60)):
+    old, new = Request(PauseSinks(), id=f"{1:032x}"), Request(PauseSinks())
+    for request in (old, new, Request(PauseSinks())):
         leave(state, request)
         control.answer(until_seen(control), None)
     assert old.id not in answers(state)

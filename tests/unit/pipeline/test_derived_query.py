@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.here import Here
 
+from headwater.control.command import DropSink, PauseSinks
 from headwater.pipeline import sink_query
 from headwater.pipeline.config import configure
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import SinkRequestFailed
-from headwater.pipeline.sink_control import DesiredState, SinkControl, SinkRequest, SinkRequestKind
+from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.sink_query import LoopThread
 from headwater.pipeline.spark_host import SparkHost
 from headwater.pipeline.supervised_query import SinkState
@@ -67,14 +68,14 @@ def test_nothing_is_forgotten_while_a_batch_goes_on(tmp_path: Path, monkeypatch:
     query = Resting(config, config.derive[0], SparkHost(config), lambda kind, fields: None, control)
     query.step()
     assert query.state is SinkState.RUNNING
-    for kind in (SinkRequestKind.DROP, SinkRequestKind.PAUSE):
+    for command in (DropSink(query.label), PauseSinks(query.label)):
         with pytest.raises(SinkRequestFailed, match="has not ended"):
-            query.serve(SinkRequest(query.label, kind))
+            query.serve(command)
         assert query.state is SinkState.RUNNING
         assert control.desired_state(query.label) is DesiredState.RUNNING
     query.ended.set()
     monkeypatch.undo()
-    assert query.serve(SinkRequest(query.label, SinkRequestKind.PAUSE)) == {"state": "paused"}
+    assert query.serve(PauseSinks()) == {"state": "paused"}
     assert control.desired_state(query.label) is DesiredState.PAUSED
     after = DerivedQuery(config, config.derive[0], SparkHost(config), lambda kind, fields: None, control)
     assert after.state is SinkState.PAUSED

@@ -340,7 +340,7 @@ class DeltaUpstream:
         return known[version]
 
 
-RESNAPSHOT: Final = "Read the table once more: headwater upstream resnapshot"
+RESNAPSHOT: Final = "Read the table once more: headwater resnapshot --store STORE --query NAME"
 
 
 def _batches(reader: Any, gone: Callable[[], RetentionMiss]) -> Iterator[pa.RecordBatch]:

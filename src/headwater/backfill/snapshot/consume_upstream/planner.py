@@ -20,7 +20,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Final
 
 from headwater import failpoints
-from headwater.backfill.control import PAUSE, RESNAPSHOT, RESUME, THROTTLE
+from headwater.backfill.control import effect_of, query_command
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import QueryState
@@ -38,10 +38,12 @@ from headwater.backfill.snapshot.consume_upstream.told import status_of, tell_st
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind
 from headwater.backfill.snapshot.state import BackfillState
 from headwater.backfill.tasks import Slots
+from headwater.control.command import QueryCommand, ResnapshotTable
+from headwater.control.mutation import mutation_of
+from headwater.control.request import Answers, inbox_of
 from headwater.errors import HeadwaterError
 from headwater.sources.table import SourceTable
 from headwater.state.query_store import QueryStore, open_query_store
-from headwater.state.requests import Answers, Request, inbox_of
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation, Pause, Resume, Throttle, VnodeBitmap
 
 BEFORE_HOLD = failpoints.register("upstream.before_hold")
@@ -381,32 +383,33 @@ class UpstreamPlanner:
     def _serve(self) -> None:
         for request in self._inbox.open(self._answers, self._query.query):
             problem: HeadwaterError | None = None
+            effect: dict[str, Any] = {}
             try:
-                self._do(request)
+                effect = self._apply(query_command(request))
             except HeadwaterError as error:
                 problem = error
-            self._answers.put(self._state.batch, request.id, problem)
+            self._answers.put(self._state.batch, request.id, problem, effect)
             self._moved = True
             self._save()
             self._inbox.remove(request)
 
-    def _do(self, request: Request) -> None:
-        match request.kind:
-            case kind if kind == PAUSE:
-                self._barrier(Pause())
-                self._record.paused = True
-            case kind if kind == RESUME:
-                self._barrier(Resume())
-                self._record.paused = False
-            case kind if kind == THROTTLE:
-                limit = request.detail["rows_per_second"]
-                self._barrier(Throttle(limit))
+    def _apply(self, command: QueryCommand) -> dict[str, Any]:
+        """Do *command* with the next barrier; what is answered."""
+        mutation = mutation_of(command)
+        if command.table not in (None, self._table.name):
+            raise InvalidQuery(f"This query delivers {self._table.name}, not {command.table}.")
+        if isinstance(command, ResnapshotTable):
+            if command.start or command.end or command.columns:
+                raise InvalidQuery("An upstream table is read once more as a whole.", next_step="Name no range.")
+            self._restart()
+        self._barrier(mutation)
+        match mutation:
+            case Pause() | Resume():
+                self._record.paused = isinstance(mutation, Pause)
+            case Throttle(rows_per_second=limit):
                 self._record.throttled, self._record.limit = True, limit
-            case kind if kind == RESNAPSHOT:
-                self._restart()
-            case _:
-                raise InvalidQuery(f"A query over an upstream table cannot do {request.kind!r}.")
         self._put_record()
+        return effect_of(Barrier(self._epochs, BarrierKind.INITIAL, mutation))
 
     def _restart(self) -> None:
         """The table as it is now replaces what was delivered, with the next plan."""

@@ -55,7 +55,7 @@ class UpstreamQuery:
     @property
     def resnapshot(self) -> str:
         """The command that reads the table once more."""
-        return f"headwater upstream resnapshot --store {shlex.quote(self.store)} --query {shlex.quote(self.query)}"
+        return f"headwater resnapshot --store {shlex.quote(self.store)} --query {shlex.quote(self.query)}"
 
     @property
     def advice(self) -> str:

@@ -55,7 +55,7 @@ class UpstreamStream:
             if row is not None and row.epoch < snapshot_epoch:
                 raise EpochGap(
                     f"Vnode {vnode} stands at epoch {row.epoch}, before the snapshot at {snapshot_epoch}.",
-                    next_step="Read the table once more: headwater upstream resnapshot",
+                    next_step="Read the table once more: headwater resnapshot --store STORE --query NAME",
                 )
         self.phase = self._look()
 
@@ -228,5 +228,5 @@ def joined(parts: Sequence[Part]) -> list[Part]:
 def _gap(least: int, others: int) -> EpochGap:
     return EpochGap(
         f"Vnodes at epoch {least} cannot come to epoch {others}, where others are: the table has no such epoch.",
-        next_step="Read the table once more: headwater upstream resnapshot",
+        next_step="Read the table once more: headwater resnapshot --store STORE --query NAME",
     )

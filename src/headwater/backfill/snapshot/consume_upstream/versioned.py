@@ -29,7 +29,7 @@ from headwater.stream import Epoch, vnodes_of
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.versioned import BaseGone, NotComplete, NotYet, TableNotKept, VersionedTable
 
-RESNAPSHOT: Final = "Read the table once more: headwater upstream resnapshot"
+RESNAPSHOT: Final = "Read the table once more: headwater resnapshot --store STORE --query NAME"
 _LOOK_SECONDS: Final = 0.1
 
 _T = TypeVar("_T")

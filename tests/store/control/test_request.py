@@ -1,4 +1,4 @@
-"""Requests to the owner of a store: done once, answered with what was done, and kept while no owner runs."""
+"""Requests to the owner of a store: done once, answered with what was done, kept while no owner runs, or withdrawn."""
 
 from __future__ import annotations
 
@@ -13,16 +13,26 @@ from typing import Any
 import pytest
 from tests.servers.s3 import s3_server
 
+from headwater import failpoints
+from headwater.control.command import AddTables, Command, NoteEvent
+from headwater.control.errors import NoAnswer, NoSuchRequest, RequestBegun, RequestFailed
+from headwater.control.request import AFTER_CLAIM, CLAIMS, INBOX, Answers, Inbox, Request, ask, leave, queued, withdraw
 from headwater.errors import HeadwaterError, InputError, TransientError
 from headwater.state import Catalog, WriteBatch, open_reader
 from headwater.state.board import open_board
-from headwater.state.errors import NoAnswer, RequestFailed
 from headwater.state.query_store import QueryReader, QueryStore, open_query_store
-from headwater.state.requests import INBOX, Answers, Inbox, Request, ask, leave
 
 pytestmark = pytest.mark.store
 
 OWNER = "owner"
+
+
+def note(number: int = 1, **fields: Any) -> Request:
+    return Request(NoteEvent("orders", str(number)), **fields)
+
+
+def numbers(done: list[Command]) -> list[str]:
+    return [command.text for command in done if isinstance(command, NoteEvent)]
 
 
 class Owner:
@@ -33,11 +43,11 @@ class Owner:
         self._batch = WriteBatch()
         self.answers = Answers(store.catalog, store, self._batch)
         self.inbox = Inbox(location)
-        self.done: list[dict[str, Any]] = []
+        self.done: list[Command] = []
 
     def serve(self, target: str = "", error: HeadwaterError | None = None) -> None:
         for request in self.inbox.open(self.answers, target, now=True):
-            self.done.append(request.detail)
+            self.done.append(request.command)
             self.answers.put(self._batch, request.id, error, {"done": len(self.done)})
 
     def seal(self) -> None:
@@ -95,7 +105,7 @@ def wait_for_one(location: str) -> None:
 
 def test_a_request_is_done_once_and_its_answer_comes_with_the_seal(location: str) -> None:
     with owning(location) as owner:
-        with asking(location, Request("count", {"n": 1})) as found:
+        with asking(location, note()) as found:
             wait_for_one(location)
             owner.serve()
             owner.serve()
@@ -103,13 +113,13 @@ def test_a_request_is_done_once_and_its_answer_comes_with_the_seal(location: str
             owner.seal()
             owner.serve()
         assert found == [{"done": 1}]
-        assert owner.done == [{"n": 1}]
+        assert numbers(owner.done) == ["1"]
         assert not open_board(location).list(INBOX)
 
 
 def test_what_cannot_be_done_is_the_answer(location: str) -> None:
     with owning(location) as owner:
-        with asking(location, Request("count", {})) as found:
+        with asking(location, note()) as found:
             wait_for_one(location)
             owner.serve(error=InputError("It is Sunday.", next_step="Ask again."))
             owner.seal()
@@ -120,25 +130,25 @@ def test_what_cannot_be_done_is_the_answer(location: str) -> None:
 
 
 def test_a_request_waits_for_an_owner(location: str) -> None:
-    request = Request("count", {"n": 1})
+    request = note()
     with asking(location, request, 0.01) as found:
         pass
     assert isinstance(found[0], NoAnswer)
     assert isinstance(found[0], TransientError)
-    assert "is queued" in str(found[0])
+    assert f"headwater requests --store {location} --withdraw {request.id}" in str(found[0]).replace("'", "")
     with owning(location) as owner:
         owner.serve()  # its seal never comes
     with owning(location) as owner:
         owner.serve()
         owner.seal()
-        assert owner.done == [{"n": 1}]
+        assert numbers(owner.done) == ["1"]
     with owning(location) as owner:
         owner.serve()
         assert owner.done == []
     assert not leave_again(location, request)
 
 
-def leave_again(location: str, request: Request) -> list[dict[str, Any]]:
+def leave_again(location: str, request: Request) -> list[Command]:
     """What an owner does when the same request comes once more."""
     assert leave(location, request)
     with owning(location) as owner:
@@ -146,46 +156,140 @@ def leave_again(location: str, request: Request) -> list[dict[str, Any]]:
         return owner.done
 
 
-def test_what_nobody_waits_for_is_not_done_later(location: str) -> None:
-    with asking(location, Request("count", {}, seconds=0.01), 0.01) as found:
-        pass
-    assert isinstance(found[0], NoAnswer)
-    assert not open_board(location).list(INBOX)
-    leave(location, Request("count", {}, seconds=0.01))  # of one that was killed while it waited
+def test_a_withdrawn_request_is_never_done(location: str) -> None:
+    first, second = note(1), note(2)
+    for request in (first, second):
+        leave(location, request)
+    assert [request.id for request in queued(location)] == [first.id, second.id]
     with owning(location) as owner:
-        owner.inbox.open(owner.answers, "another", now=True)
-        end = time.monotonic() + 0.01
-        while time.monotonic() < end:
-            pass
+        owner.inbox.open(owner.answers, "another", now=True)  # it was seen, and is not begun
+        withdraw(location, first.id)
+        owner.serve()
+        owner.seal()
+        owner.serve()
+        assert numbers(owner.done) == ["2"]
+    assert not open_board(location).list(INBOX)
+    assert not open_board(location).list(CLAIMS)
+    for request in (first, second):
+        with pytest.raises(NoSuchRequest, match="answered or withdrawn"):
+            withdraw(location, request.id)
+
+
+def test_a_request_that_was_begun_cannot_be_withdrawn(location: str) -> None:
+    request = note()
+    leave(location, request)
+    with owning(location) as owner:
+        owner.serve()  # its seal never comes
+    with pytest.raises(RequestBegun):
+        withdraw(location, request.id)
+    with owning(location) as owner:
+        owner.serve()
+        owner.seal()
+        assert numbers(owner.done) == ["1"]
+
+
+class Crash(BaseException):
+    """The process is gone."""
+
+
+def test_what_is_withdrawn_by_a_process_that_dies_is_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = note()
+    leave(str(tmp_path), request)
+
+    def crash(point: str) -> None:
+        if point == AFTER_CLAIM:
+            raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "hit", crash)
+        with pytest.raises(Crash):
+            withdraw(str(tmp_path), request.id)
+    withdraw(str(tmp_path), request.id)  # by another one
+    leave(str(tmp_path), note(2, id=request.id))
+    with monkeypatch.context() as patch:
+        patch.setattr(failpoints, "hit", crash)
+        with pytest.raises(Crash):
+            withdraw(str(tmp_path), request.id)
+    with owning(str(tmp_path)) as owner:
         owner.serve()
         assert owner.done == []
+    assert not open_board(str(tmp_path)).list(INBOX)
+    assert not open_board(str(tmp_path)).list(CLAIMS)
+
+
+def test_one_of_the_owner_and_the_one_that_withdraws_has_a_request(location: str) -> None:
+    for number in range(10):
+        request = note(number)
+        leave(location, request)
+        withdrawn: list[bool] = []
+
+        def take_back(taken: str = request.id, outcome: list[bool] = withdrawn) -> None:
+            try:
+                withdraw(location, taken)
+                outcome.append(True)
+            except (RequestBegun, NoSuchRequest):
+                outcome.append(False)
+
+        with owning(location) as owner:
+            thread = threading.Thread(target=take_back)
+            thread.start()
+            owner.serve()
+            owner.seal()
+            thread.join()
+            owner.serve()
+            assert numbers(owner.done) == ([] if withdrawn == [True] else [str(number)])
     assert not open_board(location).list(INBOX)
+    assert not open_board(location).list(CLAIMS)
+
+
+def test_a_wait_that_is_interrupted_withdraws_the_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("headwater.control.request.time.sleep", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        ask(str(tmp_path), note(), lambda: QueryReader(str(tmp_path), OWNER), 10, "owner")
+    assert queued(str(tmp_path)) == []
+
+
+def test_a_request_says_who_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "ada")
+    leave(str(tmp_path), Request(AddTables(("a", "b"))))
+    (request,) = queued(str(tmp_path))
+    assert request.asked_by.startswith("ada@")
+    assert request.command == AddTables(("a", "b"))
+
+
+def test_the_claim_of_a_process_that_died_after_the_answer_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave(str(tmp_path), note())
+    board = open_board(str(tmp_path))
+    with owning(str(tmp_path)) as owner:
+        owner.serve()
+        owner.seal()
+    for name in board.list(INBOX):
+        board.remove(name)
+    assert board.list(CLAIMS)
+    with owning(str(tmp_path)) as owner:
+        owner.serve()
+    assert not board.list(CLAIMS)
 
 
 def test_the_clocks_of_other_hosts_do_not_count(tmp_path: Path) -> None:
-    leave(str(tmp_path), Request("count", {"n": 1}, seconds=60, id=f"{1:032x}", asked_us=1))
+    leave(str(tmp_path), note(id=f"{1:032x}", asked_us=1))
     with owning(str(tmp_path)) as owner:
         owner.serve()
-        assert owner.done == [{"n": 1}]
-
-
-def test_what_was_taken_back_is_not_done(tmp_path: Path) -> None:
-    request = Request("count", {}, seconds=60)
-    with owning(str(tmp_path)) as owner:
-        leave(str(tmp_path), request)
-        owner.inbox.open(owner.answers, "another", now=True)
-        open_board(str(tmp_path)).remove(request.name)
-        owner.serve()
-        assert owner.done == []
+        assert numbers(owner.done) == ["1"]
 
 
 def test_each_query_sees_its_own_requests_the_oldest_first(tmp_path: Path) -> None:
     for number in (3, 1, 2):
-        leave(str(tmp_path), Request("count", {"n": number}, target="orders", asked_us=number))
-    leave(str(tmp_path), Request("count", {"n": 9}, target="items"))
+        leave(str(tmp_path), note(number, target="orders", asked_us=number))
+    leave(str(tmp_path), note(9, target="items"))
     with owning(str(tmp_path)) as owner:
         owner.serve("orders")
-        assert owner.done == [{"n": 1}, {"n": 2}, {"n": 3}]
+        assert numbers(owner.done) == ["1", "2", "3"]
 
 
 def test_many_queries_of_a_process_look_once_for_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,11 +310,14 @@ def test_many_queries_of_a_process_look_once_for_all_of_them(tmp_path: Path, mon
                 assert owner.inbox.open(owner.answers, f"query {query}") == []
             turns += 1
         assert turns > 10
-        assert len(looks) <= 4
+        assert looks.count(INBOX) <= 4
+        assert looks.count(CLAIMS) == 1  # at its start
 
 
 def test_what_is_no_request_is_removed(tmp_path: Path) -> None:
-    for number, text in enumerate((b"", b"[]", b"{}", b'{"kind": "count", "detail": {}, "colour": "red"}')):
+    for number, text in enumerate(
+        (b"", b"[]", b"{}", b'{"command": {"type": "paint"}}', b'{"command": {"type": "drop_sink"}, "id": "1"}')
+    ):
         open_board(str(tmp_path)).create(f"{INBOX}/{number}", text)
     with owning(str(tmp_path)) as owner:
         owner.serve()
@@ -220,7 +327,7 @@ def test_what_is_no_request_is_removed(tmp_path: Path) -> None:
 
 def test_answers_are_in_the_state_of_the_one_that_was_asked(tmp_path: Path) -> None:
     with owning(str(tmp_path)) as owner:
-        leave(str(tmp_path), Request("count", {}))
+        leave(str(tmp_path), note())
         owner.serve()
         owner.seal()
     with open_reader(tmp_path) as reader, reader.snapshot() as view:
