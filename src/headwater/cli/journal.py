@@ -39,10 +39,9 @@ from headwater.journal import (
 )
 from headwater.journal import fork as fork_whole
 from headwater.journal.damage import Verification
-from headwater.journal.entry import SEGMENT_START
+from headwater.journal.entry import SEGMENT_START, is_id
 from headwater.journal.errors import JournalError, SegmentNotFoundError
 from headwater.journal.export import SECRET_NAMES, when
-from headwater.journal.ids import is_id
 from headwater.journal.location import VARIABLE, default_location
 
 app = typer.Typer(help="Look inside a journal: what each run did; check, repair, fork, export.", no_args_is_help=True)

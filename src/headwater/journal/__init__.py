@@ -22,10 +22,9 @@ from headwater.journal.branch import (
     start,
 )
 from headwater.journal.damage import repair, rescue, salvage, verify
-from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewound, Truncation
+from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewound, Truncation, new_id
 from headwater.journal.export import export_jsonl, export_markdown, hide
-from headwater.journal.fs import FsStore
-from headwater.journal.ids import new_id
+from headwater.journal.fs_store import FsStore
 from headwater.journal.location import DEFAULT_LOCATION, open_existing
 from headwater.journal.retention import prune
 from headwater.journal.run_log import RunLog

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from headwater import failpoints
 from headwater.errors import InputError
-from headwater.journal.checks import check_batch_boundary
-from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
+from headwater.journal import scan
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, is_id, new_id
 from headwater.journal.errors import (
     BoundaryNotFoundError,
     CorruptError,
@@ -22,7 +22,6 @@ from headwater.journal.errors import (
     SegmentNotFoundError,
     UnsupportedVersionError,
 )
-from headwater.journal.ids import is_id, new_id
 from headwater.journal.run_state import KEPT, RunState, replay
 from headwater.journal.store import Store
 
@@ -111,7 +110,7 @@ def _state_at(store: Store, session: str, segment: str, seq: int | None) -> tupl
     state = replay(watched())
     if seq and state.entries_count < seq:
         raise BoundaryNotFoundError(segment, seq, store.head(session, segment))
-    check_batch_boundary(last, seq or 0)
+    scan.check_batch_boundary(last, seq or 0)
     return state, EMPTY if last is None else last.head
 
 

@@ -156,13 +156,28 @@ def prepare(entry: Entry, limits: Limits, key: str | None = None) -> Prepared:
     return Prepared(ts, kind, rest, key)
 
 
-def prepare_all(entries: Sequence[Entry], limits: Limits, key: str | None = None) -> list[Prepared]:
-    """All of a batch; the idempotency *key* stands in its last line.
+def check_entries(entries: Iterable[object]) -> None:
+    """:raises InvalidEntryError: one of *entries* is something else."""
+    for entry in entries:
+        if not isinstance(entry, Entry):
+            raise InvalidEntryError(f"Received an entry of type {type(entry).__name__}; valid is Entry.")
 
+
+def prepare_all(entry: Entry | Sequence[Entry], limits: Limits, key: str | None = None) -> list[Prepared]:
+    """One entry, or all of a batch; the idempotency *key* stands in its last line.
+
+    :raises InvalidEntryError: it is empty, or holds something else than entries.
     :raises EntryTooLargeError: also when the batch together is above `limits.batch_bytes`.
     """
+    if isinstance(entry, Entry):
+        return [prepare(entry, limits, key)]
+    given: object = entry
+    entries: list[Any] = list(given) if isinstance(given, Iterable) else [given]
+    check_entries(entries)
+    if not entries:
+        raise InvalidEntryError("Received an empty batch; an append needs at least one entry.")
     last = len(entries) - 1
-    prepared = [prepare(entry, limits, key if place == last else None) for place, entry in enumerate(entries)]
+    prepared = [prepare(each, limits, key if index == last else None) for index, each in enumerate(entries)]
     total = sum(len(item.rest) for item in prepared)
     if total > limits.batch_bytes:
         raise EntryTooLargeError(
@@ -184,25 +199,17 @@ def line(item: Prepared, seq: int, now: int, crc: int, batch: bytes = b"") -> tu
     return b'%b,"crc":"%08x"}\n' % (body, crc), crc
 
 
-def next_line(item: Prepared, after: Head, now: int) -> tuple[bytes, Head]:
-    """The one line that continues a segment at *after*."""
-    seq = after.seq + 1
-    data, crc = line(item, seq, now, after.crc)
-    return data, Head(seq, crc)
-
-
-def lines(items: Sequence[Prepared], after: Head, now: int) -> tuple[list[bytes], Head]:
-    """Lines that continue a segment at *after*; more than one become visible together (`batch`)."""
-    count = len(items)
+def lines(items: Sequence[Prepared], after: Head, now: int) -> tuple[bytes, Head]:
+    """Lines that continue a segment at *after*, and its head then; more than one become visible together (`batch`)."""
+    count, crc = len(items), after.crc
     if count == 1:
-        data, head = next_line(items[0], after, now)
-        return [data], head
+        data, crc = line(items[0], after.seq + 1, now, crc)
+        return data, Head(after.seq + 1, crc)
     done: list[bytes] = []
-    crc = after.crc
-    for place, item in enumerate(items, start=1):
-        data, crc = line(item, after.seq + place, now, crc, b',"batch":[%d,%d]' % (place, count))
+    for number, item in enumerate(items, start=1):
+        data, crc = line(item, after.seq + number, now, crc, b',"batch":[%d,%d]' % (number, count))
         done.append(data)
-    return done, Head(after.seq + count, crc)
+    return b"".join(done), Head(after.seq + count, crc)
 
 
 class WholeSegment:
@@ -210,34 +217,29 @@ class WholeSegment:
 
     Created in one step, it needs no batch marks. Those of a segment's prefix are kept; those of entries
     picked from anywhere, which would make no sense, are left out. A sequence is encoded at once, so that nothing is
-    written when an entry cannot be; an iterator, which may be longer than memory, as its lines are taken.
+    written when an entry cannot be; an iterator, which can be longer than memory, as its lines are taken.
     """
 
     def __init__(self, entries: Iterable[Entry], limits: Limits, now: int) -> None:
         self.head = EMPTY
-        self._limits = limits
-        self._now = now
-        self._pairs: Iterable[tuple[bytes, str | None]]
+        self._limits, self._now = limits, now
+        self._lines: Iterable[bytes]
         if isinstance(entries, Sequence):
             marked = batch_break(entries, None) is None and complete(entries) == len(entries)
-            self._pairs = list(self._encode(entries, marked))
+            self._lines = list(self._encode(entries, marked))
         else:
-            self._pairs = self._encode(entries, False)
+            self._lines = self._encode(entries, False)
 
-    def _encode(self, entries: Iterable[Entry], marked: bool) -> Iterator[tuple[bytes, str | None]]:
+    def _encode(self, entries: Iterable[Entry], marked: bool) -> Iterator[bytes]:
         for entry in entries:
             mark = b',"batch":[%d,%d]' % entry.batch if marked and entry.batch else b""
             item = prepare(entry, self._limits, entry.key)
             data, crc = line(item, self.head.seq + 1, self._now, self.head.crc, mark)
             self.head = Head(self.head.seq + 1, crc)
-            yield data, entry.key
-
-    def with_keys(self) -> Iterator[tuple[bytes, str | None]]:
-        """(line, idempotency key)."""
-        return iter(self._pairs)
+            yield data
 
     def __iter__(self) -> Iterator[bytes]:
-        return (data for data, _ in self._pairs)
+        return iter(self._lines)
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -13,12 +13,10 @@ from typing import NamedTuple
 from headwater import failpoints
 from headwater.journal import codec, scan
 from headwater.journal.branch import Branch, Origin
-from headwater.journal.checks import changed_meanwhile, check_header
 from headwater.journal.codec import DamagedLineError, NewerLineError
-from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, new_id
 from headwater.journal.errors import CorruptError, UnsupportedVersionError
-from headwater.journal.ids import new_id
-from headwater.journal.store import Store
+from headwater.journal.store import Store, changed_meanwhile
 
 MOST_DAMAGES = 1000
 
@@ -150,7 +148,7 @@ class _Walk:
             try:
                 entry = self._decode(data, seq, crc)
                 if entry.seq == 1:
-                    check_header(self._source, *self._ids, [entry])
+                    scan.check_header(self._source, *self._ids, [entry])
             except (DamagedLineError, CorruptError) as reason:
                 if isinstance(reason, NewerLineError):
                     raise UnsupportedVersionError(self._source.name, offset, str(reason)) from None
@@ -219,7 +217,7 @@ def verify(store: Store, session: str, segment: str) -> Verification:
 
     :raises SegmentNotFoundError: there is none.
     """
-    with store.still(session, segment) as source:
+    with store.source(session, segment, still=True) as source:
         walk = _Walk(source, session, segment)
         for _ in walk:
             pass
@@ -233,7 +231,7 @@ def salvage(store: Store, session: str, segment: str) -> Salvage:
 
     For a segment larger than memory: :func:`rescue`, then read the new one.
     """
-    with store.still(session, segment) as source:
+    with store.source(session, segment, still=True) as source:
         walk = _Walk(source, session, segment)
         return Salvage(tuple(walk.committed()), tuple(walk.damages), walk.unverified)
 
@@ -259,7 +257,7 @@ def repair(store: Store, session: str, segment: str) -> Repair:
     :raises CorruptError: the file belongs to another segment: a repair would take all of it.
     :raises BusyError: somebody wrote meanwhile; call again.
     """
-    with store.still(session, segment) as source:
+    with store.source(session, segment, still=True) as source:
         size = source.size()
         walk = _Walk(source, session, segment)
         for _ in walk:
@@ -286,7 +284,7 @@ def rescue(store: Store, session: str, segment: str) -> tuple[Branch, Rescue]:
     :raises BusyError: somebody truncated or repaired it meanwhile; nothing was made.
     """
     name = new_id()
-    with store.still(session, segment) as source:
+    with store.source(session, segment, still=True) as source:
         first = next(iter(_Walk(source, session, segment).committed()), None)
         end, last = source.size(), EMPTY
         for entry in _Walk(source, session, segment).committed():

@@ -1,4 +1,7 @@
-"""The values of a journal: an entry, the head token of a segment, the durability levels, the limits."""
+"""The values of a journal: ids, an entry, the head token of a segment, the durability levels, the limits.
+
+Ids of sessions and segments are UUIDv7, lower case with hyphens: their string order is creation order.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headwater.journal.errors import InvalidEntryError
+from uuid_utils import uuid7
+
+from headwater.journal.errors import InvalidEntryError, InvalidNameError
 
 RESERVED = frozenset({"v", "seq", "ts", "kind", "batch", "key", "crc"})
 """Names that the line format uses itself: no field of an entry may have one."""
@@ -16,7 +21,32 @@ RESERVED = frozenset({"v", "seq", "ts", "kind", "batch", "key", "crc"})
 SEGMENT_START = "segment_start"
 """The kind of a segment's first entry; its `session_id` and `segment_id` must be those of the path."""
 
+_CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", re.ASCII)
 _HEAD = re.compile(r"(\d+)-([0-9a-f]{8})", re.ASCII)
+
+
+def new_id() -> str:
+    """A new id, above all that this process generated before."""
+    return str(uuid7())
+
+
+def is_id(text: str) -> bool:
+    """Is *text* a UUID in canonical spelling?"""
+    return _CANONICAL.fullmatch(text) is not None
+
+
+def check_id(text: str, what: str) -> str:
+    """*text* itself.
+
+    :raises InvalidNameError: when it is not a lower-case hyphenated UUID.
+    """
+    given: object = text
+    if not isinstance(given, str) or not is_id(given):
+        raise InvalidNameError(
+            f"Received {what} `{text}`; valid is a lower-case hyphenated UUID.",
+            next_step="Create one with headwater.journal.new_id().",
+        )
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +142,6 @@ class Truncation:
 
 @dataclass(frozen=True, slots=True)
 class Rewound:
-    """Told by `follow`: the entries after `seq` that it gave before are gone."""
+    """In the stream of `follow`: the entries after `seq` that it gave before were truncated."""
 
     seq: int

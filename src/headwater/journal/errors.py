@@ -60,10 +60,10 @@ class SyncFailedError(StoreIoError, ClosedError):
 
     Never retried: after a failed sync the kernel may have dropped the bytes and report success next time.
 
-    :ivar told: was it raised? `close` raises what nobody heard of.
+    :ivar is_reported: it was raised; `close` raises one that was not.
     """
 
-    told = False
+    is_reported = False
 
 
 class BusyError(JournalError, TransientError):

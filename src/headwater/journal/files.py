@@ -1,14 +1,17 @@
-"""Careful file operations: regular files only, modes 0600/0700, durable creation, whole writes or none."""
+"""Careful file operations: regular files only, modes 0600/0700, durable creation, whole writes or none, and locks."""
 
 from __future__ import annotations
 
 import errno
 import os
 import stat
+import time
 from collections.abc import Iterable
+from fcntl import LOCK_NB, flock
 from pathlib import Path
 
-from headwater.journal.errors import NotARegularFileError, StoreIoError, io_error
+from headwater.journal.errors import BusyError, NotARegularFileError, StoreIoError, io_error
+from headwater.journal.owner import lock_holder
 from headwater.system.files import DIRECTORY_MODE, FILE_MODE
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -27,6 +30,61 @@ def present(path: Path) -> bool:
     except OSError as error:
         raise io_error("look at", path, error) from error
     return True
+
+
+def is_regular(path: Path) -> bool:
+    """Is there a file?
+
+    :raises NotARegularFileError: there is something else. :raises AccessDeniedError: it cannot be known.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise io_error("look at", path, error) from error
+    if not stat.S_ISREG(mode):
+        raise NotARegularFileError("use", str(path), OSError("not a regular file"))
+    return True
+
+
+def entries(directory: Path) -> list[os.DirEntry[str]]:
+    """What is in *directory*; nothing when there is none."""
+    try:
+        with os.scandir(directory) as names:
+            return list(names)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise io_error("list", directory, error) from error
+
+
+def busy(fd: int, path: Path, timeout: float) -> BusyError:
+    """The lock on *path*, open as *fd*, was not free for *timeout* seconds."""
+    holder = lock_holder(fd)
+    by = f" by {holder}" if holder else ""
+    return BusyError(f"{path} was locked{by} for {timeout:g} s.", next_step="Call again.")
+
+
+def take(fd: int, kind: int, path: Path, timeout: float) -> None:
+    """Lock *fd* with `flock`; closing it, or `LOCK_UN`, releases the lock.
+
+    A holder that is stopped, swapped out or waits for its disk does not block others for ever.
+
+    :raises BusyError: not free within *timeout* seconds; names the holder.
+    """
+    deadline, pause = time.monotonic() + timeout, 0.00005
+    while True:
+        try:
+            flock(fd, kind | LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise busy(fd, path, timeout) from None
+        except OSError as error:
+            raise io_error("lock", path, error) from error
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.005)
 
 
 def open_regular(path: Path, flags: int) -> int:

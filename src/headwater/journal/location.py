@@ -7,7 +7,7 @@ from pathlib import Path
 
 from headwater.errors import NotFoundError
 from headwater.journal.errors import JournalError
-from headwater.journal.fs import FsStore
+from headwater.journal.fs_store import FsStore
 
 VARIABLE = "HEADWATER_JOURNAL"
 DEFAULT_LOCATION = Path(".headwater/journal")

@@ -10,11 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import weakref
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
-from headwater.journal import forking
 from headwater.journal.errors import OwnedElsewhereError, io_error
 from headwater.system.process import host_name, started
 
@@ -30,6 +30,31 @@ class Owner:
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, started {self.started}"
 
+
+class Holder(Protocol):
+    """Keeps descriptors or locks of this process."""
+
+    def after_fork(self) -> None:
+        """In a forked child: close inherited descriptors, which share their `flock` with the parent."""
+
+
+_holders: weakref.WeakSet[Holder] = weakref.WeakSet()
+
+
+def register_at_fork(holder: Holder) -> None:
+    """Call `after_fork` of *holder* in each child of `os.fork`, before any other code runs there.
+
+    Without it a child that outlives a killed parent would keep the parent's locks.
+    """
+    _holders.add(holder)
+
+
+def _in_child() -> None:
+    for holder in list(_holders):
+        holder.after_fork()
+
+
+os.register_at_fork(after_in_child=_in_child)
 
 _UNKNOWN = Owner("an unknown host", 0, "at an unknown time")
 
@@ -113,7 +138,7 @@ class OwnerLock:
             fd, self._fd = self._fd, -1
             os.close(fd)
             raise io_error("write", path, error) from error
-        forking.register(self)
+        register_at_fork(self)
 
     def after_fork(self) -> None:
         """In a forked child: not ours, and not kept alive by us."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +12,7 @@ from headwater.journal.store import Store
 
 BETWEEN = failpoints.register("journal.prune.before_session")
 
-Verdict = Literal["expired", "recent", "among the newest", "referenced", "owned", "deleted"]
+Verdict = Literal["expired", "recent", "among the newest", "owned", "deleted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +31,12 @@ def prune(
     older_than_ms: int,
     now: int,
     keep_newest: int = 0,
-    referenced: Container[str] = frozenset(),
     dry_run: bool = True,
 ) -> list[Judged]:
     """Judge all sessions, oldest activity first, and delete the expired ones unless *dry_run*.
 
     :param older_than_ms: a session expires when it was not changed for so long.
     :param keep_newest: so many of the most recently active stay in any case.
-    :param referenced: sessions that something points to; they stay.
     """
     if older_than_ms < 0 or keep_newest < 0:
         raise InputError(f"Received older_than_ms={older_than_ms}, keep_newest={keep_newest}; valid is 0 or more.")
@@ -47,9 +44,7 @@ def prune(
     for place, session in enumerate(store.list_sessions(order_by="active")):
         modified = store.session_modified_at(session) or 0
         verdict: Verdict = "expired"
-        if session in referenced:
-            verdict = "referenced"
-        elif place < keep_newest:
+        if place < keep_newest:
             verdict = "among the newest"
         elif now - modified < older_than_ms:
             verdict = "recent"

@@ -22,7 +22,7 @@ from typing import Any
 from headwater.journal import branch as branches
 from headwater.journal.entry import EMPTY, Entry, Head
 from headwater.journal.errors import HeadConflictError, InvalidEntryError, SegmentCutError, SegmentNotFoundError
-from headwater.journal.fs import now_ms
+from headwater.journal.fs_store import now_ms
 from headwater.journal.run_state import BACKGROUND, OUTPUT, Fold, RunKind, RunState
 from headwater.journal.store import Store
 

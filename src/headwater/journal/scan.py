@@ -17,8 +17,14 @@ from typing import NoReturn, Protocol
 
 from headwater.journal import codec
 from headwater.journal.codec import DamagedLineError, NewerLineError
-from headwater.journal.entry import EMPTY, Entry, Head, Limits
-from headwater.journal.errors import CorruptError, JournalError, UnsupportedVersionError
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, Limits
+from headwater.journal.errors import (
+    BoundaryNotFoundError,
+    CorruptError,
+    InvalidEntryError,
+    JournalError,
+    UnsupportedVersionError,
+)
 
 CHUNK = 1 << 20
 TOO_LONG = "the line is longer than the format allows"
@@ -361,3 +367,52 @@ def next_line(source: Source, offset: int, end: int) -> int | None:
         offset += len(chunk)
         step = min(step * 4, CHUNK)
     return None
+
+
+def stands(source: Source, place: Place) -> bool:
+    """Do the bytes before *place* still end in the head that it states?"""
+    if place.offset > source.size():
+        return False
+    try:
+        return crc_before(source, place.offset) == place.head.crc
+    except DamageError:
+        return False
+
+
+def check_header(source: Source, session: str, segment: str, block: list[Entry]) -> None:
+    """:raises CorruptError: the file's first entry belongs to another session or segment."""
+    first = block[0]
+    if first.seq == 1 and first.kind == SEGMENT_START:
+        for name, value in (("session_id", session), ("segment_id", segment)):
+            if first.fields.get(name, value) != value:
+                raise CorruptError(source.name, 1, 0, 1, f"the file is of another {name}: it was moved or copied here")
+
+
+def check_batch_boundary(last: Entry | None, n: int) -> None:
+    """:raises InvalidEntryError: *last*, the last kept entry, is not the end of its batch."""
+    if last is not None and last.batch is not None and last.batch[0] < last.batch[1]:
+        first = n - last.batch[0]
+        raise InvalidEntryError(
+            f"Entry {n} is inside the batch {first + 1} … {first + last.batch[1]}, which stays whole.",
+            next_step=f"Take {first} or {first + last.batch[1]}.",
+        )
+
+
+def end_of_entry(source: Source, segment: str, n: int) -> tuple[int, Head]:
+    """(offset after entry *n*, head there); looks at the bytes of that entry only.
+
+    :raises BoundaryNotFoundError: no line states this seq.
+    """
+    if n == 0:
+        return 0, EMPTY
+    size = source.size()
+    start = find_seq(source, n, size)
+    if start is None:
+        raise BoundaryNotFoundError(segment, n)
+    end = next_line(source, start, size + 1) or size
+    try:
+        entry = entry_at(source, start, source.read(start, end - start).rstrip(b"\r\n"))
+    except DamageError as damage:
+        raise first_corrupt(source, damage) from None
+    check_batch_boundary(entry, n)
+    return end, entry.head

@@ -16,38 +16,24 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 from headwater.errors import InputError
-from headwater.journal import scan
-from headwater.journal.checks import check_batch_boundary, check_cut, check_header
+from headwater.journal import codec, scan
 from headwater.journal.codec import DamagedLineError
-from headwater.journal.entry import EMPTY, Entry, Head, Limits, Rewound, Truncation
+from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, Limits, Rewound, Truncation, check_id
 from headwater.journal.errors import (
     BoundaryNotFoundError,
+    BusyError,
+    HeadConflictError,
+    InvalidEntryError,
     JournalError,
     SegmentCutError,
 )
-from headwater.journal.ids import check_id
-from headwater.journal.owner import Owner
+from headwater.journal.owner import Owner, OwnerLock
 
 Order = Literal["created", "active"]
 _REMEMBERED = 4096
-
-
-class Ownership(Protocol):
-    """A session held by this process, until `release()` or the end of `with`."""
-
-    @property
-    def owner(self) -> Owner:
-        """This process."""
-
-    def release(self) -> None:
-        """Give it up."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
 
 
 class Store(ABC):
@@ -58,16 +44,12 @@ class Store(ABC):
     # ---- writing -------------------------------------------------------------------------------
 
     @abstractmethod
-    def create_segment(
-        self, session: str, segment: str, entries: Iterable[Entry] = (), *, replacing: Head | None = None
-    ) -> Head:
-        """Make a segment with *entries*, all or nothing, durable on return at every durability level.
+    def create_segment(self, session: str, segment: str, entries: Iterable[Entry] = ()) -> Head:
+        """Create a segment with *entries*, all or nothing, durable on return at every durability level.
 
-        :param entries: a sequence, or an iterator, which is written as it comes and may be longer than memory.
-        :param replacing: put the new content in place of an existing segment that has this head.
-        :raises AlreadyExistsError: the segment exists (and *replacing* is None).
-        :raises SegmentDeletedError: it was deleted before.
-        :raises HeadConflictError: the existing segment has another head than *replacing*.
+        :param entries: a sequence, or an iterator, which is written as it comes and can be longer than memory.
+        :raises AlreadyExistsError: the segment exists.
+        :raises SegmentDeletedError: it, or its session, was deleted.
         :raises InvalidEntryError: the first entry is a `segment_start` of other ids.
         """
 
@@ -92,30 +74,18 @@ class Store(ABC):
         :raises NoRoomError: the disk is full; the log is as before.
         """
 
+    @abstractmethod
     def truncate(
         self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
     ) -> Truncation:
-        """Keep the first *n* entries. The removed ones are saved beside the segment unless *keep_suffix* is False.
+        """Keep the first *n* entries, in place: every byte of them stays, and damage after them can be cut too.
 
-        This default reads all and replaces the segment through :meth:`create_segment`; backends cut in place, which
-        keeps every byte and can also cut damage.
+        The removed ones are saved beside the segment unless *keep_suffix* is False.
 
         :raises BoundaryNotFoundError: there are fewer than *n* entries.
         :raises InvalidEntryError: *n* is inside a batch.
         :raises HeadConflictError: the head is not *expected_head*.
         """
-        entries = self.read_all(session, segment)
-        current = entries[-1].head if entries else EMPTY
-        check_cut(segment, n, current, expected_head)
-        if n == current.seq:
-            return Truncation(current, None)
-        check_batch_boundary(entries[n - 1] if n else None, n)
-        saved = self.save_side(session, segment, f"removed-{n + 1}", n) if keep_suffix else None
-        return Truncation(self.create_segment(session, segment, entries[:n], replacing=current), saved)
-
-    @abstractmethod
-    def save_side(self, session: str, segment: str, label: str, after: int) -> str:
-        """Save a copy of all bytes after entry *after* beside the segment, durably; returns its name."""
 
     @abstractmethod
     def cut(self, session: str, segment: str, offset: int, label: str | None, expected_size: int) -> str | None:
@@ -135,21 +105,14 @@ class Store(ABC):
         """The trace records that are kept, oldest first; unreadable ones are left out."""
 
     @abstractmethod
-    def delete_segment(self, session: str, segment: str, *, expected_head: Head | None = None) -> bool:
-        """Delete with a tombstone: it never comes back. False when there was none.
-
-        :raises HeadConflictError: the head is not *expected_head*; nothing was deleted.
-        """
-
-    @abstractmethod
     def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
-        """Delete all segments, traces and saved bytes of a session, with a tombstone. False when there was none.
+        """Delete a session with all that belongs to it: it never comes back. False when there was none.
 
         :param modified_at: delete only when this is still its :meth:`session_modified_at`; else False.
         """
 
     @abstractmethod
-    def own(self, session: str) -> Ownership:
+    def own(self, session: str) -> OwnerLock:
         """Become the one writer of *session* among those who ask.
 
         :raises OwnedElsewhereError: names the host, pid and start time of the owner.
@@ -165,9 +128,9 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Sync what `flush` still owes and let go of all files. The store cannot be used after it.
+        """Sync what `flush` still owes and close all files. The store cannot be used after it.
 
-        :raises SyncFailedError: that sync failed, or an earlier one did and nobody was told.
+        :raises SyncFailedError: that sync failed, or an earlier one did, which no call has reported.
         """
 
     def __enter__(self) -> Self:
@@ -203,23 +166,15 @@ class Store(ABC):
         times = (self.modified_at(session, segment) for segment in self.segment_ids(session))
         return max((time for time in times if time is not None), default=None)
 
-    def list_sessions(
-        self, *, limit: int | None = None, after: str | None = None, order_by: Order = "created"
-    ) -> list[str]:
-        """Sessions, most recently created first, or most recently active first.
+    def list_sessions(self, *, limit: int | None = None, order_by: Order = "created") -> list[str]:
+        """Sessions, most recently created first, or most recently active first."""
+        return _newest_first(self.session_ids(), order_by, self.session_modified_at)[:limit]
 
-        :param after: continue after this one: the last of the page before.
-        """
-        return _page(self.session_ids(), limit, after, order_by, self.session_modified_at)
-
-    def list_segments(
-        self, session: str, *, limit: int | None = None, after: str | None = None, order_by: Order = "created"
-    ) -> list[str]:
+    def list_segments(self, session: str, *, limit: int | None = None, order_by: Order = "created") -> list[str]:
         """Segments of *session*, most recent first; none for an unknown session."""
-        check_id(session, "session")
-        return _page(
-            self.segment_ids(session), limit, after, order_by, lambda segment: self.modified_at(session, segment)
-        )
+        return _newest_first(self.segment_ids(session), order_by, lambda segment: self.modified_at(session, segment))[
+            :limit
+        ]
 
     def lookup_session_of(self, segment: str) -> str | None:
         """The session that holds *segment*, the newest when several do; None when none does."""
@@ -229,15 +184,11 @@ class Store(ABC):
     # ---- reading -------------------------------------------------------------------------------
 
     @abstractmethod
-    def source(self, session: str, segment: str) -> AbstractContextManager[scan.Source]:
-        """The segment's bytes, for reading.
+    def source(self, session: str, segment: str, *, still: bool = False) -> AbstractContextManager[scan.Source]:
+        """The segment's bytes, for reading. :param still: no writer is inside an append or truncation meanwhile.
 
         :raises SegmentNotFoundError: there is none.
         """
-
-    @abstractmethod
-    def still(self, session: str, segment: str) -> AbstractContextManager[scan.Source]:
-        """The same, while no writer is inside an append or truncation."""
 
     def head(self, session: str, segment: str) -> Head:
         """The head, from the last line only: its price does not grow with the segment."""
@@ -249,7 +200,7 @@ class Store(ABC):
 
     def _settled_end(self, session: str, segment: str) -> scan.Place:
         """The end as seen while nobody writes: what looks damaged now is."""
-        with self.still(session, segment) as source:
+        with self.source(session, segment, still=True) as source:
             try:
                 return scan.end_of(source)
             except scan.DamageError as damage:
@@ -316,7 +267,7 @@ class Store(ABC):
             try:
                 place = _place(source, seq)
             except scan.DamageError:
-                with self.still(session, segment) as settled:
+                with self.source(session, segment, still=True) as settled:
                     place = _place_by_reading(settled, seq)
             if after is not None and after != EMPTY and (place is None or place.head != after):
                 raise SegmentCutError(segment, after.seq)
@@ -326,7 +277,7 @@ class Store(ABC):
                 forward = scan.Forward(source, place)
                 try:
                     for block in forward:
-                        check_header(source, session, segment, block)
+                        scan.check_header(source, session, segment, block)
                         yield block
                     return
                 except scan.DamageError as damage:
@@ -334,15 +285,15 @@ class Store(ABC):
                     error = self._confirm(session, segment, place, damage)
                     if error is not None:
                         if isinstance(damage, scan.FoundDamageError) and damage.before:
-                            check_header(source, session, segment, damage.before)
+                            scan.check_header(source, session, segment, damage.before)
                             yield damage.before
                         raise error from None
                 # A truncation and an append passed between two reads: go on from the last good place.
 
     def _confirm(self, session: str, segment: str, place: scan.Place, damage: scan.DamageError) -> JournalError | None:
         """What *damage* found after *place* really is; None when it is gone while nobody writes."""
-        with self.still(session, segment) as source:
-            if not _stands(source, place):
+        with self.source(session, segment, still=True) as source:
+            if not scan.stands(source, place):
                 return SegmentCutError(segment, place.head.seq)
             again = scan.Forward(source, place)
             try:
@@ -371,11 +322,11 @@ class Store(ABC):
                     if expected is not None and entry.head != expected:
                         raise scan.DamageError(scan.Place(offset, expected), DamagedLineError("of another history"))
                     if entry.seq == 1:
-                        check_header(source, session, segment, [entry])
+                        scan.check_header(source, session, segment, [entry])
                     yield entry
                     expected = Head(entry.seq - 1, before)
             except scan.DamageError:
-                with self.still(session, segment) as settled:
+                with self.source(session, segment, still=True) as settled:
                     scan.check(settled)
                 raise SegmentCutError(segment, expected.seq if expected else end.head.seq) from None
 
@@ -460,27 +411,37 @@ def _place_by_reading(source: scan.Source, seq: int) -> scan.Place | None:
     return None
 
 
-def _stands(source: scan.Source, place: scan.Place) -> bool:
-    """Do the bytes before *place* still end in the head that it states?"""
-    if place.offset > source.size():
-        return False
-    try:
-        return scan.crc_before(source, place.offset) == place.head.crc
-    except scan.DamageError:
-        return False
-
-
-def _page(
-    names: list[str], limit: int | None, after: str | None, order_by: Order, active: Callable[[str], int | None]
-) -> list[str]:
+def _newest_first(names: list[str], order_by: Order, active: Callable[[str], int | None]) -> list[str]:
     if order_by == "active":
-        keyed = sorted(((active(name) or 0, name) for name in names), reverse=True)
-        ordered = [name for _, name in keyed]
-    else:
-        ordered = sorted(names, reverse=True)
-    if after is not None:
-        if after in ordered:
-            ordered = ordered[ordered.index(after) + 1 :]
-        elif order_by == "created":  # it was deleted meanwhile
-            ordered = [name for name in ordered if name < after]
-    return ordered[:limit]
+        return [name for _, name in sorted(((active(name) or 0, name) for name in names), reverse=True)]
+    return sorted(names, reverse=True)
+
+
+# -- what every backend checks in the same way ---------------------------------------------------------------------
+
+
+def changed_meanwhile(segment: str) -> BusyError:
+    """For a `cut` that was planned for other bytes."""
+    return BusyError(f"Segment {segment} was changed while it was read.", next_step="Call again.")
+
+
+def check_cut(segment: str, n: int, current: Head, expected: Head | None) -> None:
+    """The checks of `truncate`."""
+    if n < 0:
+        raise InputError(f"Received n={n}; valid is 0 or more.")
+    if expected is not None and expected != current:
+        raise HeadConflictError(segment, expected, current)
+    if n > current.seq:
+        raise BoundaryNotFoundError(segment, n, current)
+
+
+def check_new_header(session: str, segment: str, entries: Iterable[Entry]) -> None:
+    """:raises InvalidEntryError: the first entry of a sequence is a `segment_start` of other ids."""
+    if not isinstance(entries, Sequence):
+        return
+    codec.check_entries(entries)
+    if entries and entries[0].kind == SEGMENT_START:
+        for name, value in (("session_id", session), ("segment_id", segment)):
+            stated = entries[0].fields.get(name, value)
+            if stated != value:
+                raise InvalidEntryError(f"The {SEGMENT_START} entry states {name} {stated}, the segment has {value}.")

@@ -11,13 +11,13 @@ import json
 import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Mapping
+from fcntl import LOCK_EX
 from pathlib import Path
 from typing import Any
 
-from headwater.journal import files, forking, locks
+from headwater.journal import files
 
 _log = logging.getLogger(__name__)
 _PATIENCE = 0.1  # seconds for another process that writes the same trace; a record is not worth more
@@ -30,13 +30,7 @@ class TraceFiles:
         self._root = root
         self._max_bytes = max_bytes
         self._keep = keep
-        self._lock = threading.Lock()
         self._warned: set[str] = set()
-        forking.register(self)
-
-    def after_fork(self) -> None:
-        """In a forked child: a thread that held the lock is not here to give it back."""
-        self._lock = threading.Lock()
 
     def _path(self, session: str, segment: str, number: int = 0) -> Path:
         return self._root / session / (f"{segment}.{number}.jsonl" if number else f"{segment}.jsonl")
@@ -46,8 +40,7 @@ class TraceFiles:
         try:
             text = json.dumps({"ts": time.time_ns() // 1_000_000, **record}, ensure_ascii=False, separators=(",", ":"))
             data = text.encode(errors="replace") + b"\n"
-            with self._lock:
-                self._write(session, segment, data)
+            self._write(session, segment, data)
         except Exception as error:  # best effort is the contract: nothing may reach the caller
             if segment not in self._warned:
                 self._warned.add(segment)
@@ -65,7 +58,7 @@ class TraceFiles:
                 files.make_directory(path.parent)
                 continue
             try:
-                locks.take(fd, locks.EXCLUSIVE, path, _PATIENCE)
+                files.take(fd, LOCK_EX, path, _PATIENCE)
                 status = os.fstat(fd)
                 if status.st_nlink == 0 or status.st_ino != path.stat().st_ino:
                     continue  # rotated by another process meanwhile
@@ -100,14 +93,6 @@ class TraceFiles:
                     continue
                 if isinstance(record, dict):
                     yield record
-
-    def remove(self, session: str, segment: str) -> None:
-        """Forget a segment's trace, best effort as all of it."""
-        for number in range(self._keep + 1):
-            try:
-                self._path(session, segment, number).unlink(missing_ok=True)
-            except OSError as error:
-                _log.warning("trace of segment %s was not removed: %s", segment, type(error).__name__)
 
     def remove_session(self, session: str) -> None:
         """Forget all traces of a session."""

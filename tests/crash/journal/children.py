@@ -47,10 +47,6 @@ def step(root: str, action: str, session: str, segment: str, extra: str) -> None
         store.create_segment(session, extra, [Entry("new", {"n": 1}), Entry("new", {"n": 2})])
     elif action == "truncate":
         store.truncate(session, segment, 1)
-    elif action == "default-truncate":
-        Store.truncate(store, session, segment, 1)
-    elif action == "delete":
-        store.delete_segment(session, segment)
     elif action == "delete-session":
         store.delete_session(session)
     elif action == "fork":

@@ -26,11 +26,8 @@ ACTIONS = {
     "journal.fs.append.": "append",
     "journal.fs.tail.": "append",
     "journal.fs.create.": "create",
-    "journal.fs.replace.": "default-truncate",
     "journal.fs.cut.": "truncate",
-    "journal.fs.delete.": "delete",
     "journal.fs.delete_session.": "delete-session",
-    "journal.fs.retire.": "default-truncate",
     "journal.fork.": "fork",
     "journal.repair.": "repair",
     "journal.rescue.": "rescue",
@@ -44,12 +41,8 @@ DONE = {
     "journal.fs.create.after_link",
     "journal.fs.create.after_unlink",
     "journal.fs.create.after_directory_sync",
-    "journal.fs.replace.after_rename",
-    "journal.fs.replace.after_directory_sync",
     "journal.fs.cut.after_cut",
     "journal.fs.cut.after_sync",
-    "journal.fs.delete.after_unlink",
-    "journal.fs.delete.after_directory_sync",
     "journal.fork.after_create",
     "journal.repair.after_cut",
 }
@@ -86,20 +79,13 @@ def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new(name: str, tmp_path:
                 assert numbers(store, session, extra) == [1, 2]
             else:
                 store.create_segment(session, extra, [Entry("new", {"n": 1})])
-        elif action in ("truncate", "default-truncate"):
+        elif action == "truncate":
             assert numbers(store, session, segment) == ([1] if done else [1, 2, 3])
             if done and isinstance(store, FsStore):
                 saved = b"".join(file.read_bytes() for file in path.parent.glob("*.saved"))
                 assert path.read_bytes() + saved == before
-        elif action == "delete":
-            assert store.exists(session, segment) != done
-            if not done:
-                assert numbers(store, session, segment) == [1, 2, 3]
-            store.delete_segment(session, segment)
-            assert not store.exists(session, segment)
-            return
         elif action == "delete-session":
-            gone = name.endswith("after_segments")
+            gone = name.endswith("after_removal")
             assert store.exists(session, segment) != gone
             if not gone:
                 assert numbers(store, session, segment) == [1, 2, 3]
@@ -147,16 +133,3 @@ def test_what_a_crashed_creation_left_is_ignored_and_swept(tmp_path: Path) -> No
         os.utime(left, (long_ago, long_ago))
         store.create_segment(session, new_id())
         assert not left.exists()
-
-
-def test_a_delete_is_noticed_although_a_crashed_creation_left_a_second_name(tmp_path: Path) -> None:
-    """Scenario z: the link count of the log must fall to zero, or an open store would go on appending to nowhere."""
-    session, segment, extra = new_id(), new_id(), new_id()
-    with open_store(tmp_path) as store, open_store(tmp_path) as other:
-        store.create_segment(session, segment)
-        arguments = ("step", tmp_path, "create", session, segment, extra)
-        finish(start(*arguments, failpoints="journal.fs.create.after_link=kill"), -signal.SIGKILL)
-        other.append(session, extra, Entry("x"))
-        assert store.delete_segment(session, extra)
-        with pytest.raises(LookupError):
-            other.append(session, extra, Entry("late"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.property.journal.test_model import ENTRIES
 
 from headwater.journal import Entry, Head, Limits
-from headwater.journal.codec import DamagedLineError, decode, next_line, prepare, stated_crc, stated_seq
+from headwater.journal.codec import DamagedLineError, decode, lines, prepare, stated_crc, stated_seq
 
 HEADS = st.builds(Head, seq=st.integers(0, 2**62), crc=st.integers(0, 2**32 - 1))
 
@@ -16,7 +16,7 @@ HEADS = st.builds(Head, seq=st.integers(0, 2**62), crc=st.integers(0, 2**32 - 1)
 @settings(deadline=None)
 @given(entry=ENTRIES, after=HEADS, key=st.none() | st.text(min_size=1, max_size=10))
 def test_an_entry_survives_its_line(entry: Entry, after: Head, key: str | None) -> None:
-    data, head = next_line(prepare(entry, Limits(), key), after, 0)
+    data, head = lines([prepare(entry, Limits(), key)], after, 0)
     assert data.count(b"\n") == 1
     assert data.endswith(b"\n")
     read = decode(data[:-1], head.seq, after.crc)
@@ -33,7 +33,7 @@ def test_an_entry_survives_its_line(entry: Entry, after: Head, key: str | None) 
 @settings(deadline=None)
 @given(entry=ENTRIES, after=HEADS, data=st.data())
 def test_a_changed_byte_is_always_seen(entry: Entry, after: Head, data: st.DataObject) -> None:
-    line, head = next_line(prepare(entry, Limits()), after, 0)
+    line, head = lines([prepare(entry, Limits())], after, 0)
     place = data.draw(st.integers(0, len(line) - 2))
     flip = data.draw(st.integers(1, 255))
     changed = bytearray(line[:-1])
@@ -46,7 +46,7 @@ def test_a_changed_byte_is_always_seen(entry: Entry, after: Head, data: st.DataO
 @given(entry=ENTRIES, after=HEADS, other=HEADS)
 def test_a_line_fits_after_its_own_predecessor_only(entry: Entry, after: Head, other: Head) -> None:
     assume(after != other)
-    line, head = next_line(prepare(entry, Limits()), after, 0)
+    line, head = lines([prepare(entry, Limits())], after, 0)
     with pytest.raises(DamagedLineError):
         decode(line[:-1], other.seq + 1, other.crc)
     assert decode(line[:-1], head.seq, after.crc).seq == head.seq

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Self
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from headwater.journal import codec, scan
-from headwater.journal.checks import as_batch, changed_meanwhile, check_cut, check_new_header, end_of_entry
-from headwater.journal.entry import Entry, Head, Limits, Truncation
+from headwater.journal.entry import Entry, Head, Limits, Truncation, check_id, new_id
 from headwater.journal.errors import (
     AlreadyExistsError,
     HeadConflictError,
-    OwnedElsewhereError,
     SegmentDeletedError,
     SegmentNotFoundError,
     StoreClosedError,
 )
-from headwater.journal.fs import now_ms
-from headwater.journal.ids import check_id, new_id
-from headwater.journal.owner import Owner, process
-from headwater.journal.store import Store
+from headwater.journal.fs_store import now_ms
+from headwater.journal.owner import Owner, OwnerLock, current_owner
+from headwater.journal.store import Store, changed_meanwhile, check_cut, check_new_header
 
 
 class MemorySource:
@@ -39,26 +37,8 @@ class MemorySource:
         return bytes(self._data[offset : offset + length])
 
 
-class MemoryOwnership:
-    """A session held inside this process."""
-
-    def __init__(self, held: set[str], session: str, owner: Owner) -> None:
-        self._held = held
-        self._session = session
-        self.owner = owner
-
-    def release(self) -> None:
-        self._held.discard(self._session)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
 class MemoryStore(Store):
-    """Everything in dictionaries, under one lock."""
+    """Everything in dictionaries, under one lock. Owners are locks of files here, too."""
 
     def __init__(self, *, limits: Limits | None = None, clock: Callable[[], int] = now_ms) -> None:
         self.limits = limits or Limits()
@@ -67,17 +47,16 @@ class MemoryStore(Store):
         self.data: dict[tuple[str, str], bytearray] = {}
         self.saved: dict[str, bytes] = {}
         self._modified: dict[tuple[str, str], int] = {}
-        self._deleted: set[tuple[str, str]] = set()
-        self._deleted_sessions: set[str] = set()
+        self._deleted: set[str] = set()
         self._traces: dict[tuple[str, str], list[dict[str, Any]]] = {}
-        self._owned: set[str] = set()
         self._closed = False
+        self._owners = TemporaryDirectory()
 
     def _bytes(self, session: str, segment: str) -> bytearray:
         if self._closed:
             raise StoreClosedError("The store is closed.", next_step="Open it again.")
         key = (check_id(session, "session"), check_id(segment, "segment"))
-        if key in self._deleted or session in self._deleted_sessions:
+        if session in self._deleted:
             raise SegmentDeletedError(session, segment)
         if key not in self.data:
             raise SegmentNotFoundError(session, segment)
@@ -95,8 +74,8 @@ class MemoryStore(Store):
         expected_head: Head | None = None,
         idempotency_key: str | None = None,
     ) -> Head:
-        items = codec.prepare_all(as_batch(entry), self.limits, idempotency_key)
-        with self.still(session, segment) as source:
+        items = codec.prepare_all(entry, self.limits, idempotency_key)
+        with self.source(session, segment, still=True) as source:
             try:
                 if idempotency_key is not None:
                     for block in scan.Forward(source):
@@ -108,25 +87,19 @@ class MemoryStore(Store):
                 raise scan.first_corrupt(source, damage) from None
             if expected_head is not None and expected_head != end.head:
                 raise HeadConflictError(segment, expected_head, end.head)
-            lines, head = codec.lines(items, end.head, self._clock())
-            self._bytes(session, segment)[end.offset :] = b"".join(lines)
+            data, head = codec.lines(items, end.head, self._clock())
+            self._bytes(session, segment)[end.offset :] = data
             self._touch(session, segment)
             return head
 
-    def create_segment(
-        self, session: str, segment: str, entries: Iterable[Entry] = (), *, replacing: Head | None = None
-    ) -> Head:
+    def create_segment(self, session: str, segment: str, entries: Iterable[Entry] = ()) -> Head:
         key = (check_id(session, "session"), check_id(segment, "segment"))
         check_new_header(session, segment, entries)
         lines = codec.WholeSegment(entries, self.limits, self._clock())
         with self._lock:
-            if replacing is not None:
-                current = self.head(session, segment)
-                if current != replacing:
-                    raise HeadConflictError(segment, replacing, current)
-            elif key in self._deleted or session in self._deleted_sessions:
+            if session in self._deleted:
                 raise SegmentDeletedError(session, segment)
-            elif key in self.data:
+            if key in self.data:
                 raise AlreadyExistsError(
                     f"Session {session} has a segment {segment} already.",
                     next_step="Append to it, or create one with a new id.",
@@ -138,7 +111,7 @@ class MemoryStore(Store):
     def truncate(
         self, session: str, segment: str, n: int, *, expected_head: Head | None = None, keep_suffix: bool = True
     ) -> Truncation:
-        with self.still(session, segment) as source:
+        with self.source(session, segment, still=True) as source:
             current: Head | None = None
             try:
                 current = scan.end_of(source).head
@@ -148,14 +121,9 @@ class MemoryStore(Store):
             check_cut(segment, n, current or Head(max(n, 0), 0), expected_head)
             if current is not None and n == current.seq:
                 return Truncation(current, None)
-            offset, head = end_of_entry(source, segment, n)
+            offset, head = scan.end_of_entry(source, segment, n)
             label = f"removed-{n + 1}" if keep_suffix else None
             return Truncation(head, self.cut(session, segment, offset, label, source.size()))
-
-    def save_side(self, session: str, segment: str, label: str, after: int) -> str:
-        with self.still(session, segment) as source:
-            offset, _ = end_of_entry(source, segment, after)
-            return self._save(segment, label, source.read(offset, source.size()))
 
     def _save(self, segment: str, label: str, data: bytes) -> str:
         name = f"memory#{segment}.{label}.{new_id()[-12:]}"
@@ -180,49 +148,30 @@ class MemoryStore(Store):
     def iter_trace(self, session: str, segment: str) -> Iterator[dict[str, Any]]:
         return iter(list(self._traces.get((session, segment), [])))
 
-    def delete_segment(self, session: str, segment: str, *, expected_head: Head | None = None) -> bool:
-        with self._lock:
-            try:
-                self._bytes(session, segment)
-            except SegmentNotFoundError:
-                return False
-            if expected_head is not None:
-                current = self.head(session, segment)
-                if current != expected_head:
-                    raise HeadConflictError(segment, expected_head, current)
-            del self.data[session, segment]
-            self._deleted.add((session, segment))
-            self._traces.pop((session, segment), None)
-        return True
-
     def delete_session(self, session: str, *, modified_at: int | None = None) -> bool:
         with self._lock:
             if modified_at is not None and self.session_modified_at(session) != modified_at:
                 return False
             segments = self.segment_ids(session)
             for segment in segments:
-                self.delete_segment(session, segment)
+                del self.data[session, segment]
+                self._traces.pop((session, segment), None)
             if segments:
-                self._deleted_sessions.add(session)
+                self._deleted.add(session)
         return bool(segments)
 
-    def own(self, session: str) -> MemoryOwnership:
-        check_id(session, "session")
-        with self._lock:
-            owner = process(os.getpid())
-            if session in self._owned:
-                raise OwnedElsewhereError(f"Session {session}", owner)
-            self._owned.add(session)
-        return MemoryOwnership(self._owned, session, owner)
+    def own(self, session: str) -> OwnerLock:
+        return OwnerLock(Path(self._owners.name) / check_id(session, "session"), f"Session {session}")
 
     def owner(self, session: str) -> Owner | None:
-        return process(os.getpid()) if session in self._owned else None
+        return current_owner(Path(self._owners.name) / check_id(session, "session"))
 
     def sync(self, session: str, segment: str) -> None:
         self._bytes(session, segment)
 
     def close(self) -> None:
         self._closed = True
+        self._owners.cleanup()
 
     def exists(self, session: str, segment: str) -> bool:
         try:
@@ -245,10 +194,6 @@ class MemoryStore(Store):
         return f"memory#{segment}"
 
     @contextmanager
-    def source(self, session: str, segment: str) -> Iterator[scan.Source]:
-        yield MemorySource(self._bytes(session, segment), self.location(session, segment))
-
-    @contextmanager
-    def still(self, session: str, segment: str) -> Iterator[scan.Source]:
-        with self._lock:
+    def source(self, session: str, segment: str, *, still: bool = False) -> Iterator[scan.Source]:
+        with self._lock if still else nullcontext():
             yield MemorySource(self._bytes(session, segment), self.location(session, segment))

@@ -95,7 +95,6 @@ def test_a_missing_segment_is_not_found_by_every_read_and_write(store: Store, id
             lambda s=session, g=segment: store.append(s, g, Entry("x")),
             lambda s=session, g=segment: store.append(s, g, Entry("x"), expected_head=EMPTY),
             lambda s=session, g=segment: store.truncate(s, g, 0),
-            lambda s=session, g=segment: Store.truncate(store, s, g, 0),
             lambda s=session, g=segment: store.sync(s, g),
             lambda s=session, g=segment: next(store.follow(s, g)),
         ):
@@ -103,7 +102,6 @@ def test_a_missing_segment_is_not_found_by_every_read_and_write(store: Store, id
                 call()
             assert isinstance(caught.value, NotFoundError)
         assert not store.exists(session, segment)
-        assert not store.delete_segment(session, segment)
 
 
 def test_create_on_an_existing_segment_is_refused_and_changes_nothing(store: Store, ids: Ids) -> None:

@@ -190,9 +190,9 @@ def test_repair_of_damage_inside_a_batch_takes_the_whole_batch(backend: Backend,
 
 def test_a_batch_that_was_left_incomplete_in_the_middle_is_damage(backend: Backend, ids: Ids) -> None:
     """Only a foreign writer can make it: the checksums are right, the batch marks are not."""
-    first, head = codec.next_line(codec.prepare(Entry("a"), Limits()), EMPTY, 0)
+    first, head = codec.lines([codec.prepare(Entry("a"), Limits())], EMPTY, 0)
     half, crc = codec.line(codec.prepare(Entry("b"), Limits()), 2, 0, head.crc, b',"batch":[1,2]')
-    after, _ = codec.next_line(codec.prepare(Entry("c"), Limits()), Head(2, crc), 0)
+    after, _ = codec.lines([codec.prepare(Entry("c"), Limits())], Head(2, crc), 0)
     backend.put_bytes(*ids, first + half + after)
     with pytest.raises(CorruptError) as caught:
         backend.store.read_all(*ids)

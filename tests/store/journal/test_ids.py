@@ -8,8 +8,8 @@ import uuid
 
 import pytest
 
+from headwater.journal.entry import check_id, is_id, new_id
 from headwater.journal.errors import InvalidNameError
-from headwater.journal.ids import check_id, is_id, new_id
 
 
 def test_an_id_is_a_version_seven_uuid_with_its_time() -> None:

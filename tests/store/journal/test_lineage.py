@@ -139,7 +139,7 @@ def test_a_head_that_went_back_makes_a_fork_too(store: Store) -> None:
     state = replay(store.read_all(branch.session, branch.segment))
     store.truncate(branch.session, branch.segment, 2)
     assert ensure_head_or_fork(store, branch.session, branch.segment, branch.head, state).segment != branch.segment
-    store.delete_segment(branch.session, branch.segment)
+    store.delete_session(branch.session)
     with pytest.raises(SegmentNotFoundError):
         ensure_head_or_fork(store, branch.session, branch.segment, branch.head, state)
 
@@ -158,7 +158,13 @@ def test_a_fork_of_a_fork_names_its_direct_parent(backend: Backend) -> None:
     assert [branch.segment for branch in children(store, root.session, root.segment)] == [child.segment]
     assert [branch.segment for branch in children(store, child.session, child.segment)] == [grandchild.segment]
     assert state_of(store, grandchild) == state_of(store, child)
-    store.delete_segment(root.session, root.segment)
+
+
+def test_a_lineage_ends_at_an_ancestor_that_was_deleted(store: Store) -> None:
+    root = some_run(store)
+    child = fork(store, root.session, root.segment)
+    grandchild = fork(store, child.session, child.segment)
+    store.delete_session(root.session)
     assert [o.segment for o in lineage(store, grandchild.session, grandchild.segment)] == [child.segment, root.segment]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,24 +56,3 @@ def test_a_trace_that_another_process_locked_is_dropped(tmp_path: Path) -> None:
         assert not traces.append("s", "g", {"n": 2})
     assert traces.append("s", "g", {"n": 3})
     assert [record["n"] for record in traces.iter("s", "g")] == [1, 3]
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
-def test_a_child_forked_while_a_trace_was_written_can_write_its_own(tmp_path: Path) -> None:
-    traces = TraceFiles(tmp_path)
-    inside, go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with traces._lock:
-            inside.set()
-            go.wait()
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    inside.wait()
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if traces._lock.acquire(timeout=1) else 1)
-    go.set()
-    holder.join()
-    assert os.waitpid(child, 0)[1] == 0

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import os
-import resource
 import shutil
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.store.journal.backends import Backend
 
-from headwater.journal import Entry, FsStore, Head, log_file, new_id
+from headwater.journal import Entry, FsStore, Head, new_id
 from headwater.journal.errors import SegmentDeletedError, SegmentNotFoundError
-from headwater.journal.fs_layout import Layout
-
-
-@pytest.fixture(autouse=True)
-def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changes by hand are noticed within a fifth of a second; the tests do not wait for it."""
-    monkeypatch.setattr(log_file, "_LOOK_AGAIN", 0.0)
 
 
 @pytest.fixture
@@ -41,18 +32,9 @@ def test_a_deletion_is_noticed_although_a_backup_holds_a_hard_link(fs: Backend, 
     store, ids, path = log
     os.link(path, path.with_suffix(".backup"))
     with fs.open() as other:
-        other.delete_segment(*ids)
+        other.delete_session(ids[0])
     with pytest.raises(SegmentDeletedError):
         store.append(*ids, Entry("late"))
-
-
-def test_a_replacement_is_noticed_although_a_backup_holds_a_hard_link(fs: Backend, log: Log) -> None:
-    store, ids, path = log
-    os.link(path, path.with_suffix(".backup"))
-    with fs.open() as other:
-        other.create_segment(*ids, [Entry("new")], replacing=other.head(*ids))
-        store.append(*ids, Entry("next"))
-        assert [entry.kind for entry in other.read_all(*ids)] == ["new", "next"]
 
 
 def test_a_log_restored_from_a_copy_gets_the_next_entry(log: Log) -> None:
@@ -79,24 +61,6 @@ def test_a_log_whose_directory_was_moved_is_not_written_any_more(log: Log, above
     assert next(moved.rglob("*.jsonl")).read_bytes() == before
 
 
-def test_a_creation_that_meets_a_deletion_of_its_name_brings_nothing_back(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The creation looked for a tombstone before there was one, and linked after the old log was gone."""
-    store, ids, path = log
-    create = Layout.create
-
-    def slow(self: Layout, *args: Any) -> None:
-        monkeypatch.setattr(Layout, "create", create)
-        store.delete_segment(*ids)
-        create(self, *args)
-
-    monkeypatch.setattr(Layout, "create", slow)
-    with pytest.raises(SegmentDeletedError):
-        store.create_segment(*ids, [Entry("again")])
-    assert not path.exists()
-
-
 def test_what_was_appended_while_the_store_closed_is_synced_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,18 +85,3 @@ def test_what_was_appended_while_the_store_closed_is_synced_too(
     store.close()
     assert heads[0].seq == 1
     assert synced == [(tmp_path / "j" / ids[0] / f"{ids[1]}.jsonl").stat().st_size]
-
-
-def test_a_log_as_long_as_a_file_may_be_can_be_deleted(log: Log) -> None:
-    """It cannot be made a byte longer; other writers notice the deletion all the same."""
-    store, ids, path = log
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with FsStore(store.root, durability="none") as other:
-        other.append(*ids, Entry("third"))
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
-        try:
-            assert store.delete_segment(*ids)
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        with pytest.raises(SegmentDeletedError):
-            other.append(*ids, Entry("late"))

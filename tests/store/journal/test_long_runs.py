@@ -107,18 +107,18 @@ SHAPES: list[Any] = [5, "text", [5], [[]], {"a": 5}, [{"kind": 5}], None, True]
 
 @pytest.mark.parametrize("kind", [kind.value for kind in RunKind])
 def test_no_shape_of_an_entry_makes_its_run_impossible_to_restore(kind: str) -> None:
-    store = MemoryStore()
-    names = ("seqs", "extensions", "state", "config", "epoch_count", "sink", "epoch", "domain", "interrupted")
-    log = RunLog.start(store, "shop")
-    for shape in SHAPES:
-        for name in names:
-            log.record(kind, {name: shape})
-        for inner in ("history", "extensions", "metrics", "epoch_count", "forgotten"):
-            log.record(kind, {"state": {inner: shape}})
-    log.begin("operator", {"name": "go"})
-    restored = RunLog.restore(store, log.segment)
-    assert restored.state == log.state
-    fork(store, log.session, log.segment)
+    with MemoryStore() as store:
+        names = ("seqs", "extensions", "state", "config", "epoch_count", "sink", "epoch", "domain", "interrupted")
+        log = RunLog.start(store, "shop")
+        for shape in SHAPES:
+            for name in names:
+                log.record(kind, {name: shape})
+            for inner in ("history", "extensions", "metrics", "epoch_count", "forgotten"):
+                log.record(kind, {"state": {inner: shape}})
+        log.begin("operator", {"name": "go"})
+        restored = RunLog.restore(store, log.segment)
+        assert restored.state == log.state
+        fork(store, log.session, log.segment)
 
 
 def test_the_caller_may_go_on_changing_the_fields_that_it_gave(store: Store) -> None:

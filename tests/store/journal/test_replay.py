@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 
 from headwater.journal import Entry, Limits, RunKind, RunState, replay
-from headwater.journal.codec import decode, next_line, prepare
+from headwater.journal.codec import decode, lines, prepare
 from headwater.journal.entry import EMPTY
 from headwater.journal.run_state import Item
 
@@ -182,7 +182,7 @@ def test_a_rollback_entry_withdraws_entries() -> None:
 def test_every_kind_goes_through_its_line_unchanged(kind: RunKind) -> None:
     """Scenarios 28, 29: the tag names on disk are these, for ever."""
     fields = {"text": "é", "binary": "aGk=", "nested": {"a": [1, None]}, "flag": True}
-    data, head = next_line(prepare(Entry(kind, fields, ts=5), Limits()), EMPTY, 0)
+    data, head = lines([prepare(Entry(kind, fields, ts=5), Limits())], EMPTY, 0)
     entry = decode(data[:-1], 1, 0)
     assert entry == Entry(kind.value, fields, ts=5)
     assert entry.head == head
