@@ -8,19 +8,20 @@ the same database. Tasks COPY rows into unlogged tables of that schema; a few ro
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
-from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Mode
 from headwater.sinks.sql_driver import SqlDriver, needs_library
 from headwater.sinks.sql_sink import SqlSink
 from headwater.sinks.sql_table import POSTGRES_NAME_BYTES, OnDrop, OnRename, SqlTable, table_name
+from headwater.sinks.sql_target import Target, target_pool
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import fit_identifier
+from headwater.system.pool import Pool
 
 OWN_SCHEMA: Final = "headwater"
 
-SESSIONS: Final[Sessions[Any]] = Sessions()
+SESSIONS: Final = target_pool()
 """Of this process."""
 
 
@@ -36,7 +37,7 @@ class PostgresSink(SqlSink):
     :raises SinkInputError: a *table* that does not name the table.
     """
 
-    sessions: ClassVar[Sessions[Any]] = SESSIONS
+    sessions: ClassVar[Pool[Target]] = SESSIONS
 
     dsn: str = field(repr=False)
     mode: Mode = Mode.MIRROR

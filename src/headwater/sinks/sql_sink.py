@@ -25,7 +25,6 @@ from headwater.sinks.batch import Batch, refuse_late, replaced_ranges, rows_afte
 from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkBusy, SinkSchemaError, StagedLost
 from headwater.sinks.fold import fold, folded_schema
-from headwater.sinks.sessions import Sessions
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.sql_driver import SqlDriver
 from headwater.sinks.sql_staged import Apart, Seen, keys_in, sources
@@ -46,6 +45,7 @@ from headwater.sinks.sql_target import Target
 from headwater.sinks.types import conform
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces
 from headwater.sources.table import SourceTable
+from headwater.system.pool import Pool
 
 INLINE_BYTES: Final = 256 << 10
 
@@ -61,7 +61,7 @@ class SqlSink(ABC):
     """A sink in a database. Subclasses are dataclasses with the options."""
 
     capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY), refuses_rows=True)
-    sessions: ClassVar[Sessions[Any]]
+    sessions: ClassVar[Pool[Target]]
 
     dsn: str
     mode: Mode

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -18,6 +18,9 @@ from headwater import failpoints
 from headwater.sinks.batch import Batch
 from headwater.sinks.sink import Committed, Token
 from headwater.sinks.sql_table import SqlPart, SqlTable
+from headwater.system.pool import Pool
+
+REST_SECONDS: Final = 5.0
 
 BEFORE_PREPARE = failpoints.register("sink.sql.before_prepare")
 AFTER_PREPARE = failpoints.register("sink.sql.after_prepare")
@@ -40,6 +43,12 @@ class Target(ABC):
 
     shapes_apart: ClassVar[bool] = False
     """A table is made and changed before the transaction, because that would end it."""
+
+    @abstractmethod
+    def is_alive(self) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
 
     @abstractmethod
     def prepare(self) -> None:
@@ -143,3 +152,8 @@ class Target(ABC):
     @abstractmethod
     def refusal(self, table: SqlTable, rows: pa.Table) -> str | None:
         """Why the table does not take *rows*, if it does not. Nothing is left of the try."""
+
+
+def target_pool() -> Pool[Target]:
+    """Of one kind of database; a session that rested for a while may be closed at the other end."""
+    return Pool(lambda target: target.is_alive(), lambda target: target.close(), rest_seconds=REST_SECONDS)

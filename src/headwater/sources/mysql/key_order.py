@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, Final, TypeVar
 
@@ -19,17 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.errors import TransientError
 from headwater.sources.errors import InvalidKey, UnsupportedTable
 from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
 from headwater.sources.mysql.catalog import read_table
-from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors, version_of
+from headwater.sources.mysql.connection import Connection, Dsn, ask, version_of
 from headwater.sources.mysql.key_columns import KeyColumn, read_key
 from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.sessions import with_session
 from headwater.sources.mysql.types import ADDRESSES
 from headwater.sources.splits import Cut
 from headwater.sources.table import SourceTable
-from headwater.system.retry import Retries
 
 _RANKS_SINCE: Final = {"MySQL": (8, 0, 4), "MariaDB": (10, 6, 0)}
 _SORTED_BYTES: Final = 16_384
@@ -124,26 +121,6 @@ def _value(text: str, column: KeyColumn, kind: pa.DataType) -> Any:
 
 
 # -- compared by the database ----------------------------------------------------------------------------------------
-
-_sessions: dict[tuple[int, str], Connection] = {}
-_sessions_lock = threading.Lock()
-
-
-def with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
-    """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
-    kept = (os.getpid(), repr(sorted(dsn.parameters().items(), key=lambda item: item[0])))
-    with _sessions_lock:
-        retries = Retries()
-        while True:
-            try:
-                if kept not in _sessions or not _sessions[kept].open:
-                    _sessions[kept] = connect(dsn)
-                with server_errors(dsn):
-                    return ask_it(_sessions[kept])
-            except TransientError as error:
-                if kept in _sessions:
-                    _sessions.pop(kept).close()
-                retries.wait_after(error)
 
 
 def _rank(session: Connection, table: SourceTable, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:

@@ -1,24 +1,38 @@
-"""Sessions that are used again: who reads many parts one after the other does not log in for each.
-
-A login costs more than a small read, most of all with TLS. A session comes back when nothing is open in it any more,
-and one that was not used for a while is closed. Each process has its own.
-"""
+"""Sessions that are used again: a query that reads many parts, one after the other, does not log in for each."""
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from typing import Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
 
-from headwater.errors import TransientError
+import pymysql
+
 from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
+from headwater.system.pool import Pool
 
 IDLE_SECONDS: Final = 20.0
-_MOST_IDLE: Final = 4
 
-_idle: dict[tuple[int, str], list[tuple[float, Connection]]] = {}
-_lock = threading.Lock()
+T = TypeVar("T")
+
+
+def _reset(session: Connection) -> bool:
+    with suppress(pymysql.err.Error, OSError):
+        ask(session, "ROLLBACK")
+        return True
+    return False
+
+
+def _close(session: Connection) -> None:
+    with suppress(pymysql.err.Error, OSError):
+        session.close()
+
+
+_POOL: Final = Pool(_reset, _close, idle_seconds=IDLE_SECONDS)
+
+
+def _address(dsn: Dsn) -> str:
+    return repr(sorted(dsn.parameters().items(), key=lambda item: item[0]))
 
 
 def borrow(dsn: Dsn) -> Connection:
@@ -26,45 +40,19 @@ def borrow(dsn: Dsn) -> Connection:
 
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
     """
-    while (session := _taken(dsn)) is not None:
-        try:
-            with server_errors(dsn):
-                ask(session, "ROLLBACK")
-            return session
-        except TransientError:
-            session._force_close()
-    return connect(dsn)
+    return _POOL.borrow(_address(dsn), lambda: connect(dsn))
 
 
 def give_back(dsn: Dsn, session: Connection) -> None:
-    """Nothing is open in it but perhaps a transaction, whose end is all that is left to do."""
-    if not session.open:
-        return
-    try:
+    """Nothing is open in it but perhaps a transaction, which is rolled back."""
+    _POOL.give_back(_address(dsn), session)
+
+
+def with_session(dsn: Dsn, question: Callable[[Connection], T]) -> T:
+    """The answer over a session, which is opened again when it breaks."""
+
+    def asked(session: Connection) -> T:
         with server_errors(dsn):
-            ask(session, "ROLLBACK")
-    except TransientError:
-        session._force_close()
-        return
-    with _lock:
-        kept = _idle.setdefault(_key(dsn), [])
-        if len(kept) < _MOST_IDLE:
-            kept.append((time.monotonic(), session))
-            return
-    session.close()
+            return question(session)
 
-
-def _taken(dsn: Dsn) -> Connection | None:
-    """One that was idle for a short time only; older ones are closed."""
-    with _lock:
-        kept = _idle.get(_key(dsn), [])
-        while kept:
-            since, session = kept.pop()
-            if session.open and time.monotonic() - since < IDLE_SECONDS:
-                return session
-            session._force_close()
-    return None
-
-
-def _key(dsn: Dsn) -> tuple[int, str]:
-    return os.getpid(), repr(sorted(dsn.parameters().items(), key=lambda item: item[0]))
+    return _POOL.ask(_address(dsn), lambda: connect(dsn), asked)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from headwater.sources.mysql.connection import Dsn
 from headwater.sources.mysql.export import MySqlSnapshot
-from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order, with_session
+from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order
 from headwater.sources.mysql.key_range import printed_range
 from headwater.sources.mysql.parts import MySqlParts
+from headwater.sources.mysql.sessions import with_session
 from headwater.sources.place_snapshots import PlaceSnapshots
 from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceColumn, SourceTable

@@ -7,8 +7,6 @@ with those of the cuts, in one statement per column.
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
@@ -18,7 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from psycopg import sql
 
-from headwater.errors import TransientError
 from headwater.sources.errors import InvalidKey, UnsupportedTable
 from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
 from headwater.sources.postgres.catalog import read_table
@@ -28,7 +25,7 @@ from headwater.sources.postgres.key_columns import KeyColumn, read_key
 from headwater.sources.postgres.names import TableName
 from headwater.sources.splits import Cut
 from headwater.sources.table import SourceColumn, SourceTable
-from headwater.system.retry import Retries
+from headwater.system.pool import Pool
 
 _UUID: Final = 2950
 _TEXTS: Final = frozenset((19, 25, 1043))  # name, text, varchar: bytewise where their collation is
@@ -110,23 +107,17 @@ def _is_local(column: KeyColumn, described: SourceColumn) -> bool:
 
 # -- compared by the database ----------------------------------------------------------------------------------------
 
-_sessions: dict[tuple[int, str], Connection] = {}
-_sessions_lock = threading.Lock()
+_POOL: Final[Pool[Connection]] = Pool(lambda session: not session.closed, Connection.close)
 
 
-def with_session(dsn: Dsn, ask_it: Callable[[Connection], _T]) -> _T:
-    """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
-    kept = (os.getpid(), dsn.conninfo())
-    with _sessions_lock:
-        retries = Retries()
-        while True:
-            try:
-                if kept not in _sessions or _sessions[kept].closed:
-                    _sessions[kept] = connect(dsn)
-                with server_errors(dsn):
-                    return ask_it(_sessions[kept])
-            except TransientError as error:
-                retries.wait_after(error)
+def with_session(dsn: Dsn, question: Callable[[Connection], _T]) -> _T:
+    """The answer over a session, which is opened again when it breaks."""
+
+    def asked(session: Connection) -> _T:
+        with server_errors(dsn):
+            return question(session)
+
+    return _POOL.ask(dsn.conninfo(), lambda: connect(dsn), asked)
 
 
 def _rank(session: Connection, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:

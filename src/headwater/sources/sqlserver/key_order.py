@@ -8,9 +8,7 @@ cuts, in one statement per column.
 from __future__ import annotations
 
 import json
-import os
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import TypeVar
 
@@ -19,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.errors import TransientError
 from headwater.sources.errors import InvalidKey
 from headwater.sources.key_places import Digits, key_places, numbers
 from headwater.sources.splits import Cut
@@ -27,9 +24,9 @@ from headwater.sources.sqlserver.catalog import read_table
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.key_columns import DECIMALS, INTEGERS, KeyColumn, read_key
 from headwater.sources.sqlserver.names import TableName, literal
+from headwater.sources.sqlserver.sessions import with_session
 from headwater.sources.sqlserver.values import texts_of
 from headwater.sources.table import SourceTable
-from headwater.system.retry import Retries
 
 _T = TypeVar("_T")
 
@@ -86,25 +83,3 @@ def _rank(session: Session, column: KeyColumn, values: pa.StringArray) -> NDArra
     for row in rows:
         found[int(row["n"])] = int(row["place"])
     return found
-
-
-# -- one session of each process ---------------------------------------------------------------------------------------
-
-_sessions: dict[tuple[object, ...], Session] = {}
-_lock = threading.Lock()
-
-
-def with_session(dsn: Dsn, ask_it: Callable[[Session], _T]) -> _T:
-    """The answer over the session that this process keeps for *dsn*; one that broke is opened again."""
-    kept = (os.getpid(), dsn.origin)
-    with _lock:
-        retries = Retries()
-        while True:
-            try:
-                if kept not in _sessions or not _sessions[kept].is_open:
-                    _sessions[kept] = Session(dsn)
-                return ask_it(_sessions[kept])
-            except TransientError as error:
-                if kept in _sessions:
-                    _sessions.pop(kept).close()
-                retries.wait_after(error)

@@ -1,27 +1,32 @@
-"""Sessions that are used again: who reads many parts one after the other does not log in for each.
-
-A session comes back when nothing is open in it any more but perhaps a transaction, and one that was not used for a
-while is closed. Each process has its own.
-"""
+"""Sessions that are used again: a query that reads many parts, one after the other, does not log in for each."""
 
 from __future__ import annotations
 
-import os
-import threading
-import time
-from typing import Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeVar
 
 from headwater.errors import TransientError
 from headwater.sources.sqlserver.connection import Dsn, Session
+from headwater.system.pool import Pool
 
 IDLE_SECONDS: Final = 20.0
-_MOST_IDLE: Final = 4
 _END: Final = (
     "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCK_TIMEOUT -1;"
 )
 
-_idle: dict[tuple[int, str], list[tuple[float, Session]]] = {}
-_lock = threading.Lock()
+T = TypeVar("T")
+
+
+def _reset(session: Session) -> bool:
+    with suppress(TransientError):
+        if session.is_open:
+            session.run(_END)
+            return True
+    return False
+
+
+_POOL: Final = Pool(_reset, Session.close, idle_seconds=IDLE_SECONDS)
 
 
 def borrow(dsn: Dsn) -> Session:
@@ -29,39 +34,14 @@ def borrow(dsn: Dsn) -> Session:
 
     :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
     """
-    while (session := _taken(dsn)) is not None:
-        try:
-            session.run(_END)
-            return session
-        except TransientError:
-            session.close()
-    return Session(dsn)
+    return _POOL.borrow(dsn.origin, lambda: Session(dsn))
 
 
 def give_back(session: Session) -> None:
-    """Nothing is open in it but perhaps a transaction, whose end is all that is left to do."""
-    if not session.is_open:
-        return
-    try:
-        session.run(_END)
-    except TransientError:
-        session.close()
-        return
-    with _lock:
-        kept = _idle.setdefault((os.getpid(), session.dsn.origin), [])
-        if len(kept) < _MOST_IDLE:
-            kept.append((time.monotonic(), session))
-            return
-    session.close()
+    """Nothing is open in it but perhaps a transaction, which is rolled back."""
+    _POOL.give_back(session.dsn.origin, session)
 
 
-def _taken(dsn: Dsn) -> Session | None:
-    """One that was idle for a short time only; older ones are closed."""
-    with _lock:
-        kept = _idle.get((os.getpid(), dsn.origin), [])
-        while kept:
-            since, session = kept.pop()
-            if session.is_open and time.monotonic() - since < IDLE_SECONDS:
-                return session
-            session.close()
-    return None
+def with_session(dsn: Dsn, question: Callable[[Session], T]) -> T:
+    """The answer over a session, which is opened again when it breaks."""
+    return _POOL.ask(dsn.origin, lambda: Session(dsn), question)

@@ -8,9 +8,10 @@ from headwater.sources.place_snapshots import PlaceSnapshots
 from headwater.sources.splits import KeyRange
 from headwater.sources.sqlserver.connection import Dsn
 from headwater.sources.sqlserver.export import SqlServerSnapshot
-from headwater.sources.sqlserver.key_order import SqlServerKeyOrder, read_order, with_session
+from headwater.sources.sqlserver.key_order import SqlServerKeyOrder, read_order
 from headwater.sources.sqlserver.key_range import printed_range
 from headwater.sources.sqlserver.parts import SqlServerParts
+from headwater.sources.sqlserver.sessions import with_session
 from headwater.sources.table import SourceColumn, SourceTable
 
 
