@@ -9,7 +9,10 @@ The format is described in docs/formats/journal.md, the use in docs/journal.md.
 
 from __future__ import annotations
 
-from headwater.journal.branch import (
+from headwater.journal.damage import repair, rescue, salvage, verify
+from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewound, Truncation, new_id
+from headwater.journal.export import export_jsonl, export_markdown, hide
+from headwater.journal.fork import (
     Branch,
     Origin,
     children,
@@ -21,9 +24,6 @@ from headwater.journal.branch import (
     origin_of,
     start,
 )
-from headwater.journal.damage import repair, rescue, salvage, verify
-from headwater.journal.entry import EMPTY, Durability, Entry, Head, Limits, Rewound, Truncation, new_id
-from headwater.journal.export import export_jsonl, export_markdown, hide
 from headwater.journal.fs_store import FsStore
 from headwater.journal.location import DEFAULT_LOCATION, open_existing
 from headwater.journal.retention import prune

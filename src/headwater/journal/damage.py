@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from headwater import failpoints
 from headwater.journal import codec, scan
-from headwater.journal.branch import Branch, Origin
 from headwater.journal.codec import DamagedLineError, NewerLineError
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, new_id
 from headwater.journal.errors import CorruptError, UnsupportedVersionError
+from headwater.journal.fork import Branch, Origin
 from headwater.journal.store import Store, changed_meanwhile
 
 MOST_DAMAGES = 1000

@@ -7,7 +7,6 @@ compacted when a run starts, so that a start reads little.
 from __future__ import annotations
 
 import functools
-import getpass
 import logging
 import os
 import time
@@ -16,10 +15,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from headwater.control.request import user_name
 from headwater.errors import HeadwaterError
 from headwater.journal import Entry, FsStore, RunLog
 from headwater.journal.run_state import RunKind
-from headwater.system.process import host_name
 
 FOLDER: Final = "journal"
 _LONG: Final = 10_000
@@ -27,15 +26,6 @@ _LONG: Final = 10_000
 _CARRIED: Final = 100
 _LOOK_SECONDS: Final = 0.2
 _log = logging.getLogger(__name__)
-
-
-def user_name() -> str:
-    """The user and the host of this process, as ``user@host``."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # the user of a container can be without a name
-        user = str(os.getuid())
-    return f"{user}@{host_name()}"
 
 
 class RunJournal:

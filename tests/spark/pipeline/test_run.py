@@ -19,7 +19,7 @@ from tests.spark.pipeline.driven import RunningPipeline, are_gone
 from tests.spark.pipeline.leftovers import content, open_to_others, secrets_in
 
 from headwater import failpoints
-from headwater.pipeline.run_journal import user_name
+from headwater.control.request import user_name
 from headwater.sinks import coordinator
 
 ROWS = 20_000
@@ -129,6 +129,9 @@ def test_a_person_asks_a_running_pipeline(slow: RunningPipeline, shop: Database)
     assert (run["number"], run["state"], run["started_by"]) == (1, "failed", user_name())
     assert run["rows"]["delta"] > ROWS
     assert "broken" in [error["part"] for error in run["errors"]]
+    asked = [(command["name"], command["asked_by"], command["problem"]) for command in run["commands"]]
+    for name in ("pause_backfill", "throttle_backfill", "resume_backfill", "resnapshot_table"):
+        assert (name, user_name(), None) in asked
     assert f"delta: {run['rows']['delta']:,} rows delivered" in slow.ask("runs", "1")
     password = {"password": shop.server.password}
     assert [name for name, data in content(slow.folder) if list(secrets_in(data, password))] == []

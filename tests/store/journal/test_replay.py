@@ -7,15 +7,14 @@ chat turn                              run of a pipeline
 =====================================  =====================================================
 segment_start, system prompt           segment_start, pipeline
 invoke                                 run_started
-user_input (with extensions)           command (with extensions)
+user_input                             command
 assistant_item                         barrier, phase_changed
 tool call / tool_result                commit_started / commit_finished of a sink
 system_item                            notice
 turn_end, turn_count                   epoch_end, epoch_count
 run_completed / run_errored            run_completed / run_failed
-paused_turn_abandoned                  pause_abandoned
 llm_usage                              metric
-config_changed, extension              the same
+config_changed                         the same
 =====================================  =====================================================
 """
 
@@ -89,44 +88,12 @@ def test_commits_and_results_keep_their_order() -> None:
     ]
     state = run(*pairs)
     assert [(item.kind, item.fields) for item in state.history] == pairs
-    assert state.open_commits == ()
-    assert [item.fields["sink"] for item in run(*pairs[:3]).open_commits] == ["b"]
 
 
 def test_the_last_config_wins() -> None:
     """Scenario 22."""
     state = run(START, ("config_changed", {"config": {"sink": "iceberg"}}), ("config_changed", {"config": {"rate": 5}}))
     assert state.config == {"rate": 5}
-
-
-def test_metrics_are_kept_in_order_beside_the_history() -> None:
-    """Scenario 23."""
-    state = run(("metric", {"rows": 1}), ("barrier", {}), ("metric", {"rows": 2}))
-    assert [item.fields["rows"] for item in state.metrics] == [1, 2]
-    assert len(state.history) == 1
-    assert run(START).metrics == ()
-
-
-def test_extensions_of_all_domains_are_kept_in_order() -> None:
-    """Scenario 24."""
-    state = run(("extension", {"domain": "a"}), ("extension", {"domain": "b"}), ("extension", {"domain": "a"}))
-    assert [item.fields["domain"] for item in state.extensions] == ["a", "b", "a"]
-    assert state.history == ()
-
-
-def test_extensions_inside_a_command_come_with_it() -> None:
-    """Scenario 25."""
-    fields = {"name": "pause", "extensions": [{"domain": "x", "payload": 1}]}
-    state = run(("command", fields))
-    assert [item.fields for item in state.commands] == [fields]
-    assert [item.fields["domain"] for item in state.extensions] == ["x"]
-
-
-def test_a_paused_run_is_interrupted_until_it_is_abandoned() -> None:
-    """Scenarios 27, 34."""
-    paused: tuple[Pair, ...] = (START, STARTED, ("run_completed", {"interrupted": True, "result": "paused"}))
-    assert run(*paused).interrupted
-    assert not run(*paused, ("pause_abandoned", {})).interrupted
 
 
 @pytest.mark.parametrize(("fields", "interrupted"), [({}, True), ({"interrupted": False}, False)])
@@ -143,39 +110,29 @@ def test_notices_are_returned_verbatim() -> None:
     assert state.history == (Item("notice", {"text": "exactly\nthis", "level": 3}),)
 
 
-def test_unknown_kinds_change_nothing_and_are_counted() -> None:
-    state = run(START, ("from_the_future", {"x": 1}))
-    assert (state.entries_count, state.unknown_count, state.history) == (2, 1, ())
+def test_metrics_and_unknown_kinds_change_nothing_and_are_counted() -> None:
+    """Scenario 23: figures stay in the segment."""
+    state = run(START, ("from_the_future", {"x": 1}), ("metric", {"rows": 3}))
+    assert (state.entries_count, state.history) == (3, ())
+
+
+def test_a_paused_run_is_interrupted() -> None:
+    """Scenario 34."""
+    assert run(START, STARTED, ("run_completed", {"interrupted": True, "result": "paused"})).interrupted
 
 
 def test_a_carried_state_replaces_everything() -> None:
-    """Scenario 10 of the weak points: epoch count, interruption, extensions and metrics are not lost by a fork."""
+    """Scenario 10 of the weak points: epoch count and interruption are not lost by a fork."""
     parent = run(
         START,
         STARTED,
         ("barrier", {"epoch": 1}),
         ("epoch_end", {"epoch_count": 7}),
-        ("extension", {"domain": "x"}),
-        ("metric", {"rows": 3}),
     )
     carried = json.loads(json.dumps(parent.to_json()))
     child = run(("segment_start", {"pipeline": "shop", "config": {"sink": "delta"}, "state": carried}))
-    for name in ("pipeline", "config", "history", "extensions", "metrics", "epoch_count", "interrupted"):
+    for name in ("pipeline", "config", "history", "epoch_count", "interrupted"):
         assert getattr(child, name) == getattr(parent, name), name
-
-
-def test_a_rollback_entry_withdraws_entries() -> None:
-    """Scenario dd, in the fold."""
-    state = run(
-        START,
-        STARTED,
-        ("command", {"name": "resnapshot", "extensions": [{"domain": "x"}]}),
-        ("notice", {"text": "background"}),
-        ("rollback", {"seqs": [2, 3], "interrupted": False}),
-    )
-    assert [item.kind for item in state.history] == ["notice"]
-    assert state.extensions == ()
-    assert not state.interrupted
 
 
 @pytest.mark.parametrize("kind", list(RunKind))

@@ -12,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from headwater.cli.main import app
+from headwater.control.request import user_name
 from headwater.journal import Entry, FsStore
 from headwater.journal.owner import OwnerLock
 from headwater.pipeline import run_journal
 from headwater.pipeline.config import PipelineConfig, load
-from headwater.pipeline.run_journal import FOLDER, RunJournal, read_runs, run_entries, user_name
+from headwater.pipeline.run_journal import FOLDER, RunJournal, read_runs, run_entries
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
 
 pytestmark = pytest.mark.store

@@ -7,7 +7,7 @@ ancestors are read to restore it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -75,13 +75,13 @@ def segment_start(session: str, segment: str, state: RunState, origin: Origin | 
     return Entry(SEGMENT_START, fields)
 
 
-def _create(store: Store, session: str, state: RunState, origin: Origin | None, more: Sequence[Entry] = ()) -> Branch:
+def _create(store: Store, session: str, state: RunState, origin: Origin | None) -> Branch:
     """A segment that begins with *state*; of one that fills more than an entry, its newest part."""
     segment, keep = new_id(), KEPT
     failpoints.hit(BEFORE_CREATE)
     while True:
         try:
-            head = store.create_segment(session, segment, [segment_start(session, segment, state, origin), *more])
+            head = store.create_segment(session, segment, [segment_start(session, segment, state, origin)])
             break
         except EntryTooLargeError:
             if keep == 0:
@@ -148,10 +148,10 @@ def ensure_head_or_fork(store: Store, session: str, segment: str, expected: Head
     return _create(store, session, state, Origin("forked_from", session, segment, expected, state.epoch_count))
 
 
-def compact(store: Store, session: str, segment: str, state: RunState, carry: Sequence[Entry] = ()) -> Branch:
-    """A new segment that goes on with the shortened *state*, and the entries of *carry* after it, in one step."""
+def compact(store: Store, session: str, segment: str, state: RunState) -> Branch:
+    """A new segment of the session that continues with the shortened *state*."""
     head = store.head(session, segment)
-    return _create(store, session, state, Origin("compacted_from", session, segment, head, state.epoch_count), carry)
+    return _create(store, session, state, Origin("compacted_from", session, segment, head, state.epoch_count))
 
 
 def origin_of(store: Store, session: str, segment: str) -> Origin | None:
