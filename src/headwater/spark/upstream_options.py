@@ -1,29 +1,4 @@
-"""The options of the data source ``headwater`` for a stream of an upstream table, as Spark gives them.
-
-====================  ==========================================================================================
-option                meaning
-====================  ==========================================================================================
-``upstream``          ``delta:PATH``: a Delta table. ``table:NAME``: one that a pipeline of ours keeps
-``key``               Delta: the columns that name a row, by commas
-``table``             Delta: ``namespace.name`` of its rows downstream; by default ``lake.`` and its directory
-``vnodes``            Delta: into how many its rows are hashed; it stays so for a query
-``storage.NAME``      Delta in an object store: an option of its storage
-``store``             where the query keeps its state; by default a directory for this table in the user's data
-                      directory. Of a kept table: the store of its log
-``tables``            of a kept table: the folder of the kept tables
-``query``             name of the stream: what it has read is kept under it; by default made of the table's name
-``columns``           only these, by commas, in this order; ``*`` stands for all columns of the table
-``since``             no snapshot: what changed after a version (a number), or from a time on (ISO 8601)
-``rowsPerSecond``     the most to read per second, of the snapshot and of the change log
-``maxRows``           about how many rows a batch has
-``maxEpochs``         … and versions
-``parallelism``       how many tasks run side by side; by default as many as this machine has processors
-``preimages``         ``false``: leave out the old rows of updates
-``onSchemaChange``    ``stop`` when columns come, go or change, or ``ignore`` it and go on with those that are known
-``onResnapshot``      ``stop`` when the table is read once more, or ``ignore`` that rows of before are void
-``takeover``          ``true``: end another stream of the same name
-====================  ==========================================================================================
-"""
+"""The options of the data source ``headwater`` for a stream of an upstream table."""
 
 from __future__ import annotations
 
@@ -40,36 +15,76 @@ from headwater.backfill.snapshot.consume_upstream.open import DELTA, open_upstre
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
-from headwater.spark.option_texts import OptionTexts
-from headwater.spark.options import IGNORE, STOP, absolute, names_of
+from headwater.spark.option_table import flag, location_of, names_of, number, option, read_options, text_of, word
+from headwater.spark.options import IGNORE, STOP
 from headwater.stream import DEFAULT_VNODE_COUNT
 
 UPSTREAM: Final = "upstream"
 STORAGE: Final = "storage."
-NAMES: Final = (
-    UPSTREAM,
-    "key",
-    "table",
-    "vnodes",
-    "store",
-    "tables",
-    "query",
-    "columns",
-    "since",
-    "rowsPerSecond",
-    "maxRows",
-    "maxEpochs",
-    "parallelism",
-    "preimages",
-    "onSchemaChange",
-    "onResnapshot",
-    "takeover",
-)
 
 
 def is_upstream(given: Mapping[str, str]) -> bool:
     """Whether the options are those of an upstream table."""
     return any(name.lower() == UPSTREAM for name in given)
+
+
+def _since(name: str, text: str) -> tuple[int | None, int | None]:
+    """A version, or a time in milliseconds since 1970; one without a zone is in UTC."""
+    if text.isdecimal():
+        return int(text), None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidOption(
+            f"Received {name}={text!r}.", next_step="Valid are a version, or a time as 2026-01-31T12:00:00Z."
+        ) from None
+    at = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return None, int(at.timestamp() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """The options as they were given; ``storage.NAME``, options of an object store, come beside them."""
+
+    upstream: str = option(UPSTREAM, text_of, "delta:PATH: a Delta table. table:NAME: a versioned table.", "")
+    key: tuple[str, ...] = option("key", names_of, "Delta: the columns that name a row, by commas.", ())
+    table: str = option("table", text_of, "Delta: namespace.name of its rows downstream (default: lake.DIRECTORY).", "")
+    vnodes: int = option(
+        "vnodes", number(1), "Delta: into how many vnodes its rows are hashed; fixed for a query.", DEFAULT_VNODE_COUNT
+    )
+    store: str = option(
+        "store",
+        location_of,
+        "Where the query keeps its state (default: a directory in the user's data directory). Of a versioned table: the"
+        " store of its log.",
+        "",
+    )
+    tables: str = option("tables", location_of, "Of a versioned table: the folder of the versioned tables.", "")
+    query: str | None = option("query", text_of, "Name of the stream, under which it keeps what it has read.")
+    columns: tuple[str, ...] | None = option(
+        "columns", names_of, "Only these, by commas, in this order; * stands for all columns of the table."
+    )
+    since: tuple[int | None, int | None] = option(
+        "since",
+        _since,
+        "No snapshot: what changed after a version (a number), or from a time on (ISO 8601).",
+        (None, None),
+    )
+    rows_per_second: int | None = option("rowsPerSecond", number(0), "The most to read per second.")
+    max_rows: int | None = option("maxRows", number(1), "About how many rows a batch has.")
+    max_epochs: int | None = option("maxEpochs", number(1), "How many versions a batch has.")
+    parallelism: int | None = option("parallelism", number(1), "Tasks side by side (default: processors).")
+    preimages: bool = option("preimages", flag, "false: leave out the old rows of updates.", True)
+    on_schema_change: str = option(
+        "onSchemaChange", word(STOP, IGNORE), "stop when columns change, or ignore it and read the known ones.", STOP
+    )
+    on_resnapshot: str = option(
+        "onResnapshot",
+        word(STOP, IGNORE),
+        "stop when the table is read again, or ignore that.",
+        STOP,
+    )
+    takeover: bool = option("takeover", flag, "true: end another stream of the same name.", False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,74 +100,46 @@ class UpstreamSourceOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, str]) -> UpstreamSourceOptions:
-        """:raises InvalidOption: an option that there is not, or a value that it cannot have.
+        """:raises InvalidOption: an unknown option, or a value that is not valid.
         :raises InvalidUpstream: no such table can be opened.
         """
-        return _Texts(given).options()
-
-
-class _Texts(OptionTexts):
-    """Reads the values of options."""
-
-    def __init__(self, given: Mapping[str, str]) -> None:
         of_storage = {name for name in given if name.lower().startswith(STORAGE)}
-        # Spark gives names in lower case
-        self._storage = {name[len(STORAGE) :].upper(): str(given[name]) for name in of_storage}
         own = {name: value for name, value in given.items() if name not in of_storage}
-        super().__init__(own, NAMES, " of an upstream table", f", and {STORAGE}…")
-
-    def options(self) -> UpstreamSourceOptions:
-        get = self._given.get
-        name = get(UPSTREAM, "")
-        store = absolute(get("store", "")) or default_state(name)
+        options = _Given(**read_options(_Given, own, " of an upstream table", f", and {STORAGE}…"))
+        store = options.store or default_state(options.upstream)
         upstream = open_upstream(
-            name,
-            key=names_of("key", get("key", "")) or (),
-            table=get("table", ""),
-            vnodes=self._number("vnodes", 1) or DEFAULT_VNODE_COUNT,
-            store=store if not name.startswith(f"{DELTA}:") else "",
-            folder=absolute(get("tables", "")),
-            storage=self._storage,
+            options.upstream,
+            key=options.key,
+            table=options.table,
+            vnodes=options.vnodes,
+            store=store if not options.upstream.startswith(f"{DELTA}:") else "",
+            folder=options.tables,
+            storage={name[len(STORAGE) :].upper(): str(given[name]) for name in of_storage},  # Spark lowers names
         )
-        limits = UpstreamOptions(rows_per_second=self._number("rowsPerSecond", 0))
+        limits = UpstreamOptions(rows_per_second=options.rows_per_second)
         limits = replace(
             limits,
-            batch_rows=self._number("maxRows", 1) or limits.batch_rows,
-            batch_epochs=self._number("maxEpochs", 1) or limits.batch_epochs,
+            batch_rows=options.max_rows or limits.batch_rows,
+            batch_epochs=options.max_epochs or limits.batch_epochs,
         )
-        since, since_ms = self._since()
+        since, since_ms = options.since
         query = UpstreamQuery(
             upstream,
             store,
-            get("query") or f"spark {upstream.name.rpartition('/')[2]}",
+            options.query or f"spark {upstream.name.rpartition('/')[2]}",
             since=None if since is None else upstream.epoch_of_version(since),
             since_ms=since_ms,
-            parallelism=self._number("parallelism", 1) or os.cpu_count() or 2,
+            parallelism=options.parallelism or os.cpu_count() or 2,
             options=limits,
         )
-        return UpstreamSourceOptions(
+        return cls(
             query,
-            names_of("columns", get("columns", "")),
-            self._flag("preimages", True),
-            self._word("onSchemaChange", STOP, IGNORE),
-            self._word("onResnapshot", STOP, IGNORE),
-            self._flag("takeover", False),
+            options.columns,
+            options.preimages,
+            options.on_schema_change,
+            options.on_resnapshot,
+            options.takeover,
         )
-
-    def _since(self) -> tuple[int | None, int | None]:
-        text = self._given.get("since", "")
-        if not text:
-            return None, None
-        if text.isdecimal():
-            return int(text), None
-        try:
-            found = datetime.fromisoformat(text)
-        except ValueError:
-            raise InvalidOption(
-                f"Received since={text!r}.", next_step="Valid are a version, or a time as 2026-01-31T12:00:00Z."
-            ) from None
-        at = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-        return None, int(at.timestamp() * 1000)
 
 
 def default_state(upstream: str) -> str:
