@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from headwater.backfill.cdc.executor import Renewal
 from headwater.backfill.errors import InvalidQuery
@@ -35,8 +34,6 @@ from headwater.state.errors import StoreNotFound
 from headwater.state.query_store import QueryReader
 from headwater.stream import Barrier
 
-_MOST_SERVED: Final = 100
-
 
 @dataclass(frozen=True, slots=True)
 class QueryStatus:
@@ -53,17 +50,13 @@ class QueryStatus:
 
 
 class QueryRequests:
-    """The requests to one query, as its planner sees them.
-
-    :ivar served: those that were answered, and why one could not be done; who reads it empties it.
-    """
+    """The requests to one query, as its planner sees them."""
 
     def __init__(self, options: QueryOptions, state: QueryState, source: SnapshotSource) -> None:
         self._source, self._has_source = source, bool(options.source)
         self._inbox, self._query = inbox_of(options.state_location), options.query
         self._state = state
         self._answers = Answers(state.catalog, state.store, state.batch)
-        self.served: deque[tuple[Request, HeadwaterError | None]] = deque(maxlen=_MOST_SERVED)
 
     def open(self) -> list[Request]:
         return self._inbox.open(self._answers, self._query)
@@ -77,7 +70,6 @@ class QueryRequests:
         except HeadwaterError as error:
             problem = error
         self._answers.put(self._state.batch, request.id, problem, effect)
-        self.served.append((request, problem))
 
     def _apply(self, request_id: str, command: QueryCommand, tables: QueryTables) -> Barrier:
         """:raises InvalidQuery: no such table. :raises SourceError: the source does not know such a range."""
@@ -98,9 +90,9 @@ class QueryRequests:
             tables[each].renew(renewal)
         return barrier
 
-    def remove(self, request: Request) -> None:
-        """Once its answer is sealed."""
-        self._inbox.remove(request)
+    def finish(self, request: Request) -> None:
+        """Remove *request* once its answer is sealed."""
+        self._inbox.finish(request, self._answers)
 
 
 def query_command(request: Request) -> QueryCommand:

@@ -63,7 +63,6 @@ class QueryPlanner:
     :param keeping: where the sink keeps tables of our own.
     :param takeover: another process that plans this query is fenced.
     :param slots: how many tasks run at a time; asked where a batch needs more than one.
-    :ivar requests: what is asked of the query.
     :ivar returning: parked tables that were captured again: with a planner that is opened once they are let back they
         are read once more.
     :raises TableNotCaptured: a table has no log. :raises StoreOwned: another process plans this query.
@@ -96,7 +95,7 @@ class QueryPlanner:
             self._reader = stack.enter_context(open_reader(options.store))
             store = stack.enter_context(open_query_store(options.state_location, options.query, takeover=takeover))
             self._state = QueryState(store)
-            self.requests = QueryRequests(options, self._state, self._source)
+            self._requests = QueryRequests(options, self._state, self._source)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables, keyed=options.keyed)
                 consumers = stack.enter_context(ConsumerGroup(options.store, store))
@@ -384,11 +383,11 @@ class QueryPlanner:
 
     def _serve(self) -> None:
         """Do what was asked of this query from outside, as mutations of the next barrier."""
-        for request in self.requests.open():
+        for request in self._requests.open():
             self._nothing = None
-            self.requests.serve(request, self._tables)
+            self._requests.serve(request, self._tables)
             self._save()
-            self.requests.remove(request)
+            self._requests.finish(request)
 
     def _save(self) -> None:
         """Make durable what has changed."""

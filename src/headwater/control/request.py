@@ -26,6 +26,7 @@ import shlex
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
@@ -72,6 +73,7 @@ BEFORE_REMOVE = failpoints.register("requests.before_remove")
 _OWNER, _WITHDRAWN = b"owner", b"withdrawn"
 _LOOK_SECONDS: Final = 0.1
 _KEPT_SECONDS: Final = 24 * 60 * 60
+_MOST_SERVED: Final = 1000
 
 
 def _time_prefix(seconds: float) -> str:
@@ -127,16 +129,35 @@ class Request:
             raise ValueError("it is no request") from None
 
 
-class Inbox:
-    """The requests to the owner of the store at *location*; its queries in a process share one (:func:`inbox_of`)."""
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A request that was answered. :ivar problem: why it could not be done; empty: it was done."""
 
-    def __init__(self, location: str) -> None:
-        self._board = open_board(location)
+    request: Request
+    problem: str
+
+    def to_json(self, **detail: Any) -> dict[str, Any]:
+        """For the journal. :param detail: what else is known of the command."""
+        fields = command_to_json(self.request.command)
+        entry = {"name": fields.pop("type"), "asked_by": self.request.asked_by, "detail": detail | fields}
+        return entry | ({"problem": self.problem} if self.problem else {})
+
+
+class Inbox:
+    """The requests to the owner of the store at *location*; its queries in a process share one (:func:`inbox_of`).
+
+    :param withdraw_seconds: how long the process that withdraws a request can take to remove it.
+    """
+
+    def __init__(self, location: str, withdraw_seconds: float = 10.0) -> None:
+        self._board, self._withdraw_seconds = open_board(location), withdraw_seconds
         self._requests: dict[str, Request] = {}
         self._claimed: set[str] = set()
+        self._withdrawn: dict[str, float] = {}
         self._looked = -1e9
         self._looking = threading.Lock()
         self._shown: dict[str, float] = {}
+        self._served: deque[Served] = deque(maxlen=_MOST_SERVED)
 
     def open(self, answers: Answers, target: str = "", *, now: bool = False) -> list[Request]:
         """The requests to *target* that are not answered, oldest first; they cannot be withdrawn any more.
@@ -158,17 +179,25 @@ class Inbox:
         unanswered = []
         for request in sorted(queued, key=lambda request: request.asked_us):
             if answers.is_sealed(request.id):
-                self.remove(request)
+                self.finish(request, answers)
             elif request.id not in answers and self._claim(request):
                 unanswered.append(request)
         return unanswered
 
-    def remove(self, request: Request) -> None:
-        """Remove a request whose answer is sealed."""
+    def finish(self, request: Request, answers: Answers) -> None:
+        """Remove a request whose answer is sealed; :meth:`take_served` has it then."""
         failpoints.hit(BEFORE_REMOVE)
         with suppress(TransientError):  # it is tried again with the next look
             _remove(self._board, request.id)
+            self._served.append(Served(request, answers.problem(request.id)))
         self._forget(request)
+
+    def take_served(self) -> list[Served]:
+        """The requests that were answered since the last call, to any target. Any thread."""
+        taken = []
+        while self._served:
+            taken.append(self._served.popleft())
+        return taken
 
     def _forget(self, request: Request) -> None:
         self._requests = {name: other for name, other in self._requests.items() if other is not request}
@@ -188,6 +217,8 @@ class Inbox:
             except ValueError:
                 self._board.remove(name)
         self._requests = known
+        queued_ids = {request.id for request in known.values()}
+        self._withdrawn = {request: seen for request, seen in self._withdrawn.items() if request in queued_ids}
         if is_first:
             self._remove_stale_claims()
 
@@ -203,13 +234,13 @@ class Inbox:
         if request.id in self._claimed:
             return True
         claim = _claim(self._board, request.id, _OWNER)
-        if claim != _OWNER:
-            self._forget(request)
-            if claim == _WITHDRAWN:  # the process that withdrew it can have died before it removed it
-                _remove(self._board, request.id)
-            return False
-        self._claimed.add(request.id)
-        return True
+        if claim == _OWNER:
+            self._claimed.add(request.id)
+            return True
+        now = time.monotonic()
+        if claim == _WITHDRAWN and now - self._withdrawn.setdefault(request.id, now) >= self._withdraw_seconds:
+            _remove(self._board, request.id)  # the process that withdrew it has died before it did that
+        return False
 
 
 def _claim(board: Board, request: str, mine: bytes) -> bytes:
@@ -265,6 +296,12 @@ class Answers:
     def is_sealed(self, request: str) -> bool:
         with self._store.snapshot() as view:
             return self._table.get(view, 0, (request,)) is not None
+
+    def problem(self, request: str) -> str:
+        """Why a request whose answer is sealed could not be done; empty: it was done."""
+        with self._store.snapshot() as view:
+            row = self._table.get(view, 0, (request,))
+        return "" if row is None else str(row[0])
 
     def put(
         self, batch: WriteBatch, request: str, error: HeadwaterError | None, effect: dict[str, Any] | None = None

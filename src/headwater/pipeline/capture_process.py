@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any, Final
 
 from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
+from headwater.control.command import NoteEvent
+from headwater.control.request import inbox_of
 from headwater.errors import HeadwaterError
 from headwater.pipeline.config import PipelineConfig
 from headwater.sources.evolution import SchemaPolicy
@@ -43,6 +46,7 @@ class CaptureProcess:
     def __init__(self, config: PipelineConfig, tables: Sequence[str], log: Path) -> None:
         self._log = log
         self.facts: dict[str, Any] = {"state": "starting"}
+        self._commands: deque[dict[str, Any]] = deque()
         self._failure: Failure | None = None
         self._stopping = False
         with open_private(log, "ab") as output:
@@ -63,6 +67,13 @@ class CaptureProcess:
         self._announcer = Announcer(config.store)
         self._thread = threading.Thread(target=self._listen, name="headwater-capture", daemon=True)
         self._thread.start()
+
+    def take_commands(self) -> list[dict[str, Any]]:
+        """What the capture was asked since the last call, as entries of the journal."""
+        taken = []
+        while self._commands:
+            taken.append(self._commands.popleft())
+        return taken
 
     @property
     def pid(self) -> int:
@@ -105,6 +116,8 @@ class CaptureProcess:
                     continue
                 if "sealed" in told:
                     self._announcer.announce(told["sealed"])
+                elif "command" in told:
+                    self._commands.append(told["command"])
                 elif "failure" in told:
                     self._failure = Failure.from_json(told["failure"])
                 else:
@@ -175,7 +188,8 @@ def _die_with(parent: int) -> None:
 class _Teller:
     """Writes lines to the supervisor in its own thread: one that does not read them holds nothing up."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: str) -> None:
+        self._store = store
         self._news = threading.Event()
         self._epoch, self._ended = 0, False
 
@@ -194,6 +208,9 @@ class _Teller:
             if left <= 0:
                 due = time.monotonic() + _LINE_SECONDS
                 print(json.dumps(capture_facts(running)), flush=True)
+                for served in inbox_of(self._store).take_served():
+                    if not isinstance(served.request.command, NoteEvent):  # a task left it, not a person
+                        print(json.dumps({"command": served.to_json()}), flush=True)
             elif self._news.wait(left):
                 self._news.clear()
                 print(json.dumps({"sealed": self._epoch}), flush=True)
@@ -204,7 +221,7 @@ def main() -> int:
     settings = json.load(sys.stdin)
     _die_with(settings["parent"])
     keep_freed_memory()
-    news = _Teller()
+    news = _Teller(settings["store"])
     try:
         source = open_source(
             settings["dsn"],

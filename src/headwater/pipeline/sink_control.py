@@ -96,7 +96,7 @@ class SinkControl:
         self._unsealed[request.id] = (error, result)
         with self._opened() as store:
             self._seal(store)
-        inbox_of(self._state).remove(request)
+        inbox_of(self._state).finish(request, self._answers)
 
     def _seal(self, store: QueryStore) -> None:
         """Seal what was decided and answered since the last seal."""

@@ -16,7 +16,6 @@ from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import Deliverable, DeliveryLoop, Planner
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
-from headwater.control.command import command_to_json
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.sink_state import forget_sink, let_back, rewind_sink
@@ -240,15 +239,10 @@ class SinkQuery(LoopQuery):
         query = self._options.query
         jobs = SparkJobs(lambda: self._host.spark(stop), query)
         small_in_driver = self._config.spark.small_batches == "driver"
-        return LoopThread(self._delivery, query, jobs, stop, small_in_driver=small_in_driver, look=self._note_news)
+        return LoopThread(self._delivery, query, jobs, stop, small_in_driver=small_in_driver, look=self._note_phases)
 
-    def _note_news(self, planner: QueryPlanner) -> None:
-        """Note the commands that were applied, and new phases. In the loop's thread: nothing is read from the store."""
-        while planner.requests.served:
-            request, problem = planner.requests.served.popleft()
-            detail = {"sink": self.label} | command_to_json(request.command)
-            fields = {"name": detail.pop("type"), "asked_by": request.asked_by, "detail": detail}
-            self._note("command", fields | ({} if problem is None else {"problem": problem.message}))
+    def _note_phases(self, planner: QueryPlanner) -> None:
+        """In the thread of the loop: nothing is read from the store."""
         for name, table in planner.status()["tables"].items():
             before, phase = self._phases.get(name), table["phase"]
             if before != phase:

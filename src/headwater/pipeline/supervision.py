@@ -22,9 +22,8 @@ from headwater.control.command import (
     SinkCommand,
     StopPipeline,
     command_name,
-    command_to_json,
 )
-from headwater.control.request import Request
+from headwater.control.request import Request, inbox_of
 from headwater.errors import HeadwaterError
 from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.owner import OwnerLock
@@ -90,6 +89,10 @@ class CaptureKeeper:
         if self.failure is not None:
             told["last_error"], told["next_step"] = self.failure.message, self.failure.next_step
         return told
+
+    def take_commands(self) -> list[dict[str, Any]]:
+        """What it was asked since the last call, as entries of the journal."""
+        return [] if self._process is None else self._process.take_commands()
 
     def _running_tables(self) -> list[str]:
         """Those that go on: one that has stopped waits for a person, and does not keep the others from starting."""
@@ -261,6 +264,7 @@ class Supervisor:
         if any(sink.batches for sink in self._sinks):
             self._host.prepare_next_start()
         self._serve()
+        self._note_commands(capture)
         self._note_progress()
 
     def _serve(self) -> None:
@@ -275,14 +279,16 @@ class Supervisor:
             except Exception as error:  # the pipeline goes on, whatever one sink cannot do
                 text = f"It could not be done: {type(error).__name__}."
                 problem = PipelineError(text, next_step="Look: headwater status")
-            self._note_command(request, problem)
             self._control.answer(request, problem, effect)
 
-    def _note_command(self, request: Request, problem: HeadwaterError | None) -> None:
-        """Note in the journal what was asked, and by whom."""
-        detail = command_to_json(request.command)
-        name = detail.pop("type")
-        self._journal.command(name, request.asked_by, detail, None if problem is None else problem.message)
+    def _note_commands(self, capture: CaptureKeeper) -> None:
+        """Note in the journal what was asked of the pipeline, its queries and its capture, and by which user."""
+        labels = {self._config.query(section): section.label for section in self._config.parts}
+        for served in inbox_of(self._config.state).take_served():
+            label = labels.get(served.request.target)
+            self._journal.command(**served.to_json(**({} if label is None else {"sink": label})))
+        for command in capture.take_commands():
+            self._journal.command(**command)
 
     def _apply(self, request: Request) -> dict[str, Any]:
         """Do what *request* asks; what was done: the states of the sinks that it is for."""

@@ -284,7 +284,7 @@ def test_m7_pause_resume_and_throttle_in_the_snapshot_and_in_the_catch_up(
     def ask(query: Later, command: QueryCommand) -> None:
         asking = threading.Thread(target=ask_query, args=(query.options.state_location, "later", command), daemon=True)
         asking.start()
-        asked = query.planner.requests
+        asked = query.planner._requests
         while asking.is_alive() and not asked._inbox.open(asked._answers, "later", now=True):
             time.sleep(0.02)
         asked._inbox._looked = -1e9  # the next batch does what was asked

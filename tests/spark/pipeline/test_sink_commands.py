@@ -15,6 +15,7 @@ from tests.servers.postgres import Database
 from tests.spark.pipeline.conftest import StartPipeline
 from tests.spark.pipeline.driven import SessionPipeline
 
+from headwater.control.request import user_name
 from headwater.sinks.parquet import read
 
 SECOND = '[[sink]]\nname = "archive"\nkind = "parquet"\npath = "changes"\n'
@@ -46,6 +47,13 @@ def listed(running: SessionPipeline) -> dict[str, tuple[str, int]]:
 def archived(folder: Path) -> list[tuple[int, str]]:
     rows = read(folder / "public.orders").to_pylist()
     return sorted((row["id"], row["_change_type"]) for row in rows)
+
+
+def commands_of_run(running: SessionPipeline) -> set[tuple[str, str]]:
+    """What the run was asked, and of which sink."""
+    (run,) = json.loads(running.ask("runs", "--json"))
+    assert all(command["asked_by"] == user_name() for command in run["commands"])
+    return {(command["name"], command["detail"]["sink"]) for command in run["commands"]}
 
 
 @pytest.mark.timeout(600)
@@ -98,5 +106,8 @@ def test_one_sink_is_steered_and_the_others_go_on(running: SessionPipeline, shop
     missing = running.headwater("pause", "--sink", "nothing")
     assert missing.returncode == 2
     assert "archive" in missing.stderr
+    running.ask("throttle", "5000", "orders", "--sink", "archive")
+    running.wait_for(lambda: ("throttle_backfill", "archive") in commands_of_run(running))
+    assert {("pause_sinks", "archive"), ("resume_sinks", "delta"), ("drop_sink", "more")} < commands_of_run(running)
     noted = [line for file in (folder / "headwater").rglob("*.jsonl") for line in file.read_text().splitlines()]
     assert {"archive", "more", "delta"} == {one["sink"] for one in map(json.loads, noted) if one.get("to") == "done"}

@@ -117,6 +117,26 @@ def test_a_request_is_done_once_and_its_answer_comes_with_the_seal(location: str
         assert not open_board(location).list(INBOX)
 
 
+def test_the_owner_knows_what_it_has_answered_and_who_asked(tmp_path: Path) -> None:
+    location = str(tmp_path)
+    with owning(location) as owner:
+        leave(location, note(1, asked_by="ada@host"))
+        owner.serve()
+        owner.seal()
+        assert owner.inbox.take_served() == []  # its request is still there
+        leave(location, note(2, asked_by="bob@host"))
+        owner.serve(error=InputError("It is Sunday."))
+        owner.seal()
+        owner.serve()
+        first, second = [served.to_json(sink="delta") for served in owner.inbox.take_served()]
+        assert first["asked_by"] == "ada@host"
+        assert first["name"] == "note_event"
+        assert first["detail"] == {"sink": "delta", "log": "orders", "text": "1"}
+        assert "problem" not in first
+        assert second["problem"] == "It is Sunday."
+        assert owner.inbox.take_served() == []
+
+
 def test_what_cannot_be_done_is_the_answer(location: str) -> None:
     with owning(location) as owner:
         with asking(location, note()) as found:
@@ -211,6 +231,10 @@ def test_what_is_withdrawn_by_a_process_that_dies_is_not_done(tmp_path: Path, mo
         with pytest.raises(Crash):
             withdraw(str(tmp_path), request.id)
     with owning(str(tmp_path)) as owner:
+        owner.serve()
+        assert owner.done == []
+        assert queued(str(tmp_path))  # as long as the other process can be alive
+        owner.inbox = Inbox(str(tmp_path), withdraw_seconds=0.0)
         owner.serve()
         assert owner.done == []
     assert not open_board(str(tmp_path)).list(INBOX)

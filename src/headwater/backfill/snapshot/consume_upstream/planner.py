@@ -391,7 +391,7 @@ class UpstreamPlanner:
             self._answers.put(self._state.batch, request.id, problem, effect)
             self._moved = True
             self._save()
-            self._inbox.remove(request)
+            self._inbox.finish(request, self._answers)
 
     def _apply(self, command: QueryCommand) -> dict[str, Any]:
         """Do *command* with the next barrier; what is answered."""
