@@ -61,11 +61,11 @@ def _write_log(location: str, rows: pa.Table) -> None:
         log = factory.log(TABLE.full_name, TABLE.log_schema(pa.binary(16)), TABLE.key_columns)
         writer = factory.writer(log)
         writer.init(EpochPair(Epoch.from_ms(1), Epoch(0)))
-        writer.flush_current_epoch(Epoch.from_ms(2)).finish()
+        writer.end_epoch(Epoch.from_ms(2))
         factory.sealer.seal(Epoch.from_ms(1))
         for batch in as_inserts(rows):
             told = chunk_of(batch.drop_columns(["_epoch"]))
             writer.write_chunk(Chunk.build(told.rows, told.ops, TABLE.key_columns, log.vnode_count))
-        writer.flush_current_epoch(Epoch.from_ms(3)).finish()
+        writer.end_epoch(Epoch.from_ms(3))
         factory.sealer.seal(Epoch.from_ms(2))
         factory.close()

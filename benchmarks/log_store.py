@@ -68,7 +68,7 @@ class Written:
     def epoch(self, chunk: Chunk) -> None:
         ended = self.writer.epoch
         self.writer.write_chunk(chunk)
-        self.writer.flush_current_epoch(ended.next()).finish()
+        self.writer.end_epoch(ended.next())
         self.factory.sealer.seal_in_background(ended)  # while the next epoch is made; each has its own commit and sync
 
     def close(self) -> None:

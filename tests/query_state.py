@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from headwater.log_store import ConsumerGroup
-from headwater.log_store.progress_book import ProgressRow, rows_of_group
+from headwater.log_store import KvLogStoreReader
+from headwater.log_store.consumers import ProgressRow, rows_of_group
 from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery import unpark
+from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 from headwater.state.query_store import QueryReader, open_query_store, own_state
 
@@ -27,13 +28,15 @@ def coordinator(state: str, query: str) -> Coordinator:
 
 
 @contextmanager
-def grouped(location: str, query: str, *, takeover: bool = False) -> Iterator[ConsumerGroup]:
-    """The consumer *query* of the logs at *location*, with a state of its own."""
+def grouped(location: str, query: str, *logs: str, takeover: bool = False) -> Iterator[KvLogStoreReader]:
+    """The reader *query* of *logs* in the store at *location*, with a state of its own."""
     with (
         open_query_store(own_state(location, query), query, takeover=takeover) as store,
-        ConsumerGroup(location, store) as group,
+        open_reader(location) as source,
     ):
-        yield group
+        reader = KvLogStoreReader(source, store)
+        reader.init(logs)
+        yield reader
 
 
 def group_rows(state: str, query: str) -> dict[str, ProgressRow]:

@@ -14,7 +14,7 @@ from tests.db.capture.running import RunningCapture
 from tests.servers.postgres import Database
 
 from headwater.backfill.log_ranges import LogRanges
-from headwater.log_store import ConsumerGroup, LogView
+from headwater.log_store import KvLogStoreReader, LogView
 from headwater.sinks.kept_tables import KeptTables
 from headwater.sinks.sink import Token
 from headwater.sources.table import SourceTable
@@ -40,14 +40,14 @@ class Keeper:
         self.folder = str(self.capture.store / "tables")
         self.sink = KeptTables(self.folder, merge_runs=2, retention_seconds=1.0)
         self._stores = [open_query_store(own_state(self.store, name), name) for name in ("model", QUERY)]
-        self._model, self._group = (ConsumerGroup(self.store, store) for store in self._stores)
+        self._source = open_reader(self.store)
+        self._model, self._group = (KvLogStoreReader(self._source, store) for store in self._stores)
         self._delivered = self.newest()
+        for reader in (self._model, self._group):
+            reader.init(self.tables)
         for table in self._described(self._delivered).values():
-            self._model.consumer(table.full_name)
-            self._group.consumer(table.full_name)
             self.sink.complete(table, QUERY, STATE, self._delivered)
-        self._model.commit({})
-        self._group.commit({name: Epoch(self._delivered) for name in self.tables})
+        self._group.truncate(Epoch(self._delivered))
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.folds = 0
@@ -76,7 +76,7 @@ class Keeper:
                 rows = LogView.open(view, name).read_range(self._delivered, upto)
                 staged = self.sink.stage_changes(table, token, rows, ranges.truncated)
             self.sink.commit(table, token, [staged])
-        self._group.commit({name: Epoch(upto) for name in self.tables})
+        self._group.truncate(Epoch(upto))
         self._delivered = upto
         self.folds += 1
         return upto
@@ -118,10 +118,9 @@ class Keeper:
 
     def close(self) -> None:
         self.fold_off()
-        self._group.close()
-        self._model.close()
         for store in self._stores:
             store.close()
+        self._source.close()
         self.capture.stop()
 
     def _described(self, epoch: int) -> dict[str, SourceTable]:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
+from tests.logs import LogConsumer
 from tests.spark.driven import DrivenStream
 from tests.spark.driven_writer import CHANGES, LOG, DrivenWriter, epochs, logged, staged
 
@@ -20,7 +21,7 @@ from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState,
 from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
 from headwater.control.command import ResnapshotTable
 from headwater.errors import HeadwaterError
-from headwater.log_store import KvLogStoreFactory, LogConsumer, LogView
+from headwater.log_store import KvLogStoreFactory, LogView
 from headwater.sources.open import open_source
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.spark import staged_rows

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.logs import LogConsumer, epoch
 from tests.store.log_store.tools import Table, chunk
 from typer.testing import CliRunner
 
 from headwater.cli.main import app
-from headwater.log_store import LogConsumer, RetentionMiss
-from headwater.log_store.testing import epoch
+from headwater.log_store import RetentionMiss
 from headwater.stream import Op
 
 runner = CliRunner()
@@ -62,7 +62,7 @@ def test_status_names_the_consumer_that_holds_the_log_back(location: str) -> Non
     consume(location, "audit", 1)
     shown = invoke("status", location, "orders")
     assert "audit holds the log back" in shown
-    assert "mirror (remote)" in shown
+    assert "mirror" in shown
     ((status,),) = lines("status", location)
     assert (status["held_back_by"], status["epochs"], status["rows"], status["format"]) == ("audit", 4, 8, 2)
     audit, mirror = status["consumers"]
@@ -89,13 +89,13 @@ def test_show_gives_epochs_and_rows_and_values_only_when_asked(location: str) ->
     assert {"id": 1, "name": "secret 3"} in [row["values"] for row in with_values]
 
 
-def test_rewind_of_a_remote_and_of_a_local_consumer(tmp_path: Path) -> None:
+def test_rewind_of_a_consumer(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "store"))
-    table.factory.consumers.register(table.log, "sink")
     for _ in range(4):
         table.write()
     table.close()
     consume(table.location, "mirror", 3)
+    consume(table.location, "sink", 4)
     assert "gets again" in invoke("rewind", table.location, "orders", "mirror", "--to-epoch", str(int(epoch(1))))
     invoke("rewind", table.location, "orders", "sink", "--to-epoch", str(int(epoch(2))))
     ((status,),) = lines("status", table.location)
@@ -103,12 +103,12 @@ def test_rewind_of_a_remote_and_of_a_local_consumer(tmp_path: Path) -> None:
     assert delivered == {"mirror": epoch(1), "sink": epoch(2)}
 
 
-def test_drop_of_a_remote_and_of_a_local_consumer(tmp_path: Path) -> None:
+def test_drop_of_a_consumer(tmp_path: Path) -> None:
     table = Table(str(tmp_path / "store"))
-    table.factory.consumers.register(table.log, "sink")
     table.write()
     table.close()
     consume(table.location, "mirror", 1)
+    consume(table.location, "sink", 1)
     asked = runner.invoke(app, ["log", "drop", table.location, "orders", "sink"], input="n\n")
     assert asked.exit_code == 1
     assert len(lines("status", table.location)[0][0]["consumers"]) == 2
@@ -237,7 +237,8 @@ def test_a_policy_is_shown_set_and_taken_away(location: str) -> None:
 
 RUNNING = """
 import sys
-from headwater.log_store import LogConsumer, RetentionMiss
+from headwater.log_store import RetentionMiss
+from tests.logs import LogConsumer
 with LogConsumer.open(sys.argv[1], "orders", "mirror") as consumer:
     print("ready", flush=True)
     sys.stdin.read()

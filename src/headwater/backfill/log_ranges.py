@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -68,6 +67,7 @@ class TableChanges:
 class LogRanges:
     """The logs of *names* in one snapshot.
 
+    :ivar views: each of them.
     :param keyed: for a sink that has one row per key; others have rows of former shapes, and keep them.
     :raises TableNotCaptured: one has no log.
     """
@@ -85,7 +85,7 @@ class LogRanges:
                 next_step=f"Run: headwater capture … --table {missing[0]}",
             )
         registry = LogRegistry.load(view)
-        self._views = {name: LogView(view, registry.get(name)) for name in names}
+        self.views = {name: LogView(view, registry.get(name)) for name in names}
 
     @property
     def newest(self) -> int:
@@ -96,28 +96,9 @@ class LogRanges:
         known = self.captured[name]
         return known.reason if known.state is not TableState.ACTIVE else None
 
-    def end(self, after: int, upto: int, max_rows: int | None, max_epochs: int | None) -> int:
-        """The epoch up to which about *max_rows* changes lie after *after*: one epoch at least, *upto* at most."""
-        upto = self._before_renewal(after, upto)
-        if max_rows is None and max_epochs is None:
-            return upto
-        rows: defaultdict[int, int] = defaultdict(int)
-        for view in self._views.values():
-            for end in view.epochs(after, upto):
-                rows[int(end.epoch)] += end.rows
-        total = count = 0
-        chosen = after
-        for epoch in sorted(rows):
-            total += rows[epoch]
-            count += rows[epoch] > 0
-            if chosen > after and ((max_rows and total > max_rows) or (max_epochs and count > max_epochs)):
-                return chosen
-            chosen = epoch
-        return upto
-
     def lag(self, name: str, after: int) -> int:
         """How many epochs with changes of *name* come after *after*, or so many as are worth counting."""
-        return sum(1 for _ in islice(self._views[name].epochs(after), _MOST_EPOCHS))
+        return sum(1 for _ in islice(self.views[name].epochs(after), _MOST_EPOCHS))
 
     def changes(self, name: str, after: int, upto: int) -> TableChanges:
         """What *name* has in ``(after, upto]``."""
@@ -125,11 +106,11 @@ class LogRanges:
         renewals = [(int(event.epoch), event.seq) for event in events if self._empties(event)]
         if renewals:
             after = renewals[-1][0] - 1
-        ends = [(end.rows, end.size) for end in self._views[name].epochs(after, upto)]
+        ends = [(end.rows, end.size) for end in self.views[name].epochs(after, upto)]
         truncates = [event for event in events if event.kind == TRUNCATE]
         emptied = [*renewals[-1:], *((int(event.epoch), event.seq) for event in truncates)]
         renewed = [(int(event.epoch), event.seq) for event in events if RENEWED in event.detail]
-        table = self._table(name, self._views[name].schema_version_at(upto), upto)
+        table = self._table(name, self.views[name].schema_version_at(upto), upto)
         return TableChanges(
             table,
             after,
@@ -142,18 +123,6 @@ class LogRanges:
             sum(size for _, size in ends),
         )
 
-    def _before_renewal(self, after: int, upto: int) -> int:
-        """*upto*, or where rows end that have another shape than those after them: sinks of changes get them as well.
-
-        Those of a sink with one row per key are replaced anyway.
-        """
-        if self._keyed:
-            return upto
-        changed = (Reshaped.KEY.value, Reshaped.COLUMNS.value)
-        events = (event for name in self._views for event in events_of(self._view, name, after, upto))
-        ends = (int(event.epoch.prev()) for event in events if event.detail.get(RESHAPED) in changed)
-        return min((end for end in ends if end > after), default=upto)
-
     def _empties(self, event: LogEvent) -> bool:
         """Whether rows from before *event* cannot stay beside those after it."""
         if RENEWED not in event.detail:
@@ -163,15 +132,15 @@ class LogRanges:
 
     def latest(self, name: str) -> SourceTable:
         """The table as its log has it now."""
-        return self._table(name, self._views[name].log.schema_version, self.newest)
+        return self._table(name, self.views[name].log.schema_version, self.newest)
 
     def following(self, name: str, upto: int) -> SourceTable:
         """The table as its next rows after the epoch *upto* have it; without any, as its log has it now.
 
         A snapshot that is taken later has these columns, and no row of the log with older ones comes any more.
         """
-        end = next(iter(self._views[name].epochs(upto)), None)
-        version = self._views[name].log.schema_version if end is None else end.first_schema_version
+        end = next(iter(self.views[name].epochs(upto)), None)
+        version = self.views[name].log.schema_version if end is None else end.first_schema_version
         return self._table(name, version, upto)
 
     def since(self, name: str, upto: int) -> CdcOffset | None:
@@ -181,13 +150,13 @@ class LogRanges:
 
     def positions(self, name: str, after: int, upto: int) -> pa.ChunkedArray:
         """The ``_position`` of every change in ``(after, upto]``."""
-        batches = self._views[name].read_range(after, upto)
-        kind = self._views[name].log.schema.field(POSITION_COLUMN).type
+        batches = self.views[name].read_range(after, upto)
+        kind = self.views[name].log.schema.field(POSITION_COLUMN).type
         return pa.chunked_array([batch.column(POSITION_COLUMN) for batch in batches], kind)
 
     def _table(self, name: str, version: int, upto: int) -> SourceTable:
         """The table with the columns of *version*, and the key that it has at the end of the epoch *upto*."""
-        log, known = self._views[name].log, self.captured[name]
+        log, known = self.views[name].log, self.captured[name]
         schema = log.schema_of(version)
         later = (event.detail for event in events_of(self._view, name, upto, self.newest))
         former = next((detail[FORMER_KEY] for detail in later if FORMER_KEY in detail), None)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from typing import Any, Final
 
 from headwater.backfill.batch_units import log_units
@@ -33,7 +34,7 @@ from headwater.backfill.query_tables import QueryTables
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceRecord, SourceState
-from headwater.log_store import ConsumerGroup
+from headwater.log_store import KvLogStoreReader, ReadLimits
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
@@ -98,8 +99,8 @@ class QueryPlanner:
             self._requests = QueryRequests(options, self._state, self._source)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables, keyed=options.keyed)
-                consumers = stack.enter_context(ConsumerGroup(options.store, store))
-                self._tables = QueryTables(options, self._state, self._source, consumers, view, ranges, self._parked())
+                self._logs = KvLogStoreReader(self._reader, store)
+                self._tables = QueryTables(options, self._state, self._source, self._logs, view, ranges, self._parked())
             self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save, slots)
             self.generation = store.generation
             if recover is not None:
@@ -298,7 +299,10 @@ class QueryPlanner:
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
             late = self._tables.begin_kept(start.epoch, self._place_of(start.epoch, ranges))
             limit, max_rows = self._tables.held_back(limit, start.epoch, max_rows)
-            end = ranges.end(start.epoch, max(limit, start.epoch), max_rows, self._options.max_epochs)
+            self._logs.start_from(start.epoch)
+            limits = ReadLimits(limit, max_rows, self._options.max_epochs, one_shape=not self._options.keyed)
+            sealed = self._logs.next_item(limits, views=ranges.views)
+            end = start.epoch if sealed is None else int(sealed.end)
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
             ranged = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
@@ -401,6 +405,7 @@ class QueryPlanner:
             "plan": self._state.plan.number,
             "epoch": 0 if self._at is None else self._at.epoch,
             "newest_epoch": self._seen,
+            "reader": asdict(self._logs.statistics),
             "updated_ms": time.time_ns() // 1_000_000,
             "problem": self._history.problem,
             "tables": self._tables.status(),

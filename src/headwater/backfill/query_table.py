@@ -22,7 +22,7 @@ from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.table_columns import has_columns, is_renamed, readable_columns
 from headwater.backfill.units import DROP_ALL, ChangeFilter
 from headwater.backfill.unseen_commits import greatest, still_unseen
-from headwater.log_store import LogConsumer
+from headwater.log_store import Consumer
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import ExportedSnapshot, SnapshotMark, SnapshotSource
 from headwater.sources.splits import KeyRange, SplitKind
@@ -44,7 +44,7 @@ class QueryTable:
         state: QueryState,
         source: SnapshotSource,
         table: SourceTable,
-        consumer: LogConsumer,
+        consumer: Consumer,
     ) -> None:
         self._options, self._state, self._source = options, state, source
         self.table = table

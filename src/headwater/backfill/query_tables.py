@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Set
-from contextlib import suppress
 from typing import Any, Final
 
 from headwater.backfill.history_plans import CommittedOf
@@ -20,7 +19,7 @@ from headwater.backfill.query_table import QueryTable
 from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.since import resolve_since
 from headwater.capture.source_state import CapturedTable, SourceRecord, TableState
-from headwater.log_store import ConsumerGroup, LogNotFound
+from headwater.log_store import KvLogStoreReader
 from headwater.sinks.sink import Committed
 from headwater.sources.snapshots import SnapshotSource
 from headwater.state import Snapshot
@@ -43,22 +42,22 @@ class QueryTables(Mapping[str, QueryTable]):
         options: QueryOptions,
         state: QueryState,
         source: SnapshotSource,
-        consumers: ConsumerGroup,
+        logs: KvLogStoreReader,
         view: Snapshot,
         ranges: LogRanges,
         parked: Mapping[str, str],
     ) -> None:
-        self._options, self._state, self._consumers = options, state, consumers
+        self._options, self._state, self._logs = options, state, logs
         self._parked = {name: why for name, why in parked.items() if name in options.tables}
         self._leave((set(state.tables) - set(options.tables)) | self._parked.keys())
         start = None
         if options.since is not None and state.delivered is None:
             start = resolve_since(view, options.since, options.tables)
         newest = view.epoch
+        names = [name for name in options.tables if name not in self._parked]
+        logs.init(names, start)
         self._tables = {
-            name: QueryTable(options, state, source, ranges.latest(name), consumers.consumer(name, start=start))
-            for name in options.tables
-            if name not in self._parked
+            name: QueryTable(options, state, source, ranges.latest(name), logs.consumer(name)) for name in names
         }
         self._epochs = EpochPair(Epoch(newest).next(0), Epoch(newest))
 
@@ -126,13 +125,12 @@ class QueryTables(Mapping[str, QueryTable]):
         leaving = [name for name in names if not self._state.table(name).left]
         for name in leaving:
             record = self._state.table(name)
-            with suppress(LogNotFound):
-                self._consumers.drop(name, defer=True)
             if record.origin == TABLES and self._options.kept is not None:
                 release_pins(self._options.store, self._options.kept, self._options.query, [name])
             record.left = True
             self._state.put_table(name)
         if leaving:
+            self._logs.drop(leaving, defer=True)
             self._state.save()
 
     # -- history of tables that we keep ----------------------------------------------------------------------------
@@ -168,7 +166,7 @@ class QueryTables(Mapping[str, QueryTable]):
         """Everything up to *epoch* is delivered: save that, so that the logs and the kept tables can forget it."""
         found = {name: table.unneeded(epoch) for name, table in self.items()}
         upto = {name: Epoch(keep) for name, keep in found.items() if keep is not None}
-        self._consumers.commit(upto, defer=True)
+        self._logs.truncate(upto, defer=True)
         self.save()
         for kept in self.kept:
             kept.let_go()

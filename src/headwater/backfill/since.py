@@ -13,8 +13,8 @@ from typing import Final
 
 from headwater.backfill.errors import InvalidQuery, SinceGone
 from headwater.log_store import LogView
-from headwater.log_store.bounds import announced
 from headwater.log_store.log import LogRegistry
+from headwater.log_store.truncation import announced
 from headwater.state import Snapshot
 from headwater.stream import Epoch, EpochError
 

@@ -25,7 +25,8 @@ from headwater.sources.table import SourceTable
 from headwater.state import StateStore
 from headwater.stream import Chunk, Epoch, EpochClock, EpochPair
 
-_STAGE_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
+_MAX_ROWS = 1 << 18
+_MAX_BYTES = 16 << 20  # it takes thrice: as chunks, as pages of the store, and in the seal that is under way
 
 
 class CapturedLogs:
@@ -46,7 +47,7 @@ class CapturedLogs:
     ) -> None:
         self._position_type = position_type
         self._statistics = statistics
-        self.factory = KvLogStoreFactory(store, stage_bytes=_STAGE_BYTES, clock=now_ms)
+        self.factory = KvLogStoreFactory(store, max_rows=_MAX_ROWS, max_bytes=_MAX_BYTES, clock=now_ms)
         self.sealer = self.factory.sealer
         self.tables: dict[str, SourceTable] = {}
         self._writers: dict[str, KvLogStoreWriter] = {}

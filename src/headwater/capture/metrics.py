@@ -22,6 +22,9 @@ describe(
         "capture_lag_seconds": "Age of the oldest change that is not durable; absent when the source does not answer.",
         "capture_source_log_held_bytes": "Bytes of its log that the source retains for the capture.",
         "capture_spilled_bytes": "Bytes of transactions that are not committed yet.",
+        "kv_log_store_buffer_row_count": "Rows of all logs that wait in memory for the next seal.",
+        "kv_log_store_buffer_memory_bytes": "Bytes of all logs in memory: those that wait, and those being sealed.",
+        "kv_log_store_buffer_spilled_rows_total": "Rows that the buffer moved into the store ahead of their seal.",
     }
 )
 
@@ -45,6 +48,10 @@ def capture_metrics(capture: Capture) -> Iterator[Metric]:
     if seen.held_bytes is not None:
         yield Metric("capture_source_log_held_bytes", labels, float(seen.held_bytes))
     yield Metric("capture_spilled_bytes", labels, float(seen.spilled_bytes))
+    if seen.buffer is not None:
+        yield Metric("kv_log_store_buffer_row_count", labels, float(seen.buffer.rows))
+        yield Metric("kv_log_store_buffer_memory_bytes", labels, float(seen.buffer.bytes + seen.buffer.sealing_bytes))
+        yield Metric("kv_log_store_buffer_spilled_rows_total", labels, float(seen.buffer.spilled_rows))
 
 
 def serve_capture(capture: Capture, location: str, port: int) -> MetricsServer:

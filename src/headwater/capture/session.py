@@ -356,6 +356,7 @@ class CaptureSession:
         if self._at_boundary and self._is_due():
             self._seal()
         self._acknowledge()
+        self._statistics.buffer = self._logs.factory.buffer.statistics()
         now = time.monotonic()
         if self._at_boundary and now >= self._look_due:
             self._look()

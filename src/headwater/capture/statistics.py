@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headwater.log_store.buffer import BufferStatistics
 from headwater.sources.events import StreamStatus
 
 SILENT_SECONDS = 8.0
@@ -20,7 +21,7 @@ class CaptureStatistics:
         an error; microseconds since 1970.
     :ivar behind_bytes: of the source's log, not read yet.
     :ivar held_bytes: of the source's log, kept for us.
-    :ivar stopped_tables: why, by log.
+    :ivar stopped_tables: why, by log. :ivar buffer: what waits in memory for the next seal, and what was spilled.
     :ivar checked_time: when the source's catalog was last compared with the captured tables, seconds since 1970.
     """
 
@@ -42,6 +43,7 @@ class CaptureStatistics:
     checked_time: float = 0.0
     rows_by_table: dict[str, int] = field(default_factory=dict)
     stopped_tables: dict[str, str] = field(default_factory=dict)
+    buffer: BufferStatistics | None = None
 
     def count(self, table: str, rows: int, size: int) -> None:
         """Rows of a table were written."""

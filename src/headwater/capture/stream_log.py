@@ -43,7 +43,7 @@ ROW_ID: Final = "_row_id"
 """The key that a table without one gets."""
 IDENTITY: Final = {"written_by": "stream"}
 
-_STAGE_BYTES: Final = 16 << 20
+_MAX_BYTES: Final = 16 << 20
 _CHUNK_ROWS: Final = 65_536
 _CHUNK_BYTES: Final = 8 << 20
 _OWNED_SECONDS: Final = 10.0
@@ -142,7 +142,7 @@ class _StreamLog:
 
     def __init__(self, store: StateStore, table: StreamTable) -> None:
         self._store, self._table = store, table
-        self._factory = KvLogStoreFactory(store, stage_bytes=_STAGE_BYTES)
+        self._factory = KvLogStoreFactory(store, max_bytes=_MAX_BYTES)
         self._sealer = self._factory.sealer
         try:
             with store.snapshot() as view:
@@ -282,8 +282,8 @@ class _Filler:
             batch.column(UNAVAILABLE_COLUMN) if UNAVAILABLE_COLUMN in names else pa.nulls(rows, pa.string()),
         ]
         made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        log = self._writer.store_state.log
-        self._writer.write_chunk(Chunk.build(made, batch.column(OP), self._table.key_columns, log.vnode_count))
+        count = self._writer.log.vnode_count
+        self._writer.write_chunk(Chunk.build(made, batch.column(OP), self._table.key_columns, count))
         self._written += rows
 
     def _times(self, batch: pa.RecordBatch) -> pa.Array:

@@ -106,7 +106,7 @@ def _print_status(log: LogStatus) -> None:
     for column in ("consumer", "delivered epoch", "epochs", "rows", "bytes", "seconds"):
         lags.add_column(column, justify="left" if column == "consumer" else "right", no_wrap=column != "consumer")
     for one in log.consumers:
-        name = escape(one.name) + (" [dim](remote)[/]" if one.is_remote else "")
+        name = escape(one.name)
         lag = (f"{one.lag_epochs:,}", f"{one.lag_rows:,}", amount(one.lag_bytes), f"{one.lag_seconds:,.1f}")
         lags.add_row(name, str(int(one.delivered)), *lag)
     out.print(lags)

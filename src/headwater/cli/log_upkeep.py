@@ -16,7 +16,7 @@ from headwater.cli.terminal import amount, err, out
 from headwater.control.command import CompactLog, MigrateLog
 from headwater.control.request import ask_capture
 from headwater.errors import InputError
-from headwater.log_store import Compression, EpochGone, LogConsumer, LogNotFound, LogView, RetentionRefused
+from headwater.log_store import Compression, EpochGone, KvLogStoreReader, LogNotFound, LogView, RetentionRefused
 from headwater.log_store.compaction import RUN_ROWS, Compaction, Saved
 from headwater.log_store.migration import EPOCHS_AT_ONCE, Migration, MigrationProgress
 from headwater.log_store.retention import Retention, apply_retention, plan_retention, retention_of
@@ -54,13 +54,9 @@ def rewind(
     command = f"headwater log rewind {location} {log} {consumer} --to-epoch"
     with next_step(location, log), free(f"{command} {to_epoch}"):
         try:
-            if _known(location, log, consumer).is_remote:
-                with LogConsumer.open(location, log, consumer) as remote:
-                    remote.rewind(target)
-            else:
-                with owned(location) as factory:
-                    factory.consumers.rewind(factory.existing(log), consumer, target)
-                    seal(factory)
+            _known(location, log, consumer)
+            with KvLogStoreReader.open(location, consumer, [log]) as reader:
+                reader.rewind(target)
         except EpochGone as error:
             error.next_step = f"{command} {error.oldest}"
             raise
@@ -82,13 +78,8 @@ def drop(
         known = _known(location, log, consumer)
         if not yes:
             typer.confirm(f"{known.lag_rows:,} rows are not delivered to {consumer}. Forget it?", abort=True, err=True)
-        if known.is_remote:
-            with LogConsumer.open(location, log, consumer) as remote:
-                remote.drop()
-        else:
-            with owned(location) as factory:
-                factory.consumers.drop(factory.sealer.batch, log, consumer)
-                seal(factory)
+        with KvLogStoreReader.open(location, consumer, [log]) as reader:
+            reader.drop([log])
     if as_json:
         typer.echo(json.dumps({"log": log, "consumer": consumer, "rows_not_delivered": known.lag_rows}))
         return

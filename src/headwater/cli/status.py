@@ -139,6 +139,10 @@ def _headline(found: PipelineStatus, rate: float | None) -> Text:
         text.append(f" · schemas checked {time.strftime('%H:%M:%S', time.localtime(capture['checked_time']))}")
     if capture.get("wal_held_bytes") is not None:
         text.append(f" · WAL held {amount(capture['wal_held_bytes'])}")
+    if (buffer := capture.get("buffer")) is not None:
+        text.append(f" · buffer {amount(buffer['bytes'] + buffer['sealing_bytes'])}")
+        if buffer["spilled_bytes"]:
+            text.append(f", spilled {amount(buffer['spilled_bytes'])}")
     if rate is not None:
         text.append(f" · {rate:,.0f} changes/s")
     return text

@@ -26,7 +26,7 @@ from headwater.demo.latency import Changes, MirrorCommits, percentile
 from headwater.demo.processes import Child
 from headwater.demo.summary import Summary
 from headwater.errors import HeadwaterError
-from headwater.log_store import LogConsumer
+from headwater.log_store import KvLogStoreReader
 from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.verify import Findings, Verification
 from headwater.spark.spark_version import check_spark
@@ -213,11 +213,11 @@ class _Course:
             self._show.progress(self._progress)
 
     def _keep_logs(self) -> None:
-        """Be a consumer of each log that reads nothing: what it has stays, for the proof."""
+        """A consumer of each log that reads nothing: what the log has stays, for the proof."""
         for log in self._shop.TABLES:
             if log not in self._kept:
                 with suppress(LookupError):
-                    LogConsumer.open(self._store, log, "demo-proof").close()
+                    KvLogStoreReader.open(self._store, "demo-proof", [log]).close()
                     self._kept.add(log)
 
     def _is_reading(self) -> bool:

@@ -9,7 +9,6 @@ Left alone are epochs that
 
 * a pin shows: somebody may be reading them as they are;
 * a consumer has delivered for some vnodes and not for others, or is inside of;
-* a reader of this process has not delivered: its live buffer refers to them;
 * changed their columns in their middle, or are older than the key that the log has now.
 
 Each epoch's rows and barrier change in one seal. A crash between two seals is harmless: a row only goes when a newer
@@ -44,7 +43,6 @@ RUN_ROWS = 1_000_000
 """Rows whose keys are held in memory at once."""
 CHUNK_ROWS = 65_536
 CHUNK_BYTES = 64 << 20
-_FOR_EVER = 1 << 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ class Compaction:
                 f"Log {log.name!r} is being migrated.", next_step="Finish that first: headwater log migrate."
             )
         # What was truncated since the last seal is still in the snapshot; written again it would come back to life.
-        after = max(self._after, self._factory.consumers.gone(log.name))
+        after = max(self._after, self._factory.truncation.gone(log.name))
         with self._factory.store.snapshot() as view:
             shown = LogView(view, log)
             run: list[EpochEnd] = []
@@ -140,10 +138,7 @@ class Compaction:
         """Epochs ``(low, high]`` that must stay as they are."""
         name = self._log.name
         ranges = [(0, int(pin.epoch)) for pin in self._factory.store.pins()]
-        local = self._factory.consumers.of(name)
-        if any(writer.buffer is not None for writer in self._factory.live_writers(name)):
-            ranges += [(consumer.delivered(), _FOR_EVER) for consumer in local]
-        for consumer in (*local, *(found for found in self._factory.remote.all() if found.log == name)):
+        for consumer in self._factory.consumers.of(name):
             furthest = max((place.epoch for _, place in consumer.progress.places()), default=Epoch(0))
             ranges.append((consumer.delivered(), furthest))
         return ranges

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from headwater.errors import (
-    ClosedError,
     ConflictError,
     CorruptionError,
     HeadwaterError,
     InputError,
     NotFoundError,
-    TransientError,
 )
 
 
@@ -18,7 +16,7 @@ class LogStoreError(HeadwaterError):
 
 
 class InvalidOffset(LogStoreError, InputError):
-    """A truncation or an item out of order."""
+    """An epoch out of order, or one that is not sealed."""
 
 
 class ProgressConflict(LogStoreError, ConflictError):
@@ -38,19 +36,11 @@ class ForeignSchema(LogStoreError, InputError):
 
 
 class ForeignVnode(LogStoreError, InputError):
-    """A row of a vnode that this writer does not own."""
+    """A vnode that the log does not have."""
 
 
 class WrongCall(LogStoreError, InputError):
-    """A call that the state of the writer or reader does not allow."""
-
-
-class VnodesMoved(LogStoreError, ConflictError):
-    """The writer has taken over other vnodes: the reader has to begin anew (``init``)."""
-
-
-class LogClosed(LogStoreError, ClosedError):
-    """The writer or reader was closed."""
+    """A call that is not allowed now."""
 
 
 class LogNotFound(LogStoreError, NotFoundError):
@@ -74,7 +64,3 @@ class RetentionMiss(EpochGone):
 
 class RetentionRefused(LogStoreError, ConflictError):
     """Retention would drop epochs that a consumer has not read."""
-
-
-class DrainTimeout(LogStoreError, TransientError):
-    """The consumer did not catch up in the time that was given."""

@@ -19,14 +19,13 @@ import pyarrow as pa
 
 from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.barrier_record import BarrierRecord
-from headwater.log_store.bounds import BOUNDS, Bounds
 from headwater.log_store.chunk_codec import ChunkHeader
-from headwater.log_store.columns import SEQ, read_schema, stored_schema, with_epoch
-from headwater.log_store.counters import ReadCounters
+from headwater.log_store.columns import read_schema, with_epoch
 from headwater.log_store.errors import EpochGone, ForeignVnode, InvalidOffset, LogCorrupt, RetentionMiss, UnknownVersion
 from headwater.log_store.log import FORMATS, Log, LogRegistry
-from headwater.log_store.log_events import FORMER_VERSION, events_of
+from headwater.log_store.log_events import FORMER_VERSION, LogEvent, events_of
 from headwater.log_store.serde import LogStoreRowSerde
+from headwater.log_store.truncation import BOUNDS, Bounds
 from headwater.state import Catalog, Snapshot, open_reader
 from headwater.stream import Epoch, VnodeBitmap
 
@@ -96,15 +95,12 @@ class EpochEnd:
 
 
 class LogView:
-    """One log in one snapshot.
+    """One log in one snapshot."""
 
-    :param reads: counts the rows that are read.
-    """
-
-    def __init__(self, view: Snapshot, log: Log, reads: ReadCounters | None = None) -> None:
+    def __init__(self, view: Snapshot, log: Log) -> None:
         self._view = view
         self.log = log
-        self._serde = LogStoreRowSerde(log, reads=reads)
+        self._serde = LogStoreRowSerde(log)
 
     @classmethod
     def open(cls, view: Snapshot, name: str) -> LogView:
@@ -124,12 +120,16 @@ class LogView:
             row = catalog.open(BOUNDS).get(self._view, 0, (self.log.name,))
         return Bounds(Epoch(0), Epoch(0)) if row is None else Bounds(Epoch(row[0]), Epoch(row[1]))
 
+    def events(self, after: int, upto: int) -> Iterator[LogEvent]:
+        """What was noted beside the rows of the epochs in ``(after, upto]``, in order."""
+        return events_of(self._view, self.log.name, after, upto)
+
     def schema_version_at(self, epoch: int) -> int:
         """The version of the schema at the end of *epoch*, which the log has not forgotten.
 
         It follows from what changed later: an epoch without rows has no barrier, and can still change the schema.
         """
-        later = events_of(self._view, self.log.name, epoch, self.sealed)
+        later = self.events(epoch, self.sealed)
         versions = (event.detail[FORMER_VERSION] for event in later if FORMER_VERSION in event.detail)
         return int(next(versions, self.log.schema_version))
 
@@ -203,20 +203,6 @@ class LogView:
             is_whole = record.format == row_codec.FORMAT and record.vnodes <= wanted
             if is_whole and sum(found[vnode] for vnode in record.vnodes) != record.rows:
                 raise _missing(epoch)
-
-    def rewritten(
-        self, epoch: Epoch, writer: int, old: int, first_seq: int, last_seq: int, vnodes: VnodeBitmap
-    ) -> pa.RecordBatch | None:
-        """Rows that were written in format *old*, when their epoch has another one by now; else ``None``."""
-        data = self._view.get(layout.barrier_key(self.log.number, epoch, writer))
-        if data is None or (record := BarrierRecord.from_bytes(bytes(data))).format == old:
-            return None
-        found = [stored_schema(self.log.schema_of(record.schema_version)).empty_table()]
-        for batch in self.batches(epoch, ((writer, record),), vnodes):
-            seqs = batch.column(SEQ).to_numpy()
-            found.append(pa.Table.from_batches([batch.filter(pa.array((first_seq <= seqs) & (seqs <= last_seq)))]))
-        whole = pa.concat_tables(found).combine_chunks()
-        return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], schema=whole.schema)
 
     def check_not_dropped(self, after: int, consumer: str | None = None) -> None:
         """:raises RetentionMiss: retention dropped epochs after *after*."""

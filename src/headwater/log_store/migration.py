@@ -3,7 +3,7 @@
 ======================  =====================================================================  ==============
 state                   what a step does                                                        goes to
 ======================  =====================================================================  ==============
-old                     registers format 2; writers take it up at their next barrier            rewriting
+old                     registers format 2; the writer takes it up at its next barrier            rewriting
 rewriting               rewrites the oldest sealed epochs of format 1, a few at a time          rewriting, new
 new                     nothing
 ======================  =====================================================================  ==============
@@ -27,9 +27,7 @@ from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
-from headwater.log_store.rewrite import rewrite_epoch
-from headwater.log_store.sealer import STAGE_BYTES
-from headwater.log_store.writer import WriterState
+from headwater.log_store.rewrite import STAGE_BYTES, rewrite_epoch
 from headwater.stream import Epoch
 
 BEFORE_SWITCH = failpoints.register("log_store.migrate_before_switch")
@@ -54,13 +52,13 @@ class MigrationProgress:
 class Migration:
     """The migration of one log to format 2, in the process that writes the store.
 
-    Call :meth:`step` from the loop that writes, at any time between two seals, best after ``flush.finish()``; what it
+    Call :meth:`step` from the loop that writes, at any time between two seals, best after an epoch has ended; what it
     did is durable with the next seal, be it in the background or not. A step takes as long as *max_epochs* need::
 
-        flush = writer.flush_current_epoch(clock.next())
-        flush.finish()
+        ended = writer.epoch
+        writer.end_epoch(clock.next())
         migrated = migrated or migration.step(max_epochs=4)
-        factory.sealer.seal_in_background(flush.epoch)
+        factory.sealer.seal_in_background(ended)
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class Migration:
             return True
         self._switch()
         left = self._rewrite(max_epochs)
-        if left or not self._writers_are_new():
+        if left or not self._writer_is_new():
             return False
         failpoints.hit(BEFORE_END)
         self._end()
@@ -98,28 +96,24 @@ class Migration:
 
     def _is_new(self) -> bool:
         log = self._factory.existing(self._name)
-        live = self._factory.live_writers(self._name)
-        return not log.may_hold_rows and all(not writer.store_state.log.may_hold_rows for writer in live)
+        writer = self._factory.live_writer(self._name)
+        return not log.may_hold_rows and (writer is None or not writer.log.may_hold_rows)
 
     def _switch(self) -> None:
         log = self._factory.existing(self._name)
         if log.format != chunk_codec.FORMAT:
             failpoints.hit(BEFORE_SWITCH)
             self._factory.registry.update(self._factory.sealer.batch, log.in_format(chunk_codec.FORMAT))
-        for writer in self._factory.live_writers(self._name):
-            state = writer.store_state
-            if state.log.format == chunk_codec.FORMAT:
-                continue
-            if writer.state is WriterState.NEW:
-                state.log = state.log.in_format(chunk_codec.FORMAT)
-            else:
-                state.next_format = chunk_codec.FORMAT  # an epoch has one format: it changes with the next barrier
+        writer = self._factory.live_writer(self._name)
+        if writer is not None and writer.log.format != chunk_codec.FORMAT:
+            # An epoch has one format: it changes with the next barrier.
+            writer.store_state.next_format = chunk_codec.FORMAT
 
     def _rewrite(self, max_epochs: int) -> bool:
         """Whether sealed epochs of format 1 are left."""
         log = self._factory.existing(self._name)
         # What was truncated since the last seal is still in the snapshot; written again it would come back to life.
-        after = max(self._after, self._factory.consumers.gone(self._name))
+        after = max(self._after, self._factory.truncation.gone(self._name))
         with self._factory.store.snapshot() as view:
             shown = LogView(view, log)
             if self._counted is None:
@@ -145,7 +139,7 @@ class Migration:
                 self._done = replace(self._done, epochs=self._done.epochs + 1)
                 failpoints.hit(AFTER_EPOCH)
             has_more = next(_old(shown, max(after, self._after)), None) is not None
-        # Those that were truncated meanwhile, or written before the writers changed over, were not counted.
+        # Those that were truncated meanwhile, or written before the writer changed over, were not counted.
         left = max(1, self._counted - self._done.epochs) if has_more else 0
         self._done = replace(self._done, epochs_left=left)
         return has_more
@@ -156,20 +150,21 @@ class Migration:
             done, rows=done.rows + rows, bytes_before=done.bytes_before + before, bytes=done.bytes + after
         )
 
-    def _writers_are_new(self) -> bool:
-        """Whether no epoch of format 1 can come any more: all writers switched, what they wrote before is sealed."""
-        live = self._factory.live_writers(self._name)
-        if any(writer.store_state.log.format != chunk_codec.FORMAT for writer in live):
+    def _writer_is_new(self) -> bool:
+        """Whether no epoch of format 1 can come any more: the writer switched, what it wrote before is sealed."""
+        writer = self._factory.live_writer(self._name)
+        if writer is not None and writer.log.format != chunk_codec.FORMAT:
             return False
         if self._first_new is None:
-            self._first_new = max((writer.epoch for writer in live), default=Epoch(0))
+            self._first_new = Epoch(0) if writer is None else writer.epoch
         return self._factory.store.committed_epoch() >= self._first_new
 
     def _end(self) -> None:
         log = replace(self._factory.existing(self._name), rows_held=False)
         self._factory.registry.update(self._factory.sealer.batch, log)
-        for writer in self._factory.live_writers(self._name):
-            writer.store_state.log = replace(writer.store_state.log, rows_held=False)
+        writer = self._factory.live_writer(self._name)
+        if writer is not None:
+            writer.store_state.log = replace(writer.log, rows_held=False)
         batch = self._factory.sealer.batch  # what a writer that died had staged in format 1 goes, too
         batch.delete_range(layout.rows_from(log.number, 0), layout.space_end(log.number, layout.ROWS))
 

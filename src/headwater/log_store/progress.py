@@ -15,11 +15,29 @@ only by its end. Places are recorded from emitted rows only, so progress never r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import total_ordering
 from typing import Any
 
 from headwater.log_store.errors import LogCorrupt, ProgressConflict
-from headwater.log_store.offset import StoragePlace
 from headwater.stream import Epoch, VnodeBitmap
+
+_END = float("inf")
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True)
+class StoragePlace:
+    """How far a vnode is done: up to a seq id of an epoch, or (``seq`` is ``None``) the whole of it."""
+
+    epoch: Epoch
+    seq: int | None = None
+
+    def _rank(self) -> tuple[int, float]:
+        return self.epoch, _END if self.seq is None else self.seq
+
+    def __lt__(self, other: StoragePlace) -> bool:
+        return self._rank() < other._rank()
 
 
 class LogStoreVnodeProgress:
@@ -132,24 +150,6 @@ class LogStoreVnodeProgress:
                 f"Vnode {vnode} is at epoch {old.epoch}{f', seq {old.seq}' if inside else ''}; it cannot go to epoch "
                 f"{place.epoch}{'' if place.seq is None else f', seq {place.seq}'}."
             )
-
-    def take(self) -> LogStoreVnodeProgress:
-        """What was made since the last take; this one starts again at none."""
-        taken = LogStoreVnodeProgress(self.vnode_count, self._per_vnode)
-        taken._aligned = self._aligned
-        self._per_vnode = {}
-        self._aligned = None
-        return taken
-
-    def restrict(self, owned: VnodeBitmap) -> LogStoreVnodeProgress:
-        """The part that concerns *owned*: what an owner of other vnodes must not speak for."""
-        if self._aligned is not None:
-            bitmap = self._aligned[0] & owned
-            if not bitmap:
-                return LogStoreVnodeProgress(self.vnode_count)
-            return LogStoreVnodeProgress.aligned(bitmap, self._aligned[1])
-        kept = {vnode: place for vnode, place in self._per_vnode.items() if vnode in owned}
-        return LogStoreVnodeProgress(self.vnode_count, kept)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LogStoreVnodeProgress) and dict(self.places()) == dict(other.places())

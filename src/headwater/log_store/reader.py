@@ -1,256 +1,457 @@
-"""The reader of a log: what is persisted first, then the live end, with no gap and no overlap.
+"""KvLogStoreReader: what one query reads the logs of all its tables with; the progress of all of them is one seal.
 
-======================  ====================================================  ==========================
-state                   what may be called                                    goes to
-======================  ====================================================  ==========================
-new                     ``init``                                              reset
-reset                   ``start_from``, ``init``                              history
-history                 ``next_item``, ``truncate``, ``rewind``, ``init``     history, live, reset
-live                    ``next_item``, ``truncate``, ``rewind``, ``init``     live, reset
-closed                  nothing; ``close`` closes a reader in any state
-======================  ====================================================  ==========================
+The writer of the logs alone writes their store, so a reader keeps its progress in the state of its query, beside it
+(:mod:`headwater.log_store.consumers`), of which it is the one fenced writer. The writer reads it at each seal, and
+forgets only what all consumers have delivered.
 
-History is what was sealed before the writer began: epochs in ``(progress, first_write_epoch)``; the live end begins at
-``first_write_epoch``. An item that was taken is either returned or comes again: a call that is given up (a timeout, an
-exception in the caller's thread) loses nothing. Once the writer has taken over other vnodes nothing more comes until
-``init``.
+    with KvLogStoreReader.open(location, "mirror", ["public.orders"]) as reader:
+        while True:
+            sealed = reader.next_item(timeout=1.0)
+            if sealed is not None:
+                for batch in reader.read(sealed, "public.orders"):
+                    deliver(batch)
+                reader.truncate(sealed.end)      # durable: these epochs do not come again
+
+Where it starts in a log, or goes back to, is settled in two steps (:mod:`headwater.log_store.truncation` says why):
+
+============  ======================================  =============================================================
+state         its row                                 goes to
+============  ======================================  =============================================================
+coming        no place: it holds the whole log        ready, after what was announced, or a later epoch as asked
+ready         a place for each vnode                  going back
+going back    the earlier place, and the one before   ready: there, or where it was when that is announced as gone
+============  ======================================  =============================================================
+
+A process that dies in between leaves the second step to the next one that is this reader.
 """
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from enum import Enum
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self, TypeVar
 
-import numpy as np
+import pyarrow as pa
 
-from headwater.log_store.buffer import BufferedChunk, LogStoreBuffer, SpilledRef
-from headwater.log_store.consumers import Consumer
-from headwater.log_store.errors import InvalidOffset, VnodesMoved, WrongCall
-from headwater.log_store.history import (
-    HISTORY_ROWS,
-    HISTORY_VIEW_SECONDS,
-    read_history,
-    steps_to_end,
+from headwater import failpoints
+from headwater.log_store.consumers import (
+    SINGLE_FOLDER,
+    Consumer,
+    ProgressBook,
+    ProgressRow,
+    single_row,
+    state_of,
 )
-from headwater.log_store.item import BarrierItem, ChunkItem, Done, LogItem, last_seqs
-from headwater.log_store.link import ReaderLink
-from headwater.log_store.offset import LogOffset
-from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.log_store.rewind import RewindDelay
-from headwater.log_store.state import LogStoreState
-from headwater.state import StateReader
-from headwater.stream import Epoch
+from headwater.log_store.errors import EpochGone, InvalidOffset
+from headwater.log_store.log import LogRegistry
+from headwater.log_store.log_events import RESHAPED, Reshaped
+from headwater.log_store.log_view import LogView
+from headwater.log_store.progress import LogStoreVnodeProgress, StoragePlace
+from headwater.log_store.truncation import announced
+from headwater.state import Snapshot, StateReader, open_reader, stores_beside
+from headwater.state.beside import open_beside_reader, remove_beside
+from headwater.state.errors import StoreNotFound, StoreUnavailable
+from headwater.state.query_store import QueryStore, open_query_store, own_state
+from headwater.stream import Epoch, VnodeBitmap
+
+COMING = failpoints.register("log_store.consumer_coming")
+GOING_BACK = failpoints.register("log_store.consumer_going_back")
+
+_TRIES = 5
+_T = TypeVar("_T")
 
 
-class ReaderState(Enum):
-    NEW = "new"
-    RESET = "reset"
-    HISTORY = "history"
-    LIVE = "live"
-    CLOSED = "closed"
+@dataclass(frozen=True, slots=True)
+class ReadLimits:
+    """What a range may have at most; it has one epoch with rows at least.
+
+    :ivar end: no epoch after this one. :ivar max_rows: about so many rows, and *max_epochs* epochs that have rows.
+    :ivar one_shape: the range ends before rows that have another shape than those before them.
+    """
+
+    end: int | None = None
+    max_rows: int | None = None
+    max_epochs: int | None = None
+    one_shape: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SealedRange:
+    """The sealed epochs ``(after, end]`` of all logs of a reader: a consistent cut, always with the same rows."""
+
+    after: Epoch
+    end: Epoch
+
+
+@dataclass(slots=True)
+class ReaderStatistics:
+    """What a reader did since it was opened.
+
+    :ivar ranges: that it gave, the newest up to *read_epoch*. :ivar truncations: deliveries that became durable, the
+        newest up to *truncated_epoch*. :ivar rewinds: how often it went back.
+    """
+
+    ranges: int = 0
+    read_epoch: int = 0
+    truncations: int = 0
+    truncated_epoch: int = 0
+    rewinds: int = 0
 
 
 class KvLogStoreReader:
-    """The reading end of one instance of a log, in the writer's process."""
+    """The reader of the query whose state is *store*, in the logs that *source* shows.
 
-    def __init__(
-        self,
-        store: StateReader,
-        state: LogStoreState,
-        buffer: LogStoreBuffer,
-        link: ReaderLink,
-        consumer: Consumer,
-        delays: RewindDelay | None = None,
-        sleep: Callable[[float], None] = time.sleep,
-        history_rows: int = HISTORY_ROWS,
-    ) -> None:
-        self._store = store
-        self._store_state = state
-        self._buffer = buffer
-        self._link = link
-        self._consumer = consumer
-        self._delays = delays or RewindDelay()
-        self._sleep = sleep
-        self._history_rows = history_rows
-        self._state = ReaderState.NEW
-        self._first_write_epoch = Epoch(0)
-        self._vnodes = state.vnodes
-        self._after_seal = Epoch(0)
-        self._history: Iterator[tuple[LogItem, Done]] | None = None
-        self._pending: BufferedChunk | SpilledRef | BarrierItem | None = None
-        self._latest: LogOffset | None = None
-        self._truncated: LogOffset | None = None
-        self._yielded: deque[tuple[LogOffset, Done]] = deque()
+    :ivar name: of the consumer: that of the query. :ivar statistics: what it did.
+    """
 
-    @property
-    def state(self) -> ReaderState:
-        return self._state
+    def __init__(self, source: StateReader, store: QueryStore) -> None:
+        self._source, self.name = source, store.query
+        self._book = ProgressBook(store)
+        self._consumers: dict[str, Consumer] = {}
+        self._after = Epoch(0)
+        self._single = {log for log, name in stores_beside(source.location, SINGLE_FOLDER, 2) if name == self.name}
+        self._stack = ExitStack()
+        self.statistics = ReaderStatistics()
 
-    def init(self, timeout: float | None = None) -> None:
-        """Wait until the writer begins, or has taken over other vnodes; then :meth:`start_from`."""
-        self._expect(*(state for state in ReaderState if state is not ReaderState.CLOSED))
-        start = self._link.wait_for_start(timeout)
-        self._first_write_epoch, self._vnodes, self._after_seal = start.epoch, start.vnodes, start.after_seal
-        self._latest = self._truncated = None
-        self._delays.reset()
-        self._reset()
+    @classmethod
+    def open(
+        cls,
+        location: str,
+        name: str,
+        logs: Collection[str],
+        *,
+        start: Epoch | None = None,
+        takeover: bool = False,
+    ) -> Self:
+        """The reader *name* of *logs* in the store at *location*, ready after what it has delivered.
 
-    def start_from(self, after: Epoch | None = None) -> None:
-        """Begin after epoch *after*, by default after what was truncated. What was truncated never comes again.
-
-        :raises WrongCall: neither :meth:`init` nor :meth:`rewind` came before.
-        :raises InvalidOffset: epoch *after* has not ended yet.
+        :raises StoreOwned: another process is this reader. As :meth:`init`.
         """
-        self._expect(ReaderState.RESET)
-        if after is not None:
-            if after >= self._first_write_epoch and after > self._buffer.last_barrier:
-                raise InvalidOffset(f"Epoch {after} has not ended: it cannot have been delivered.")
-            self._link.add_done(steps_to_end(self._delivered(), self._vnodes, after))
-        self._buffer.rewind(Epoch(0) if after is None else after)
-        self._state = ReaderState.HISTORY
+        with ExitStack() as stack:
+            source = stack.enter_context(open_reader(location))
+            states = (state_of(location, name, log) for log in logs)
+            state = next((state for state in states if state is not None), None)
+            if state is None:  # what is refused leaves no trace, and holds no epoch back
+                alone = {log for log, consumer in stores_beside(location, SINGLE_FOLDER, 2) if consumer == name}
+                _looked(source, lambda view: _check_new(view, name, set(logs) - alone, start))
+            store = stack.enter_context(open_query_store(state or own_state(location, name), name, takeover=takeover))
+            reader = cls(source, store)
+            reader.init(logs, start)
+            reader.start_from(min((reader.consumer(log).delivered() for log in logs), default=Epoch(0)))
+            reader._stack = stack.pop_all()
+        return reader
 
-    def _delivered(self) -> LogStoreVnodeProgress:
-        """How far each vnode is done: the durable places, what was truncated since, and what was handed out."""
-        return self._link.delivered(lambda: self._consumer.progress, [done for _, done in self._yielded])
+    def init(self, logs: Collection[str], start: Epoch | None = None) -> None:
+        """Make the reader known in *logs*: from now on they wait for it. Where it is new it begins after *start*.
 
-    def next_item(self, timeout: float | None = None) -> LogItem | None:
-        """The next item; ``None`` after *timeout* seconds, with nothing lost.
-
-        :raises LogClosed: the writer stopped, and everything was read.
-        :raises VnodesMoved: the writer has other vnodes by now. :meth:`init`, then what was not truncated comes again.
+        :param start: by default what is held. :raises LogNotFound: no such log.
+        :raises EpochGone: *start* is before what a log holds. :raises InvalidOffset: *start* is not sealed yet.
         """
-        self._expect(ReaderState.HISTORY, ReaderState.LIVE)
-        self._check_not_moved()
-        self._link.asked()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if self._state is ReaderState.HISTORY:
-            if not self._history_is_ready(deadline):
+        counts = self._look(lambda view: _vnode_counts(view, logs))
+        for log in self._single & set(logs):
+            self._adopt(log)
+        rows = self._book.all()
+        new = {log for log in logs if log not in rows}
+        self._look(lambda view: _check_new(view, self.name, new, start))
+        if new:
+            nowhere = {log: LogStoreVnodeProgress(counts[log]) for log in new}
+            self._book.put({log: ProgressRow(progress.to_json(), 0) for log, progress in nowhere.items()})
+            rows |= {log: ProgressRow(progress.to_json(), 0) for log, progress in nowhere.items()}
+            failpoints.hit(COMING)
+        for log in logs:
+            row = rows[log]
+            progress = LogStoreVnodeProgress.from_json(row.progress)
+            self._consumers[log] = Consumer(log, self.name, progress, Epoch(row.started))
+        coming = [log for log in logs if self._consumers[log].progress.kind == "none"]
+        if coming:
+            self._begin(coming, start)
+        back = {log: rows[log].before for log in logs if log not in coming and rows[log].before is not None}
+        if back:
+            with suppress(EpochGone):  # the process that wanted it is dead: it was too late, and nothing has changed
+                self._go_back({log: LogStoreVnodeProgress.from_json(before) for log, before in back.items()})
+
+    def consumer(self, log: str) -> Consumer:
+        """How far the reader is in *log*."""
+        return self._consumers[log]
+
+    def start_from(self, epoch: int) -> None:
+        """:meth:`next_item` goes on after *epoch*."""
+        self._after = Epoch(epoch)
+
+    def next_item(
+        self, limits: ReadLimits | None = None, *, views: Mapping[str, LogView] | None = None, timeout: float = 0.0
+    ) -> SealedRange | None:
+        """The next sealed epochs; ``None`` when there are none within *timeout* seconds.
+
+        :param views: the logs in a snapshot that the caller has open; then nothing is waited for.
+        :raises RetentionMiss: retention dropped a part of them.
+        """
+        limits = limits or ReadLimits()
+        if views is None:
+            if self._source.wait_for_epoch(self._after, timeout) is None:
                 return None
-            self._check_not_moved()
-            found = self._next_of_history()
-            if found is not None:
-                return self._yield(*found)
-            self._history = None
-            self._state = ReaderState.LIVE
-        if self._pending is None:
-            self._pending = self._buffer.take(_left(deadline), self._link.is_running, self._link.has_moved)
-        if self._pending is None:
-            self._check_not_moved()
-            return None
-        item, done = self._of_buffer(self._pending)  # may fail or be interrupted: the taken item stays pending
-        self._pending = None
-        return self._yield(item, done)
+            return self._look(lambda view: self._next(self._opened(view), limits, view.epoch))
+        newest = max((view.sealed for view in views.values()), default=self._after)
+        return self._next(views, limits, newest)
 
-    def _check_not_moved(self) -> None:
-        if self._link.has_moved():
-            raise VnodesMoved(
-                f"The vnodes of a reader of log {self._store_state.log.name!r} changed.",
-                next_step="Begin anew: init(), then start_from().",
-            )
+    def read(self, sealed: SealedRange, log: str, vnodes: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
+        """The rows of *log* in a range; what was delivered in part comes without that part's vnodes.
 
-    def _history_is_ready(self, deadline: float | None) -> bool:
-        """Wait until the writer is not paused, and everything before its first epoch is sealed."""
-        if not self._buffer.wait(lambda: self._link.is_running() or self._link.has_moved(), _left(deadline)):
-            return False
-        while self._after_seal:
-            left = _left(deadline)
-            if self._store.wait_for_epoch(self._after_seal - 1, 60.0 if left is None else left) is not None:
-                self._after_seal = Epoch(0)
-            elif left is not None:
-                return False
-        return True
-
-    def _next_of_history(self) -> tuple[LogItem, Done] | None:
-        if self._history is None:
-            places = [place for place in (self._latest, self._truncated) if place is not None]
-            self._history = read_history(
-                self._store,
-                self._store_state,
-                self._vnodes,
-                self._delivered(),
-                self._first_write_epoch,
-                consumer=self._consumer.name,
-                read_before=max(places, default=None),
-                rows=self._history_rows,
-                view_seconds=HISTORY_VIEW_SECONDS,
-            )
-        try:
-            return next(self._history, None)
-        except BaseException:
-            self._history = None  # read on after what was handed out, not at the live end
-            raise
-
-    def _of_buffer(self, taken: BufferedChunk | SpilledRef | BarrierItem) -> tuple[LogItem, Done]:
-        if isinstance(taken, BarrierItem):
-            return taken, Done(taken.epoch, self._vnodes, None)
-        if isinstance(taken, BufferedChunk):
-            chunk = taken.chunk
-        else:
-            chunk = self._store_state.read_spilled(
-                taken.epoch, taken.first_seq, taken.last_seq, taken.log, taken.vnodes
-            )
-        seqs = np.arange(taken.first_seq, taken.first_seq + chunk.num_rows, dtype=np.uint32)
-        done = Done(taken.epoch, self._vnodes, last_seqs(chunk.vnodes.to_numpy(), seqs))
-        return ChunkItem(taken.epoch, taken.chunk_id, chunk), done
-
-    def _yield(self, item: LogItem, done: Done) -> LogItem:
-        if self._latest is not None:
-            self._latest.check_next_epoch(item.epoch)
-        self._latest = item.offset
-        self._link.handed_out(item.epoch)
-        self._yielded.append((item.offset, done))
-        if isinstance(item, ChunkItem):
-            self._store_state.counters.read_rows += item.chunk.num_rows
-        return item
-
-    def truncate(self, offset: LogOffset) -> None:
-        """Everything up to *offset* was delivered: it need not come again.
-
-        :raises InvalidOffset: beyond what was read, or not after the last truncation.
+        :raises StoreUnavailable: the store did not answer inside an epoch: read the range again.
         """
-        if self._latest is None or offset > self._latest:
-            raise InvalidOffset("Only what was read can be truncated.")
-        if self._truncated is not None and offset <= self._truncated:
-            raise InvalidOffset("Truncations go forward.")
-        done: list[Done] = []
-        while self._yielded and self._yielded[0][0] <= offset:
-            done.append(self._yielded.popleft()[1])
-        self._truncated = offset
-        self._link.add_done(done)
-        self._buffer.truncate(offset)
+        consumer = self._consumers[log]
+        wanted = VnodeBitmap.full(consumer.vnode_count) if vnodes is None else vnodes
+        after, inside, tries = sealed.after, False, 0
+        while True:
+            try:
+                with self._source.mapped_snapshot() as view:
+                    shown = LogView.open(view, log)
+                    shown.check_range(after, sealed.end)
+                    for end in shown.epochs(after, sealed.end):
+                        done = [v for v, place in consumer.progress.places() if place >= StoragePlace(end.epoch)]
+                        for batch in shown.read_epoch(end, wanted - VnodeBitmap.of(done, consumer.vnode_count)):
+                            inside = True
+                            yield batch
+                        after, inside = end.epoch, False
+                return
+            except StoreUnavailable:
+                tries += 1
+                if inside or tries == _TRIES:
+                    raise
 
-    def rewind(self) -> float:
-        """After a failed delivery: wait, then :meth:`start_from` hands out again what was not truncated.
+    def truncate(
+        self, end: Epoch | Mapping[str, Epoch], vnodes: VnodeBitmap | None = None, *, defer: bool = False
+    ) -> None:
+        """The epochs up to *end* are delivered, in all logs or by log. Durable on return, for all of them or none.
 
-        Returns the seconds that it waited: 1, 2, 4 … 180 with full jitter; progress resets them.
+        :param vnodes: those that have delivered them. :param defer: durable with the next seal of the query's state.
+        :raises InvalidOffset: an epoch that is not sealed.
         """
-        self._expect(ReaderState.HISTORY, ReaderState.LIVE)
-        delay = self._delays.next(self._truncated)
-        self._sleep(delay)
-        self._link.rewound(delay)
-        self._latest = None
-        self._reset()
-        return delay
+        ends = end if isinstance(end, Mapping) else dict.fromkeys(self._consumers, end)
+        if not ends:
+            return
+        newest = max(ends.values())
+        if newest > self._source.committed_epoch():
+            raise InvalidOffset(f"Epoch {newest} is not sealed; it cannot be delivered.")
+        delivered = {log: self._delivered(log, upto, vnodes) for log, upto in ends.items()}
+        self._write(delivered, defer=defer)
+        self.statistics.truncations += 1
+        self.statistics.truncated_epoch = max(self.statistics.truncated_epoch, int(newest))
+
+    def rewind(self, epoch: int, logs: Iterable[str] | None = None) -> None:
+        """Give again what came after *epoch*: in all logs, or *logs*. One that is not past it stays. Durable on return.
+
+        :raises EpochGone: a log no longer holds it, or is about to forget it; nothing has changed.
+        :raises InvalidOffset: *epoch* is not sealed yet.
+        """
+        names = list(self._consumers if logs is None else logs)
+        self._look(lambda view: _check_starts(view, names, self.name, epoch))
+        place = StoragePlace(Epoch(epoch))
+        before: dict[str, LogStoreVnodeProgress] = {}
+        for log in names:
+            consumer = self._consumers[log]
+            places = {vnode: min(found, place) for vnode, found in consumer.progress.places()}
+            earlier = LogStoreVnodeProgress(consumer.vnode_count, places)
+            if earlier != consumer.progress:
+                before[log], consumer.progress = consumer.progress, earlier
+        if before:
+            try:
+                self._write({log: self._consumers[log].progress for log in before}, before)
+                failpoints.hit(GOING_BACK)
+            except BaseException:
+                for log, progress in before.items():
+                    self._consumers[log].progress = progress
+                raise
+            self._go_back(before)
+        self.statistics.rewinds += 1
+        self.start_from(min(self._after, epoch))
+
+    def drop(self, logs: Collection[str], *, defer: bool = False) -> None:
+        """Forget the reader in *logs*: they wait for it no longer.
+
+        :param defer: durable with the next seal of the query's state.
+        """
+        for log in logs:
+            self._consumers.pop(log, None)
+            if log in self._single:
+                self._adopt(log)
+        self._book.delete(logs, defer=defer)
 
     def close(self) -> None:
-        """Let go of what the reader holds; closing twice is no error."""
-        self._reset()
-        self._latest = None
-        self._state = ReaderState.CLOSED
+        """Close what :meth:`open` has opened."""
+        self._stack.close()
 
-    def _reset(self) -> None:
-        self._history = None
-        self._pending = None
-        self._yielded.clear()
-        self._state = ReaderState.RESET
+    def __enter__(self) -> Self:
+        return self
 
-    def _expect(self, *allowed: ReaderState) -> None:
-        if self._state not in allowed:
-            names = " or ".join(state.value for state in allowed)
-            raise WrongCall(f"This needs a reader that is {names}; it is {self._state.value}.")
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
+
+    # -- ranges ----------------------------------------------------------------------------------------------------
+
+    def _opened(self, view: Snapshot) -> dict[str, LogView]:
+        views = {log: LogView.open(view, log) for log in self._consumers}
+        for log, shown in views.items():
+            shown.check_not_dropped(self._consumers[log].delivered(), self.name)
+        return views
+
+    def _next(self, views: Mapping[str, LogView], limits: ReadLimits, newest: int) -> SealedRange | None:
+        end = newest if limits.end is None else min(limits.end, newest)
+        if end <= self._after:
+            return None
+        if limits.one_shape:
+            end = _end_of_shape(views, self._after, end)
+        sealed = SealedRange(self._after, Epoch(_end_of_range(views, self._after, end, limits)))
+        self._after = sealed.end
+        self.statistics.ranges += 1
+        self.statistics.read_epoch = int(sealed.end)
+        return sealed
+
+    # -- progress --------------------------------------------------------------------------------------------------
+
+    def _delivered(self, log: str, upto: Epoch, vnodes: VnodeBitmap | None) -> LogStoreVnodeProgress:
+        consumer = self._consumers[log]
+        progress = LogStoreVnodeProgress(consumer.vnode_count, dict(consumer.progress.places()))
+        progress.apply_ended(VnodeBitmap.full(consumer.vnode_count) if vnodes is None else vnodes, upto)
+        return progress
+
+    def _begin(self, logs: Collection[str], start: Epoch | None) -> None:
+        """Begin after what a writer that does not know of this reader may still forget."""
+        places, newest = self._look(lambda view: ({log: announced(view, log) for log in logs}, view.epoch))
+        begun: dict[str, LogStoreVnodeProgress] = {}
+        try:
+            for log in logs:
+                consumer = self._consumers[log]
+                oldest = max(places[log], consumer.started)
+                consumer.started = oldest if start is None else start
+                _check_start(log, self.name, consumer.started, oldest, max(oldest, newest))
+                full = VnodeBitmap.full(consumer.vnode_count)
+                begun[log] = LogStoreVnodeProgress.aligned(full, StoragePlace(consumer.started))
+        except BaseException:
+            self.drop(logs)
+            raise
+        self._write(begun)
+
+    def _go_back(self, before: Mapping[str, LogStoreVnodeProgress]) -> None:
+        """Stay at the earlier places if no writer that does not know of them can forget what comes after them."""
+        oldest = self._look(lambda view: {log: announced(view, log) for log in before})
+        gone = next((log for log in before if self._consumers[log].delivered() < oldest[log]), None)
+        if gone is not None:
+            wanted = self._consumers[gone].delivered()
+            self._write(before)
+            raise _gone(gone, self.name, wanted, oldest[gone])
+        self._write({log: self._consumers[log].progress for log in before})
+
+    def _write(
+        self,
+        progress: Mapping[str, LogStoreVnodeProgress],
+        before: Mapping[str, LogStoreVnodeProgress] | None = None,
+        *,
+        defer: bool = False,
+    ) -> None:
+        """Make *progress* durable; it counts only then."""
+        rows = {
+            log: ProgressRow(
+                made.to_json(), int(self._consumers[log].started), before[log].to_json() if before else None
+            )
+            for log, made in progress.items()
+        }
+        self._book.put(rows, defer=defer)
+        for log, made in progress.items():
+            self._consumers[log].progress = made
+
+    def _adopt(self, log: str) -> None:
+        """A consumer that an earlier release gave a store of its own: it holds its epochs all the time."""
+        location = self._source.location
+        try:
+            with open_beside_reader(location, SINGLE_FOLDER, log, self.name) as reader, reader.snapshot() as view:
+                row = single_row(view, self.name)
+        except StoreNotFound:
+            row = None
+        if row is not None and log not in self._book.all():
+            self._book.put({log: row})
+        remove_beside(location, SINGLE_FOLDER, log, self.name)
+        self._single.discard(log)
+
+    def _look(self, look: Callable[[Snapshot], _T]) -> _T:
+        return _looked(self._source, look)
 
 
-def _left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
+def _looked(source: StateReader, look: Callable[[Snapshot], _T]) -> _T:
+    """What *look* finds in the newest snapshot. One of an object store may have to be opened again."""
+    for _ in range(_TRIES - 1):
+        with suppress(StoreUnavailable), source.snapshot() as view:
+            return look(view)
+    with source.snapshot() as view:
+        return look(view)
+
+
+def _end_of_range(views: Mapping[str, LogView], after: int, end: int, limits: ReadLimits) -> int:
+    """The epoch up to which about as many rows lie after *after* as the limits allow."""
+    if limits.max_rows is None and limits.max_epochs is None:
+        return end
+    rows: defaultdict[int, int] = defaultdict(int)
+    for view in views.values():
+        for one in view.epochs(after, end):
+            rows[int(one.epoch)] += one.rows
+    total = count = 0
+    chosen = after
+    for epoch in sorted(rows):
+        total += rows[epoch]
+        count += rows[epoch] > 0
+        is_over = (limits.max_rows and total > limits.max_rows) or (limits.max_epochs and count > limits.max_epochs)
+        if chosen > after and is_over:
+            return chosen
+        chosen = epoch
+    return end
+
+
+def _end_of_shape(views: Mapping[str, LogView], after: int, end: int) -> int:
+    """*end*, or where rows end that have another shape than those after them."""
+    changed = (Reshaped.KEY.value, Reshaped.COLUMNS.value)
+    ends = (
+        int(event.epoch.prev())
+        for view in views.values()
+        for event in view.events(after, end)
+        if event.detail.get(RESHAPED) in changed
+    )
+    return min((found for found in ends if found > after), default=end)
+
+
+def _vnode_counts(view: Snapshot, logs: Collection[str]) -> dict[str, int]:
+    """:raises LogNotFound: a log that is not there."""
+    registry = LogRegistry.load(view)
+    return {log: registry.get(log).vnode_count for log in logs}
+
+
+def _check_new(view: Snapshot, name: str, logs: Collection[str], start: Epoch | None) -> None:
+    """:raises LogNotFound: a log that is not there. As :func:`_check_start`."""
+    _vnode_counts(view, logs)
+    if start is not None:
+        _check_starts(view, logs, name, start)
+
+
+def _check_starts(view: Snapshot, logs: Iterable[str], name: str, epoch: int) -> None:
+    for log in logs:
+        _check_start(log, name, epoch, announced(view, log), view.epoch)
+
+
+def _check_start(log: str, name: str, epoch: int, oldest: int, sealed: int) -> None:
+    """:raises EpochGone: *epoch* is before *oldest*. :raises InvalidOffset: it is after *sealed*."""
+    if epoch < oldest:
+        raise _gone(log, name, epoch, oldest)
+    if epoch > sealed:
+        raise InvalidOffset(f"Consumer {name!r} cannot start after epoch {epoch}: the newest sealed one is {sealed}.")
+
+
+def _gone(log: str, name: str, epoch: int, oldest: int) -> EpochGone:
+    return EpochGone(
+        f"Log {log!r} keeps epochs after {oldest} only; consumer {name!r} cannot start after {epoch}.",
+        oldest,
+        next_step=f"Start it at epoch {oldest}.",
+    )

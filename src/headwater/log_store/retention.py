@@ -17,13 +17,11 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headwater.log_store.consumers import Consumer
+from headwater.log_store.consumers import Consumer, Consumers
 from headwater.log_store.errors import RetentionRefused
 from headwater.log_store.log import Log
 from headwater.log_store.log_view import LogView
-from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.state import now_ms
-from headwater.log_store.status import local_consumers
 from headwater.log_store.truncation import Truncation
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateReader, StateTable, TableSchema, WriteBatch
 from headwater.stream import Epoch
@@ -103,10 +101,9 @@ def plan_retention(
     store: StateReader, log: str, retention: Retention, clock: Callable[[], int] = now_ms
 ) -> RetentionPlan:
     """What *retention* would drop now, from any process. :raises LogNotFound: no such log."""
-    with closing(RemoteConsumers(store.location)) as remote, store.snapshot() as view:
+    with closing(Consumers(store.location)) as known, store.snapshot() as view:
         shown = LogView.open(view, log)
-        consumers = [*(one for one in local_consumers(view) if one.log == log), *remote.of(log)]
-        return _plan(view, shown.log, shown.bounds().gone, retention, clock(), consumers)
+        return _plan(view, shown.log, shown.bounds().gone, retention, clock(), known.of(log))
 
 
 def _plan(
@@ -125,9 +122,8 @@ def apply_retention(
     :raises RetentionRefused: a consumer needs it. Nothing was dropped.
     """
     known = factory.existing(log)
-    consumers = [*factory.consumers.of(log), *factory.remote.of(log)]
     with factory.store.snapshot() as view:
-        plan = _plan(view, known, factory.consumers.gone(log), retention, clock(), consumers)
+        plan = _plan(view, known, factory.truncation.gone(log), retention, clock(), factory.consumers.of(log))
     if plan.needed_by and not retention.force:
         names = ", ".join(repr(name) for name in plan.needed_by)
         raise RetentionRefused(
@@ -135,7 +131,7 @@ def apply_retention(
             next_step="Let it catch up or drop it; Retention(force=True) drops them all the same, and stops it.",
         )
     if plan.needed_by:
-        factory.consumers.drop_epochs(factory.sealer.batch, known, plan.upto)
+        factory.truncation.drop(factory.sealer.batch, known, plan.upto)
     elif plan.epochs:
         factory.truncation.forget_unneeded(log, plan.upto)
     return plan
@@ -193,18 +189,17 @@ class RetentionPolicies:
         if not 0 <= now - self._counted < RECOUNT_MS:
             self._ends.clear()
             self._counted = now
-        remote = self._truncation.remote.all()
+        consumers = self._truncation.consumers.all()
         with self._store.snapshot() as view:
             for name, policy in self._policies.items():
                 log = self._truncation.registry.get(name)
                 ends = self._ends.setdefault(name, _Ends())
-                ends.follow(view, log, self._truncation.book.gone(name))
-                elsewhere = [consumer for consumer in remote if consumer.log == name]
-                plan = ends.plan(policy, now, [*self._truncation.book.of(name), *elsewhere])
+                ends.follow(view, log, self._truncation.gone(name))
+                plan = ends.plan(policy, now, [consumer for consumer in consumers if consumer.log == name])
                 if not plan.needed_by:
                     self._truncation.forget_unneeded(name, plan.upto)
                 elif policy.force:
-                    self._truncation.book.drop_epochs(batch, log, plan.upto)
+                    self._truncation.drop(batch, log, plan.upto)
 
     def sealed(self) -> None:
         """What it asked for is in the bounds."""

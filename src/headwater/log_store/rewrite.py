@@ -18,12 +18,15 @@ from headwater.log_store.barrier_record import BarrierRecord
 from headwater.log_store.chunk_codec import Compression
 from headwater.log_store.columns import stored_schema
 from headwater.log_store.log import Log
-from headwater.log_store.sealer import STAGE_BYTES, Sealer
+from headwater.log_store.sealer import Sealer
 from headwater.log_store.serde import LogStoreRowSerde
 from headwater.state import WriteBatch
 from headwater.stream import Epoch
 
 STAGED = failpoints.register("log_store.migrate_staged")
+
+STAGE_BYTES = 64 << 20
+"""Chunks of a new format are staged ahead of their seal above this."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from headwater.log_store import chunk_codec, layout, row_codec
 from headwater.log_store.chunk_codec import ChunkHeader, Compression, check_ops
 from headwater.log_store.columns import OP, RESERVED, SEQ, VNODE, sorted_batch, stored_schema
-from headwater.log_store.counters import ReadCounters
 from headwater.log_store.errors import LogCorrupt, UnknownVersion
 from headwater.log_store.log import FORMATS, Log
 from headwater.stream import Chunk, VnodeBitmap
@@ -30,7 +29,6 @@ class LogStoreRowSerde:
     """The encoding of one log.
 
     :param version: the format to write, by default the log's own. Both are read, whatever this is.
-    :param reads: counts what is decoded.
     :raises UnknownVersion: no such format.
     """
 
@@ -39,12 +37,10 @@ class LogStoreRowSerde:
         log: Log,
         version: int | None = None,
         compression: Compression = Compression.NONE,
-        reads: ReadCounters | None = None,
     ) -> None:
         self.log = log
         self.version = log.format if version is None else version
         self._compression = compression
-        self._reads = reads or ReadCounters()
         self._stored_schemas: dict[int, pa.Schema] = {}
         if self.version not in FORMATS:
             raise UnknownVersion(
@@ -117,7 +113,6 @@ class LogStoreRowSerde:
         found = []
         for (epoch, _, block, schema, left), message in zip(blocks, messages, strict=True):
             batch = chunk_codec.decode_block(message, block, schema, left)
-            self._reads.add(batch.num_rows, block.length)
             if batch.num_rows:
                 found.append((epoch, batch))
         return found
@@ -144,7 +139,6 @@ class LogStoreRowSerde:
             rows, ops = row_codec.decode_rows(some, self.log.schema_of(version))
             check_ops(ops.to_numpy())
             columns: list[Any] = [*rows.columns, ops, pa.array(vnodes[places]), pa.array(seqs[places])]
-            self._reads.add(len(some), sum(map(len, some)))
             yield pa.RecordBatch.from_arrays(columns, schema=self._stored_schema(version))
 
     def _stored_schema(self, version: int) -> pa.Schema:

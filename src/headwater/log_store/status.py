@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
-from headwater.log_store.consumers import CONSUMERS, Consumer
+from headwater.log_store.consumers import Consumer, Consumers
 from headwater.log_store.log import Log, LogRegistry
 from headwater.log_store.log_view import EpochEnd, LogView
 from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.log_store.state import now_ms
-from headwater.state import Catalog, Snapshot, StateReader
+from headwater.state import Snapshot, StateReader
 from headwater.stream import Epoch
 
 
@@ -20,7 +19,6 @@ from headwater.stream import Epoch
 class ConsumerStatus:
     """One consumer, and what it has not delivered yet.
 
-    :ivar is_remote: its progress is in a store of its own, not in the writer's.
     :ivar lag_seconds: how long ago the oldest epoch that it has not delivered was sealed.
     :ivar holds_back: it is the one that keeps the log from forgetting.
     :ivar missed: retention dropped epochs that it had not read.
@@ -28,7 +26,6 @@ class ConsumerStatus:
     """
 
     name: str
-    is_remote: bool
     delivered: Epoch
     lag_epochs: int
     lag_rows: int
@@ -71,46 +68,20 @@ def log_status(store: StateReader, log: str | None = None, clock: Callable[[], i
     :raises LogNotFound: no such log, or none at all.
     """
     now = clock()
-    remote = RemoteConsumers(store.location)
-    try:
-        others = remote.all()
-    finally:
-        remote.close()
+    with closing(Consumers(store.location)) as known:
+        consumers = known.all()
     with store.snapshot() as view:
         registry = LogRegistry.load(view)
         names = registry.names() if log is None else [registry.get(log).name]
-        local = local_consumers(view)
-        return [
-            _status(view, registry.get(name), [c for c in local if c.log == name], _of(others, name), now)
-            for name in names
-        ]
+        return [_status(view, registry.get(name), [one for one in consumers if one.log == name], now) for name in names]
 
 
-def local_consumers(view: Snapshot) -> list[Consumer]:
-    """The consumers whose progress the writer keeps, as of the newest seal."""
-    catalog = Catalog.load(view)
-    if CONSUMERS.name not in catalog.names():
-        return []
-    rows: Any = catalog.open(CONSUMERS).scan(view, 0)
-    return [
-        Consumer(log, name, LogStoreVnodeProgress.from_json(progress), Epoch(started))
-        for (log, name), (progress, started) in rows
-    ]
-
-
-def _of(consumers: Sequence[Consumer], log: str) -> list[Consumer]:
-    return [consumer for consumer in consumers if consumer.log == log]
-
-
-def _status(view: Snapshot, log: Log, local: list[Consumer], remote: list[Consumer], now: int) -> LogStatus:
+def _status(view: Snapshot, log: Log, known: Sequence[Consumer], now: int) -> LogStatus:
     shown = LogView(view, log)
     ends = list(shown.epochs())
     bounds = shown.bounds()
-    known = [(consumer, False) for consumer in local] + [(consumer, True) for consumer in remote]
-    slowest = min((consumer for consumer, _ in known), key=lambda one: (one.delivered(), one.name), default=None)
-    consumers = tuple(
-        _consumer(consumer, is_remote, ends, bounds.dropped, consumer is slowest, now) for consumer, is_remote in known
-    )
+    slowest = min(known, key=lambda one: (one.delivered(), one.name), default=None)
+    consumers = tuple(_consumer(consumer, ends, bounds.dropped, consumer is slowest, now) for consumer in known)
     formats = sorted({number for end in ends for number in end.formats.numbers})
     return LogStatus(
         log.name,
@@ -130,14 +101,11 @@ def _status(view: Snapshot, log: Log, local: list[Consumer], remote: list[Consum
     )
 
 
-def _consumer(
-    consumer: Consumer, is_remote: bool, ends: list[EpochEnd], dropped: Epoch, slowest: bool, now: int
-) -> ConsumerStatus:
+def _consumer(consumer: Consumer, ends: list[EpochEnd], dropped: Epoch, slowest: bool, now: int) -> ConsumerStatus:
     delivered = consumer.delivered()
     left = [end for end in ends if end.epoch > delivered]
     return ConsumerStatus(
         consumer.name,
-        is_remote,
         delivered,
         len(left),
         sum(end.rows for end in left),

@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -171,6 +172,7 @@ def capture_facts(running: Capture) -> dict[str, Any]:
         "lag_seconds": None if lag is None else round(lag, 3),
         "wal_held_bytes": seen.held_bytes,
         "spilled_bytes": seen.spilled_bytes,
+        "buffer": None if seen.buffer is None else asdict(seen.buffer),
         "restarts": seen.restarts,
         "stopped_tables": dict(seen.stopped_tables),
         "checked_time": seen.checked_time,

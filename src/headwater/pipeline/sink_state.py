@@ -7,7 +7,6 @@ restored from a backup, whose tokens are older than where its query stands.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 from typing import Any
 
 from headwater import failpoints
@@ -16,7 +15,7 @@ from headwater.backfill.kept_history import release_pins
 from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import QueryState
-from headwater.log_store import ConsumerGroup, LogNotFound
+from headwater.log_store import KvLogStoreReader
 from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.pipeline.config import PipelineConfig, SinkSection
 from headwater.pipeline.errors import CannotRewind
@@ -25,7 +24,6 @@ from headwater.sinks.delivery import behind_of, read_parked, unpark
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 from headwater.state.query_store import QueryReader, QueryStore, open_query_store
-from headwater.stream import Epoch
 
 BEFORE_STEP = failpoints.register("pipeline.sink_before_step")
 """Before each durable step of what is done here."""
@@ -41,10 +39,8 @@ def forget_sink(config: PipelineConfig, section: SinkSection) -> list[str]:
     failpoints.hit(BEFORE_STEP)
     with open_query_store(config.state, query, takeover=True) as store:
         if tables:  # else the logs do not have to exist
-            with ConsumerGroup(config.store, store) as consumers:
-                for name in tables:
-                    with suppress(LogNotFound):
-                        consumers.drop(name, defer=True)
+            with open_reader(config.store) as reader:
+                KvLogStoreReader(reader, store).drop(tables, defer=True)
         failpoints.hit(BEFORE_STEP)
         store.clear()
     kept = config.kept_tables(section)
@@ -78,10 +74,8 @@ def let_back(location: str, state: str, query: str, names: Collection[str] | Non
 def _leave(location: str, state: QueryState, names: Sequence[str]) -> None:
     """With the next save the query does not have these tables any more; when they return they are read once more."""
     failpoints.hit(BEFORE_STEP)
-    with ConsumerGroup(location, state.store) as consumers:
-        for name in names:
-            with suppress(LogNotFound):
-                consumers.drop(name, defer=True)
+    with open_reader(location) as reader:
+        KvLogStoreReader(reader, state.store).drop(names, defer=True)
     for name in names:
         state.table(name).left = True
         state.put_table(name)
@@ -125,10 +119,10 @@ def _go_back(
     config: PipelineConfig, section: SinkSection, store: QueryStore, tables: Sequence[str], epoch: int
 ) -> None:
     try:
-        with ConsumerGroup(config.store, store) as consumers:
-            for name in tables:
-                if consumers.consumer(name).delivered() > epoch:
-                    consumers.consumer(name).rewind(Epoch(epoch))
+        with open_reader(config.store) as source:
+            reader = KvLogStoreReader(source, store)
+            reader.init(tables)
+            reader.rewind(epoch, [name for name in tables if reader.consumer(name).delivered() > epoch])
     except EpochGone:
         raise CannotRewind(
             f"The log no longer has what came after epoch {epoch}: it was delivered and forgotten.",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from typing import Final
 
 import pyarrow as pa
 
 from headwater.log_store import LogView
 from headwater.log_store.columns import VNODE, valid_rows
+from headwater.log_store.consumers import Consumers
 from headwater.log_store.log import LogRegistry
 from headwater.log_store.log_events import RENEWED, SCHEMA, TRUNCATE, events_of
-from headwater.log_store.remote_consumers import RemoteConsumers
 from headwater.sources.table import FIELD_ID, SourceTable
 from headwater.state import Snapshot
 from headwater.stream import DEFAULT_VNODE_COUNT, VnodeBitmap, vnodes_of
@@ -120,12 +121,9 @@ def net_of(table: SourceTable, portions: Iterable[list[pa.RecordBatch]]) -> Piec
 
 def delivered_to(location: str, log: str, query: str) -> tuple[int, int] | None:
     """Where *query* began in the log, and up to where it has it; ``None``: it does not read it."""
-    remote = RemoteConsumers(location)
-    try:
-        found = next((one for one in remote.of(log) if one.name == query and not one.unreadable), None)
-        return None if found is None else (int(found.started), int(found.delivered()))
-    finally:
-        remote.close()
+    with closing(Consumers(location)) as consumers:
+        found = next((one for one in consumers.of(log) if one.name == query and not one.unreadable), None)
+    return None if found is None else (int(found.started), int(found.delivered()))
 
 
 def _add(levels: list[list[Piece]], piece: Piece) -> None:

@@ -14,7 +14,7 @@ from tests.servers.postgres import Database
 
 from headwater import failpoints
 from headwater.capture import session
-from headwater.log_store import sealer
+from headwater.log_store import buffer, sealer
 from headwater.log_store import state as log_state
 from headwater.state.engines import claim, embedded
 
@@ -35,9 +35,9 @@ STEPS = (
     (embedded.SEAL_AFTER_COMMIT, 3, FLOWING),
     (session.BEFORE_ACKNOWLEDGE, 1, FLOWING),
     (session.AFTER_ACKNOWLEDGE, 3, FLOWING),
-    (sealer.BEFORE_STAGE, 1, LARGE),
+    (buffer.BEFORE_STAGE, 1, LARGE),
     (embedded.STAGE_BEFORE_COMMIT, 4, LARGE),  # at the start each of the three logs stages that it discards
-    (sealer.AFTER_STAGE, 1, LARGE),
+    (buffer.AFTER_STAGE, 1, LARGE),
 )
 SOME_STEPS = [one for one in STEPS if SOAK or one[0].startswith("capture.") or one in share(STEPS, 0, 6)]
 """Those of capture; the steps of every seal are killed elsewhere, too."""
@@ -46,7 +46,7 @@ SOME_STEPS = [one for one in STEPS if SOAK or one[0].startswith("capture.") or o
 def test_every_durable_step_of_capture_has_a_crash_test() -> None:
     covered = {step for step, _, _ in STEPS}
     assert {name for name in failpoints.registered() if name.startswith("capture.")} <= covered
-    of_a_writer = {sealer.BEFORE_STAGE, sealer.AFTER_STAGE, sealer.BEFORE_SEAL, sealer.AFTER_SEAL}
+    of_a_writer = {buffer.BEFORE_STAGE, buffer.AFTER_STAGE, sealer.BEFORE_SEAL, sealer.AFTER_SEAL}
     assert of_a_writer | {log_state.BEFORE_DISCARD} <= covered
 
 

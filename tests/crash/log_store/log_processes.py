@@ -1,8 +1,9 @@
 """A writer and four consumers of a log, each a process, killed at random and started again.
 
-Run as a script of its own (``python log_processes.py LOCATION FOLDER SECONDS SEED FORMAT``): it forks, so the parent
-never opens a store. The ids of an epoch are a function of its number, so that the verifier knows what must arrive; the
-names tell which process wrote it, so that all consumers must have seen the same one.
+Run as a process of its own (``-m tests.crash.log_store.log_processes LOCATION FOLDER SECONDS SEED FORMAT``): it forks,
+so the parent never opens a store. The ids of an epoch are a function of its number, so that the verifier knows what
+must arrive; the names tell which process wrote it, so that all consumers must have
+seen the same one.
 
 A consumer delivers by appending to a file: the rows of a range, the line ``end``, then the commit, then the line
 ``done``. A kill between any two of these leaves a range that was delivered and perhaps committed; the line ``start`` of
@@ -24,12 +25,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch
 
 from headwater.log_store.errors import LogNotFound
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch
 from headwater.state import open_reader, open_writer
 from headwater.state.errors import StoreNotFound
 from headwater.stream import Chunk, EpochPair, Op, VnodeBitmap
@@ -62,19 +62,19 @@ def chunks_of(number: int, name: str) -> list[Chunk]:
 
 def write(location: str, folder: Path, log_format: int) -> None:
     with open_writer(location) as store:
-        factory = KvLogStoreFactory(store, stage_bytes=20_000)
+        factory = KvLogStoreFactory(store, max_bytes=20_000)
         writer = factory.writer(factory.log(LOG, SCHEMA, KEY, log_format))
         number = store.committed_epoch().ms + 1
         writer.init(EpochPair(epoch(number), epoch(number - 1)))
         while not (folder / "stop").exists():
             for chunk in chunks_of(number, f"pid {os.getpid()}"):
                 writer.write_chunk(chunk)
-            writer.flush_current_epoch(epoch(number + 1)).finish()
+            writer.end_epoch(epoch(number + 1))
             if number % 3:
                 factory.sealer.seal(epoch(number))
             number += 1
             time.sleep(0.002)
-        writer.flush_current_epoch(epoch(number + 1)).finish()
+        writer.end_epoch(epoch(number + 1))
         factory.sealer.seal(epoch(number))
         factory.close()
     (folder / "stopped").write_text(str(number))

@@ -11,29 +11,29 @@ from pathlib import Path
 
 import pytest
 from tests.crash.log_store_tools.test_tools_killed import MIGRATION_STEPS
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
-import headwater.log_store.remote
+import headwater.log_store.buffer
+import headwater.log_store.reader
 import headwater.log_store.sealer
 import headwater.log_store.state  # noqa: F401  (they register their failpoints)
 from headwater import failpoints
 from headwater.log_store import compaction
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import open_reader, open_writer
 from headwater.stream import Epoch, EpochPair
 
 PRELUDE = """
 import sys
 from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
+from tests.logs import LogConsumer
+from tests.logs import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import open_writer
 from headwater.stream import EpochPair
 location, log_format = sys.argv[1], int(sys.argv[2])
 def writer(stage_bytes=1 << 20):
-    factory = KvLogStoreFactory(open_writer(location), stage_bytes=stage_bytes)
+    factory = KvLogStoreFactory(open_writer(location), max_bytes=stage_bytes)
     made = factory.writer(factory.log("t", SCHEMA, KEY, log_format))
     made.init(EpochPair(epoch(3), epoch(2)))
     return factory, made
@@ -41,7 +41,7 @@ def writer(stage_bytes=1 << 20):
 SEAL = """
 factory, made = writer()
 made.write_chunk(numbered_chunk(300, 50))
-made.flush_current_epoch(epoch(4)).finish()
+made.end_epoch(epoch(4))
 factory.sealer.seal(epoch(3))
 """
 STAGE = """
@@ -99,7 +99,7 @@ def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new_state(step: str, log
         writer.init(EpochPair(epoch(1), Epoch(0)))
         for number in (1, 2):
             writer.write_chunk(numbered_chunk(100 * number, 50))
-            writer.flush_current_epoch(epoch(number + 1)).finish()
+            writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
         factory.close()
     with LogConsumer.open(location, "t", "mirror") as consumer:
@@ -129,7 +129,7 @@ def test_a_kill_at_a_durable_step_leaves_the_old_or_the_new_state(step: str, log
         writer.init(EpochPair(epoch(number + 1), epoch(number)))
         for following in (number + 1, number + 2):
             writer.write_chunk(numbered_chunk(1000 * following, 20))
-            writer.flush_current_epoch(epoch(following + 1)).finish()
+            writer.end_epoch(epoch(following + 1))
             factory.sealer.seal(epoch(following))
             expected[following] = list(range(1000 * following, 1000 * following + 20))
         factory.close()

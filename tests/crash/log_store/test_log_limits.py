@@ -9,10 +9,9 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
 from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, Instance, epoch, numbered_chunk
 from headwater.state import open_writer
 from headwater.stream import Epoch, EpochPair
 
@@ -22,37 +21,18 @@ def size_on_disk(folder: Path) -> int:
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("log_format", [1, 2], ids=["v1", "v2"])
-def test_a_thousand_epochs_delivered_and_truncated_take_no_more_room_than_ten(log_format: int, tmp_path: Path) -> None:
-    with open_writer(tmp_path / "store") as store:
-        instance = Instance.open(store, 1, log_format=log_format)
-        sizes = {}
-        for number in range(1, 1001):
-            instance.writer.write_chunk(numbered_chunk(100 * number, 100))
-            instance.flush(number + 1)
-            _, barrier = instance.until_barrier()
-            instance.reader.truncate(barrier.offset)
-            if number in (10, 1000):
-                sizes[number] = size_on_disk(tmp_path)
-        keys = store.statistics().keys
-        instance.factory.close()
-    assert sizes[1000] < 2 * sizes[10]
-    assert keys is not None
-    assert keys < 300, "two epochs at most are held"
-
-
 @pytest.mark.parametrize("log_format", [1, 2] if "HEADWATER_SOAK" in os.environ else [2])
-def test_nor_when_the_consumer_is_another_process(log_format: int, tmp_path: Path) -> None:
+def test_a_thousand_epochs_delivered_and_truncated_take_no_more_room_than_ten(log_format: int, tmp_path: Path) -> None:
     location = str(tmp_path / "store")
     with open_writer(location) as store:
-        factory = KvLogStoreFactory(store, stage_bytes=2000)
+        factory = KvLogStoreFactory(store, max_bytes=2000)
         writer = factory.writer(factory.log("t", SCHEMA, KEY, log_format))
         writer.init(EpochPair(epoch(1), Epoch(0)))
         sizes = {}
         consumer: LogConsumer | None = None
         for number in range(1, 1001):
             writer.write_chunk(numbered_chunk(100 * number, 100))
-            writer.flush_current_epoch(epoch(number + 1)).finish()
+            writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
             consumer = consumer or LogConsumer.open(location, "t", "mirror")
             after, upto = consumer.wait(1)
@@ -70,7 +50,7 @@ GROWTH = """
 import resource, sys
 import numpy as np, pyarrow as pa
 from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.testing import epoch
+from tests.logs import epoch
 from headwater.state import open_writer
 from headwater.stream import Chunk, EpochPair
 fields = [pa.field(f"c{place}", pa.int64()) for place in range(9)]
@@ -85,16 +65,16 @@ def resident():
         fields = dict(line.split(":", 1) for line in status)
     return int(fields["RssAnon"].split()[0]) / 1024
 with open_writer(sys.argv[1]) as store:
-    factory = KvLogStoreFactory(store, stage_bytes=16 << 20)
+    factory = KvLogStoreFactory(store, max_bytes=16 << 20)
     log = factory.log("t", schema, ("id",))
-    reader, writer = factory.pair(log, "nobody", max_bytes=16 << 20)
+    writer = factory.writer(log)
     writer.init(EpochPair(epoch(1), epoch(0)))
     writer.write_chunk(chunk(0))
     before = resident()
     for number in range(1, 100):
         writer.write_chunk(chunk(number))
         if number % 40 == 0:  # epochs larger than what may wait in memory
-            writer.flush_current_epoch(epoch(number + 1)).finish()
+            writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
     print(resident() - before)
 """

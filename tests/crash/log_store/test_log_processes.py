@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-SCRIPT = Path(__file__).with_name("log_processes.py")
+SCRIPT = "tests.crash.log_store.log_processes"
 SECONDS = 60 if "HEADWATER_SOAK" in os.environ else 5
 
 
@@ -31,7 +31,7 @@ def test_every_row_is_delivered_exactly_once_to_each_consumer_whoever_is_killed(
 def run(engine: str, log_format: int, seconds: int, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     location = str(folder / "store") if engine == "embedded" else f"slatedb+file://{folder}/store"
-    command = [sys.executable, str(SCRIPT), location, str(folder), str(seconds), "20261115", str(log_format)]
+    command = [sys.executable, "-m", SCRIPT, location, str(folder), str(seconds), "20261115", str(log_format)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)

@@ -10,20 +10,19 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
 from headwater import failpoints
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import open_writer
 from headwater.stream import Epoch, EpochPair
 
 CONSUMER = """
 import sys
 from headwater.log_store.errors import EpochGone
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import epoch
+from tests.logs import LogConsumer
+from tests.logs import epoch
 location, move = sys.argv[1:]
 with LogConsumer.open(location, "t", "late") as consumer:
     if move == "back":
@@ -45,7 +44,7 @@ def test_a_consumer_that_is_stopped_between_its_two_steps_misses_nothing(move: s
         def seal() -> None:
             number = writer.epoch.ms
             writer.write_chunk(numbered_chunk(100 * number, 10))
-            writer.flush_current_epoch(epoch(number + 1)).finish()
+            writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
 
         seal()
@@ -85,7 +84,7 @@ def test_a_consumer_that_is_stopped_between_its_two_steps_misses_nothing(move: s
 def wait_until_known(factory: KvLogStoreFactory, place: Epoch) -> None:
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        if any(found.name == "late" and found.delivered() == place for found in factory.remote.all()):
+        if any(found.name == "late" and found.delivered() == place for found in factory.consumers.all()):
             return
         time.sleep(0.02)
     raise AssertionError("the consumer did not come")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import random
 import sys
 
-from headwater.log_store import KvLogStoreFactory, LogConsumer
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, random_chunk
+
+from headwater.log_store import KvLogStoreFactory
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
-from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
 from headwater.state import open_writer
 from headwater.stream import Chunk, EpochPair
 
@@ -44,7 +45,7 @@ def main(location: str, log_format: int, epochs: int, tool: str, stage_bytes: in
         for ended in range(number, number + epochs):
             for chunk in chunks_of(ended):
                 writer.write_chunk(chunk)
-            writer.flush_current_epoch(epoch(ended + 1)).finish()
+            writer.end_epoch(epoch(ended + 1))
             if tool == "migrate":
                 migration.step(2)
             elif tool == "compact":

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from tests.crash.log_store_tools.migrating_writer import rows_of
+from tests.logs import epoch
 from tests.sampled import share
 
 from headwater import failpoints
 from headwater.log_store import LogView, compaction, migration, rewrite, sealer
-from headwater.log_store.testing import epoch
 from headwater.state import open_reader
 
 ROOT = Path(__file__).parents[3]

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from tests.crash.sinks.deliveries import LONG, WIDE, WIDER, tune
 from tests.db.sinks.cases import Place
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, random_chunk
 from tests.query_state import coordinating
 from tests.store.sinks.file_sinks import (
     DELETE,
@@ -35,8 +36,6 @@ from tests.store.sinks.file_sinks import (
 
 from headwater import failpoints
 from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
 from headwater.sinks.delivery import DeliveryState, read_deliveries
 from headwater.sinks.errors import SinkError
 from headwater.sinks.open import option_names
@@ -108,7 +107,7 @@ def make_log(folder: Path) -> Path:
         writer.init(EpochPair(epoch(1), Epoch(0)))
         for number in range(1, LAST + 1):
             writer.write_chunk(random_chunk(random.Random(number), 3))
-            writer.flush_current_epoch(epoch(number + 1)).finish()
+            writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
         factory.close()
     return location

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
+from tests.logs import SCHEMA, epoch
 
 from headwater.log_store import LogView
-from headwater.log_store.testing import SCHEMA, epoch
 from headwater.stream import Epoch, Op, VnodeBitmap
 
 VNODES = 8

@@ -14,13 +14,12 @@ import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.logs import epoch
 from tests.store.log_store.tools import Table
 
 from headwater.log_store import LogView
 from headwater.log_store.columns import EPOCH, VNODE
-from headwater.log_store.counters import ReadCounters
 from headwater.log_store.migration import Migration
-from headwater.log_store.testing import epoch
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.stream import VnodeBitmap
 
@@ -106,18 +105,3 @@ def test_rows_outlive_the_snapshot_and_the_store_that_they_were_read_from(tmp_pa
         table.write(rows=9000)
     table.close()
     assert as_bytes(found) == before
-
-
-def test_reads_count_the_rows_and_the_bytes_of_the_blocks_that_they_touch(store: StateReader) -> None:
-    counts = []
-    for wanted in (VnodeBitmap.full(256), VnodeBitmap.from_ranges([range(64)], 256), VnodeBitmap.empty(256)):
-        reads = ReadCounters()
-        with store.mapped_snapshot() as view:
-            shown = LogView(view, LogView.open(view, "orders").log, reads)
-            rows = sum(batch.num_rows for batch in shown.read_range(0, shown.sealed, wanted))
-            sizes = sum(end.size for end in shown.epochs())
-        assert reads.rows == rows
-        counts.append(reads.bytes)
-    assert sizes * 0.5 < counts[0] <= sizes
-    assert 0 < counts[1] < counts[0]
-    assert counts[2] == 0

@@ -16,18 +16,16 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
-from headwater.log_store import remote_consumers as remote_module
+from headwater.log_store import KvLogStoreReader
+from headwater.log_store import consumers as consumers_module
 from headwater.log_store.errors import EpochGone, InvalidOffset
 from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.item import Done
 from headwater.log_store.log_view import LogView
-from headwater.log_store.progress_book import SINGLE_FOLDER, ProgressBook
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import open_reader, open_writer
-from headwater.state.beside import open_beside_reader, open_beside_writer
-from headwater.state.query_store import WholeStore, open_query_store, own_state
+from headwater.state.beside import open_beside_reader
+from headwater.state.query_store import open_query_store, own_state
 from headwater.stream import EpochPair, VnodeBitmap
 
 VNODES = 2
@@ -120,19 +118,16 @@ class World:
         self.factory = KvLogStoreFactory(raw)
         self.factory.sealer.store = self.store
         self.log = self.factory.log(LOG, SCHEMA, KEY, 2, VNODES)
-        self.factory.consumers.register(self.log, "fast")
         self.writer = self.factory.writer(self.log)
         self.writer.init(EpochPair(epoch(self.sealed + 1), epoch(self.sealed)))
 
     def seal(self) -> None:
-        """One epoch; the consumer of this process has delivered the ones before it."""
+        """One epoch; those before it are needed by the mirrors only."""
         number = self.sealed + 1
         if self.writer.epoch == epoch(number):
             self.writer.write_chunk(numbered_chunk(10 * number, 8, VNODES))
-            self.writer.flush_current_epoch(epoch(number + 1)).finish()
-            if number > 1:
-                done = [Done(epoch(number - 1), FULL, None)]
-                self.factory.consumers.apply(self.log, "fast", done, FULL)
+            self.writer.end_epoch(epoch(number + 1))
+            self.factory.truncation.forget_unneeded(LOG, epoch(number - 1))
         self.factory.sealer.seal(epoch(number))
         self.sealed = number
 
@@ -142,9 +137,7 @@ class World:
 
 
 class Mirror:
-    """A consumer, and what it must get; alone, or of a group."""
-
-    in_group = False
+    """A consumer, and what it must get."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -152,16 +145,12 @@ class Mirror:
 
     def open(self, actor: Actor | None, start: int | None = None) -> None:
         source: Any = open_reader(self.world.location)
-        location = self.world.location
-        own: Any
-        if self.in_group:
-            own = open_query_store(own_state(location, self.name), self.name, takeover=True)
-        else:
-            own = WholeStore(open_beside_writer(location, SINGLE_FOLDER, LOG, self.name, takeover=True))
+        own: Any = open_query_store(own_state(self.world.location, self.name), self.name, takeover=True)
         if actor is not None:
             source, own = Stops(actor, source), Stops(actor, own, looks=False)
-        book = ProgressBook(own, self.name, None if self.in_group else LOG)
-        self.consumer = LogConsumer(LOG, self.name, source, book, None if start is None else epoch(start))
+        reader = KvLogStoreReader(source, own)
+        reader.init([LOG], None if start is None else epoch(start))
+        self.consumer = LogConsumer(reader, LOG)
 
     def deliver(self, vnodes: VnodeBitmap = FULL, *, commit: bool = True) -> None:
         assert self.consumer is not None
@@ -193,11 +182,6 @@ class Mirror:
             assert self.consumer.delivered() == epoch(target)
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["alone", "group"])
-def alone_or_of_a_group(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mirror, "in_group", request.param)
-
-
 @pytest.fixture(autouse=True)
 def looks_are_stops(monkeypatch: pytest.MonkeyPatch) -> dict[str, Actor | None]:
     """The writer stops before it reads each consumer's progress."""
@@ -209,8 +193,8 @@ def looks_are_stops(monkeypatch: pytest.MonkeyPatch) -> dict[str, Actor | None]:
             actor.stop()
         return open_beside_reader(*place)
 
-    monkeypatch.setattr(remote_module, "open_beside_reader", opened)
-    monkeypatch.setattr(remote_module, "_stores_kept_open", lambda location: 0)
+    monkeypatch.setattr(consumers_module, "open_beside_reader", opened)
+    monkeypatch.setattr(consumers_module, "_stores_kept_open", lambda location: 0)
     return writer
 
 
@@ -240,7 +224,7 @@ def comes(mirror: Mirror, actor: Actor) -> None:
 def goes_back(mirror: Mirror, actor: Actor) -> None:
     assert mirror.consumer is not None
     mirror.deliver()
-    stops: Any = mirror.consumer
+    stops: Any = mirror.consumer.reader
     stops._book._store = Stops(actor, stops._book._store, looks=False)
     stops._source = Stops(actor, stops._source)
     mirror.rewind(2)

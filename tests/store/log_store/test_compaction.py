@@ -10,14 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.logs import LogConsumer, epoch, random_chunk
 from tests.store.log_store.tools import Row, Table, chunk, final_state
 
 from headwater.log_store import ForeignSchema, KvLogStoreFactory, LogView, WrongCall
 from headwater.log_store import compaction as compaction_module
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import Instance, epoch, random_chunk
 from headwater.state import open_writer
 from headwater.stream import Chunk, EpochPair, Op, VnodeBitmap
 
@@ -26,7 +25,7 @@ INS, DEL, UI, UD = Op.INSERT, Op.DELETE, Op.UPDATE_INSERT, Op.UPDATE_DELETE
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
 def table(request: pytest.FixtureRequest) -> Iterator[Table]:
-    made = Table(f"memory://{uuid.uuid4()}", log_format=request.param, parts=2)
+    made = Table(f"memory://{uuid.uuid4()}", log_format=request.param)
     yield made
     made.close()
 
@@ -115,22 +114,6 @@ def test_an_epoch_that_a_consumer_is_inside_of_is_left_alone(table: Table) -> No
     assert [row[5] for row in sorted(table.rows(), key=lambda row: row[:3])] == ["b", "bb", "cc"]
 
 
-def test_what_a_reader_of_this_process_has_not_delivered_is_left_alone(tmp_path: Path) -> None:
-    with open_writer(tmp_path / "store") as store:
-        instance = Instance.open(store, 1, max_rows=0)
-        chunks = [churn(random.Random(4), 30, 5) for _ in range(3)]
-        for number, rows in enumerate(chunks, 1):
-            instance.writer.write_chunk(rows)
-            instance.flush(number + 1)
-        compaction = Compaction(instance.factory, "orders")
-        assert compaction.step()
-        assert compaction.saved.rows_before == 0
-        instance.flush(5)
-        for rows in chunks:
-            assert instance.next_chunk().chunk == rows
-            instance.next_barrier()
-
-
 def test_a_log_that_is_being_migrated_or_has_no_key_is_refused(tmp_path: Path) -> None:
     made = Table(str(tmp_path / "store"), log_format=1)
     made.write()
@@ -155,7 +138,7 @@ def test_keys_of_many_types_and_large_epochs(tmp_path: Path) -> None:
         columns = [number.cast(pa.string()), number.cast(pa.decimal128(22, 2)), pa.array([None] * count, pa.bool_())]
         rows = pa.RecordBatch.from_arrays([*columns, pa.array(range(count), pa.int64())], schema=schema)
         writer.write_chunk(Chunk.inserts(rows, ("a", "b", "c")))
-        writer.flush_current_epoch(epoch(2)).finish()
+        writer.end_epoch(epoch(2))
         factory.sealer.seal(epoch(1))
         compaction = Compaction(factory, "wide")
         assert compaction.step()
@@ -178,7 +161,7 @@ def test_large_rows_are_written_as_chunks_of_whole_vnodes(
 ) -> None:
     monkeypatch.setattr(compaction_module, "CHUNK_BYTES", 100)
     rng = random.Random(seed)
-    made = Table(str(tmp_path / "store"), parts=2)
+    made = Table(str(tmp_path / "store"))
     for _ in range(3):
         made.write(churn(rng, 300, 90), churn(rng, 100, 300))
     before = made.rows()

@@ -16,5 +16,5 @@ def test_every_snippet_of_the_guide_runs_in_order(tmp_path: Path) -> None:
         exec(snippet.replace("/var/lib/shop/state", str(tmp_path / "store")), names)
     assert len(snippets) == 8
     assert names["compaction"].saved.rows == 2
-    assert names["consumer"].delivered() == names["after"]
+    assert names["reader"].consumer("public.orders").delivered() == names["sealed"].after
     names["store"].close()

@@ -1,54 +1,38 @@
-"""The scenarios of the log store's catalogue, by their numbers, over both formats and several buffer sizes."""
+"""The scenarios of the log store's catalogue, by their numbers, over both formats: what a writer and readers do."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk, random_chunk, rows_of
+from tests.store.log_store.tools import Table, flat
 
+from headwater import failpoints
+from headwater.log_store import KvLogStoreFactory, LogView, layout
+from headwater.log_store.consumers import SINGLE_FOLDER
 from headwater.log_store.errors import (
-    DrainTimeout,
     EpochGone,
     ForeignSchema,
-    ForeignVnode,
     InvalidOffset,
-    LogClosed,
     LogCorrupt,
     LogNotFound,
     RetentionMiss,
     UnknownVersion,
     WrongCall,
 )
-from headwater.log_store.factory import KvLogStoreFactory
-from headwater.log_store.item import BarrierItem, ChunkItem
-from headwater.log_store.log_view import LogView
-from headwater.log_store.testing import KEY, SCHEMA, Instance, epoch, random_chunk, rows_of
-from headwater.state import StateStore, open_writer
-from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
+from headwater.state import WriteBatch, stores_beside
+from headwater.state.errors import StoreFull, StoreUnavailable
+from headwater.state.query_store import QUERIES
+from headwater.stream import Chunk, Epoch, EpochPair, Op, VnodeBitmap
+from headwater.stream.errors import ChunkError
 
 EVEN = VnodeBitmap.of(range(0, 256, 2), 256)
-ODD = ~EVEN
-
-
-@pytest.fixture(params=["memory", "embedded"])
-def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], StateStore]]:
-    """Opens the store; each further call is a crash: the writer before is fenced, what it had not sealed is gone."""
-    location = f"memory://{uuid.uuid4()}" if request.param == "memory" else str(tmp_path / "store")
-    opened: list[StateStore] = []
-
-    def open_again() -> StateStore:
-        opened.append(open_writer(location, takeover=bool(opened)))
-        return opened[-1]
-
-    yield open_again
-    for store in opened:
-        store.close()
+Open = Callable[..., Table]
 
 
 @pytest.fixture(params=[1, 2], ids=["v1", "v2"])
@@ -56,419 +40,143 @@ def log_format(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-@pytest.fixture
-def rng() -> random.Random:
-    return random.Random(20261115)
+@pytest.fixture(params=["memory", "embedded"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path, log_format: int) -> Iterator[Open]:
+    location = f"memory://{uuid.uuid4()}" if request.param == "memory" else str(tmp_path / "store")
+    tables: list[Table] = []
+
+    def open_table(**options: Any) -> Table:
+        tables.append(Table(location, log_format, **options))
+        return tables[-1]
+
+    yield open_table
+    for table in tables:
+        table.close()
 
 
-Reopen = Callable[[], StateStore]
+def delivered(table: Table, name: str = "sink") -> list[tuple[int, int, str]]:
+    """What the consumer gets and has not delivered: op, id and name of each row; in order."""
+    with LogConsumer.open(table.location, "orders", name) as consumer:
+        return sorted(row[3:] for row in flat(consumer.read(*consumer.wait(1))))
+
+
+def commit(table: Table, number: int, name: str = "sink") -> None:
+    with LogConsumer.open(table.location, "orders", name) as consumer:
+        consumer.wait(1)
+        consumer.commit(epoch(number))
+
+
+def held(table: Table) -> list[int]:
+    return list(table.formats())
+
+
+# -- what is written is read ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("max_rows", [0, 5, 15, 100])
-def test_1_what_is_written_is_read_in_order_buffered_or_spilled(
-    reopen: Reopen, log_format: int, max_rows: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=max_rows)
-    first, second = random_chunk(rng), random_chunk(rng)
-    instance.writer.write_chunk(first)
-    instance.flush(2, checkpoint=False)
-    instance.writer.write_chunk(second)
-    instance.flush(3)
-    assert rows_of(instance.next_chunk().chunk) == rows_of(first)
-    barrier = instance.next_barrier()
-    assert (barrier.epoch, barrier.is_checkpoint) == (epoch(1), False)
-    assert rows_of(instance.next_chunk().chunk) == rows_of(second)
-    barrier = instance.next_barrier()
-    assert (barrier.epoch, barrier.is_checkpoint) == (epoch(2), True)
-    assert instance.next() is None
+def test_1_what_is_written_is_read_in_order_buffered_or_spilled(opened: Open, max_rows: int) -> None:
+    table = opened(max_rows=max_rows)
+    chunks = [random_chunk(table.rng) for _ in range(4)]
+    table.write(*chunks[:2])
+    table.write(*chunks[2:])
+    assert [row[1] for row in table.rows_in_order()] == [epoch(1)] * 20 + [epoch(2)] * 20
+    assert delivered(table) == rows_of(chunks)
+    assert table.factory.buffer.statistics().rows_in == 40
 
 
-@pytest.mark.parametrize("max_rows", [0, 15, 100])
-def test_2_a_truncation_after_the_seal_is_not_durable(
-    reopen: Reopen, log_format: int, max_rows: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=max_rows)
-    first, second = random_chunk(rng), random_chunk(rng)
-    instance.writer.write_chunk(first)
-    instance.flush(2, checkpoint=False)
-    instance.writer.write_chunk(second)
-    instance.flush(3)
-    instance.until_barrier()
-    _, barrier = instance.until_barrier()
-    instance.reader.truncate(barrier.offset)
-    again = Instance.open(reopen(), 3, log_format=log_format)
-    for expected, number in ((first, 1), (second, 2)):
-        chunks, barrier = again.until_barrier()
-        assert rows_of(chunks) == rows_of(expected)
-        assert barrier.epoch == epoch(number)
-    assert again.next() is None
+def test_2_what_is_not_sealed_is_not_read_and_gone_after_a_crash(opened: Open) -> None:
+    table = opened(max_rows=15)
+    first, second, third = (random_chunk(table.rng) for _ in range(3))
+    table.write(first)
+    table.write(second, seal=False)
+    assert delivered(table) == rows_of(first)
+    table.open(takeover=True)
+    assert table.next == 2
+    table.write(third)
+    assert delivered(table) == rows_of([first, third])
 
 
-@pytest.mark.parametrize("max_rows", [2, 15, 100])
-def test_3_a_truncated_chunk_is_gone_after_a_crash_and_the_rest_is_there(
-    reopen: Reopen, log_format: int, max_rows: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=max_rows)
-    one, two, three = (random_chunk(rng) for _ in range(3))
-    instance.writer.write_chunk(one)
-    instance.writer.write_chunk(two)
-    instance.flush(2)
-    instance.writer.write_chunk(three)
-    delivered = instance.next_chunk()
-    instance.reader.truncate(delivered.offset)
-    instance.flush(3)
-    again = Instance.open(reopen(), 3, log_format=log_format)
-    chunks, barrier = again.until_barrier()
-    assert rows_of([delivered.chunk, *chunks]) == rows_of([one, two])
-    assert barrier.epoch == epoch(1)
-    chunks, barrier = again.until_barrier()
-    assert rows_of(chunks) == rows_of(three)
-    live = random_chunk(rng)
-    again.writer.write_chunk(live)
-    assert rows_of(again.next_chunk().chunk) == rows_of(live)
+def test_3_7_what_was_truncated_does_not_come_again_and_the_rest_does(opened: Open) -> None:
+    table = opened()
+    chunks = [random_chunk(table.rng) for _ in range(3)]
+    for chunk in chunks:
+        table.write(chunk)
+    assert delivered(table) == rows_of(chunks)
+    commit(table, 2)
+    table.open(takeover=True)
+    assert delivered(table) == rows_of(chunks[2])
+    later = random_chunk(table.rng)
+    table.write(later)
+    assert delivered(table) == rows_of([chunks[2], later])
 
 
-def test_4_m1_an_instance_truncates_for_its_own_vnodes_only(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    factory = KvLogStoreFactory(reopen())
-    pair = [Instance.open(None, 1, log_format=log_format, vnodes=own, factory=factory) for own in (EVEN, ODD)]  # type: ignore[arg-type]
-    written = []
-    for number in (1, 2):
-        chunks = [random_chunk(rng, 30, vnodes=own) for own in (EVEN, ODD)]
-        for instance, chunk in zip(pair, chunks, strict=True):
-            instance.writer.write_chunk(chunk)
-        if number == 2:  # between the barriers only the first delivers epoch 1
-            _, barrier = pair[0].until_barrier()
-            pair[0].reader.truncate(barrier.offset)
-        for instance in pair:
-            instance.flush(number + 1, seal=False)
-        factory.sealer.seal(epoch(number))
-        written.append(chunks)
-    whole = Instance.open(reopen(), 3, log_format=log_format)
-    chunks, barrier = whole.until_barrier()
-    assert rows_of(chunks) == rows_of(written[0][1])
-    assert barrier.epoch == epoch(1)
-    chunks, barrier = whole.until_barrier()
-    assert rows_of(chunks) == rows_of(written[1])
-    assert whole.next() is None
+def test_6_a_rewind_gives_exactly_what_came_after_the_epoch(opened: Open) -> None:
+    table = opened()
+    chunks = [random_chunk(table.rng) for _ in range(4)]
+    table.write(chunks[0])
+    with LogConsumer.open(table.location, "orders", "sink") as consumer:
+        for chunk in chunks[1:]:
+            table.write(chunk)
+        for target in (3, 2, 1, 0):
+            consumer.commit(epoch(4))
+            consumer.rewind(Epoch(0) if target == 0 else epoch(target))
+            rows = sorted(row[3:] for row in flat(consumer.read(*consumer.wait(1))))
+            assert rows == rows_of(chunks[target:])
 
 
-def test_5_m22_a_read_that_is_given_up_loses_nothing(
-    reopen: Reopen, log_format: int, rng: random.Random, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=0)
-    assert instance.next(0.01) is None
-    chunk = random_chunk(rng)
-    instance.writer.write_chunk(chunk)
-    instance.flush(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "headwater.log_store.state.LogStoreState.read_spilled",
-            lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()),
-        )
-        for _ in range(2):
-            with pytest.raises(KeyboardInterrupt):
-                instance.next()
-    assert rows_of(instance.next_chunk().chunk) == rows_of(chunk)
-    assert instance.next_barrier().epoch == epoch(1)
+def test_m2_vnodes_are_delivered_side_by_side(opened: Open) -> None:
+    table = opened()
+    chunks = [random_chunk(table.rng, 60) for _ in range(2)]
+    for chunk in chunks:
+        table.write(chunk)
+    with LogConsumer.open(table.location, "orders", "sink") as consumer:
+        after, upto = consumer.wait(1)
+        even = sorted(row[3:] for row in flat(consumer.read(after, upto, EVEN)))
+        assert even == rows_of([chunk.filter_vnodes(EVEN) for chunk in chunks])
+        consumer.commit(upto, EVEN)
+        rest = sorted(row[3:] for row in flat(consumer.read(*consumer.wait(1))))
+        assert rest == rows_of([chunk.filter_vnodes(~EVEN) for chunk in chunks])
 
 
-@pytest.mark.parametrize("recovered", [False, True])
-def test_6_a_rewind_hands_out_exactly_what_was_not_truncated(
-    reopen: Reopen, log_format: int, recovered: bool, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format)
-    chunks = {number: random_chunk(rng, 20) for number in (1, 2, 3)}
-    for number, chunk in chunks.items():
-        instance.writer.write_chunk(chunk)
-        instance.flush(number + 1)
-    if recovered:
-        instance = Instance.open(reopen(), 4, log_format=log_format)
-        chunks[4] = random_chunk(rng, 20)
-        instance.writer.write_chunk(chunks[4])
-        instance.flush(5)
-    taken: list[ChunkItem | BarrierItem] = []
-    while (item := instance.next()) is not None:
-        taken.append(item)
-    for place in range(len(taken)):
-        instance.reader.rewind()
-        instance.reader.start_from()
-        rest: list[ChunkItem | BarrierItem] = []
-        while (item := instance.next()) is not None:
-            rest.append(item)
-        assert rows_of([i.chunk for i in rest if isinstance(i, ChunkItem)]) == rows_of(
-            [i.chunk for i in taken[place:] if isinstance(i, ChunkItem)]
-        )
-        assert [i.epoch for i in rest if isinstance(i, BarrierItem)] == [
-            i.epoch for i in taken[place:] if isinstance(i, BarrierItem)
-        ]
-        instance.reader.truncate(rest[0].offset)
-    instance.reader.rewind()
-    instance.reader.start_from()
-    assert instance.next() is None
-
-
-def test_7_history_that_was_delivered_is_not_read_again(reopen: Reopen, log_format: int, rng: random.Random) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format)
-    chunks = [random_chunk(rng) for _ in range(2)]
-    for number, chunk in enumerate(chunks, 1):
-        instance.writer.write_chunk(chunk)
-        instance.flush(number + 1)
-    instance = Instance.open(reopen(), 3, log_format=log_format)
-    _, barrier = instance.until_barrier()
-    instance.reader.truncate(barrier.offset)
-    instance.flush(4)
-    instance = Instance.open(reopen(), 4, log_format=log_format)
-    found, barrier = instance.until_barrier()
-    assert barrier.epoch == epoch(2)
-    assert rows_of(found) == rows_of(chunks[1])
-
-
-def test_8_9_m18_a_drain_waits_for_the_reader_but_not_for_ever(reopen: Reopen, rng: random.Random) -> None:
-    instance = Instance.open(reopen(), 1)
-    chunk = random_chunk(rng)
-    instance.writer.write_chunk(chunk)
-    with pytest.raises(DrainTimeout, match=r"'orders'.*0\.05 s"):
-        instance.flush(2, drain_seconds=0.05)
-    wider = SCHEMA.append(pa.field("more", pa.int64()))
-    done = threading.Event()
-
-    def flush() -> None:
-        instance.flush(3, drain_seconds=10.0, schema_change=wider)
-        done.set()
-
-    thread = threading.Thread(target=flush)
-    thread.start()
-    assert rows_of(instance.next_chunk().chunk) == rows_of(chunk)
-    assert instance.next_barrier().schema_change is None
-    barrier = instance.next_barrier()
-    assert barrier.schema_change == wider
-    time.sleep(0.05)
-    assert not done.is_set()
-    instance.reader.truncate(barrier.offset)
-    thread.join(10)
-    assert done.is_set()
-    with pytest.raises(ForeignSchema):
-        instance.writer.write_chunk(chunk)
-
-
-def test_11_m9_a_truncation_inside_the_current_epoch_is_durable_one_barrier_later(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=0)
-    first, second = random_chunk(rng), random_chunk(rng)
-    instance.writer.write_chunk(first)
-    item = instance.next_chunk()
-    instance.reader.truncate(item.offset)
-    instance.writer.write_chunk(second)
-    instance.flush(2)
-    again = Instance.open(reopen(), 2, log_format=log_format)
-    chunks, _ = again.until_barrier()
-    assert rows_of(chunks) == rows_of([first, second])
-
-
-def test_the_same_truncation_is_durable_with_the_next_barrier(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=0)
-    first, second = random_chunk(rng), random_chunk(rng)
-    instance.writer.write_chunk(first)
-    instance.reader.truncate(instance.next_chunk().offset)
-    instance.writer.write_chunk(second)
-    instance.flush(2)
-    instance.flush(3)
-    again = Instance.open(reopen(), 3, log_format=log_format)
-    chunks, _ = again.until_barrier()
-    assert rows_of(chunks) == rows_of(second)
-
-
-def test_m2_vnodes_move_to_another_instance_and_nothing_is_lost_or_hidden(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    factory = KvLogStoreFactory(reopen())
-    even, odd = (Instance.open(None, 1, log_format=log_format, vnodes=own, factory=factory) for own in (EVEN, ODD))  # type: ignore[arg-type]
-    first = {id(instance): random_chunk(rng, 30, vnodes=own) for instance, own in ((even, EVEN), (odd, ODD))}
-    for instance in (even, odd):
-        instance.writer.write_chunk(first[id(instance)])
-    (_,) = (even.next_chunk(),)
-    for instance, new in ((even, VnodeBitmap.full(256)), (odd, None)):
-        options = {"new_vnode_bitmap": new} if new is not None else {"is_stop": True}
-        instance.flush(2, seal=False, **options)
-    factory.sealer.seal(epoch(1))
-    even.reader.init(5)
-    even.reader.start_from()
-    chunks, barrier = even.until_barrier()
-    assert barrier.epoch == epoch(1)
-    assert rows_of(chunks) == rows_of(list(first.values()))
-    later = random_chunk(rng, 30)
-    even.writer.write_chunk(later)
-    assert rows_of(even.next_chunk().chunk) == rows_of(later)
-    with pytest.raises(WrongCall):
-        odd.writer.write_chunk(later)
-
-
-def test_m4_while_paused_barriers_go_on_and_nothing_is_written(reopen: Reopen, rng: random.Random) -> None:
-    instance = Instance.open(reopen(), 1)
-    instance.writer.write_chunk(random_chunk(rng))
-    instance.flush(2)
-    instance.writer.pause()
-    for wrong in (instance.writer.pause, lambda: instance.writer.write_chunk(random_chunk(rng))):
-        with pytest.raises(WrongCall):
-            wrong()
-    assert instance.next(0.01) is None
-    instance.flush(3)
-    instance.writer.resume()
-    with pytest.raises(WrongCall):
-        instance.writer.resume()
-    assert len(instance.until_barrier()[0]) == 1
-    assert instance.next_barrier().epoch == epoch(2)
-    again = Instance.open(reopen(), 4)
-    assert again.until_barrier()[1].epoch == epoch(1)
-    assert again.next() is None, "no barrier was stored while paused"
-
-
-def test_m6_m7_the_bound_is_passed_by_one_chunk_at_most_and_a_rewind_leaks_no_room(
-    reopen: Reopen, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, max_rows=25)
-    buffer = instance.reader._buffer
-    for _ in range(6):
-        instance.writer.write_chunk(random_chunk(rng, 10))
-    assert buffer.statistics().rows == 30
-    assert buffer.statistics().spilled_rows == 30
-    instance.flush(2)
-    while instance.next() is not None:
-        pass
-    assert buffer.statistics().rows == 30, "consumed but not truncated still counts"
-    instance.reader.rewind()
-    instance.reader.start_from(epoch(1))
-    assert buffer.statistics().rows == 0
-    instance.writer.write_chunk(random_chunk(rng, 10))
-    assert buffer.statistics().rows == 10
-    assert instance.next_chunk().epoch == epoch(2)
-
-
-def test_m8_references_to_small_spilled_chunks_are_joined_inside_an_epoch(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, max_rows=0)
-    chunks = [random_chunk(rng, 10) for _ in range(4)]
-    instance.writer.write_chunk(chunks[0])
-    assert rows_of(instance.next_chunk().chunk) == rows_of(chunks[0]), "a reference that was taken is not extended"
-    instance.writer.write_chunk(chunks[1])
-    instance.writer.write_chunk(chunks[2])
-    instance.flush(2)
-    instance.writer.write_chunk(chunks[3])
-    assert rows_of(instance.next_chunk().chunk) == rows_of(chunks[1:3])
-    assert instance.next_barrier().epoch == epoch(1)
-    assert rows_of(instance.next_chunk().chunk) == rows_of(chunks[3])
-
-
-def test_m14_43_empty_chunks_and_empty_epochs_pass(reopen: Reopen, log_format: int) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format)
-    instance.writer.write_chunk(Chunk.empty(SCHEMA))
-    instance.flush(2)
-    instance.flush(3)
-    for number in (1, 2):
-        assert instance.next_barrier().epoch == epoch(number)
-    again = Instance.open(reopen(), 3, log_format=log_format)
-    for number in (1, 2):
-        assert again.next_barrier().epoch == epoch(number)
+def test_m14_43_empty_chunks_and_empty_epochs_pass(opened: Open) -> None:
+    table = opened()
+    table.write(Chunk.empty(SCHEMA))
+    table.seal()
+    rows = random_chunk(table.rng)
+    table.write(rows)
+    assert held(table) == [3], "an epoch without rows needs no barrier"
+    assert delivered(table) == rows_of(rows)
 
 
 @pytest.mark.parametrize("vnode_count", [1, 7, 1024])
-def test_m19_other_vnode_counts(reopen: Reopen, log_format: int, vnode_count: int, rng: random.Random) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format, vnode_count=vnode_count)
-    chunk = random_chunk(rng, 50, vnode_count)
-    instance.writer.write_chunk(chunk)
-    instance.flush(2)
-    again = Instance.open(reopen(), 2, log_format=log_format, vnode_count=vnode_count)
-    chunks, barrier = again.until_barrier()
-    assert rows_of(chunks) == rows_of(chunk)
-    again.reader.truncate(barrier.offset)
-    again.flush(3)
-    again.flush(4)
-    with again.factory._store.snapshot() as view:
-        assert LogView.open(view, "orders").bounds().gone == epoch(1)
+def test_m19_other_vnode_counts(opened: Open, log_format: int, vnode_count: int) -> None:
+    table = opened()
+    table.seal()
+    writer = table.factory.writer(table.factory.log("other", SCHEMA, KEY, log_format, vnode_count))
+    writer.init(EpochPair(epoch(2), epoch(1)))
+    chunk = random_chunk(table.rng, 50, vnode_count)
+    writer.write_chunk(chunk)
+    writer.end_epoch(epoch(3))
+    table.factory.sealer.seal(epoch(2))
+    with LogConsumer.open(table.location, "other", "sink") as consumer:
+        after, upto = consumer.wait(1)
+        assert sorted(row[3:] for row in flat(consumer.read(after, upto))) == rows_of(chunk)
+        consumer.commit(upto)
+    for number in (3, 4):
+        writer.end_epoch(epoch(number + 1))
+        table.factory.sealer.seal(epoch(number))
+    with table.store.snapshot() as view:
+        assert LogView.open(view, "other").bounds().gone == epoch(2)
 
 
-def test_45_which_barriers_force_a_commit() -> None:
-    def forces(checkpoint: bool, **options: object) -> bool:
-        return BarrierItem(epoch(1), checkpoint, **options).forces_commit  # type: ignore[arg-type]
-
-    assert not forces(True)
-    assert forces(True, is_stop=True)
-    assert forces(True, new_vnode_bitmap=EVEN)
-    assert forces(True, schema_change=SCHEMA)
-    assert not forces(False, is_stop=True, new_vnode_bitmap=EVEN, schema_change=SCHEMA)
-
-
-def test_a_log_forgets_what_all_its_consumers_have_delivered(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format)
-    slow = instance.factory.consumers.register(instance.log, "slow")
-    for number in range(1, 6):
-        instance.writer.write_chunk(random_chunk(rng))
-        instance.flush(number + 1)
-        instance.reader.truncate(instance.until_barrier()[1].offset)
-    instance.flush(7)
-    store = instance.factory._store
-
-    def held() -> list[Epoch]:
-        with store.snapshot() as view:
-            return [end.epoch for end in LogView.open(view, "orders").epochs()]
-
-    assert len(held()) == 6
-    assert slow.delivered() == 0
-    instance.factory.consumers.rewind(instance.log, "slow", epoch(4))
-    instance.flush(8)
-    assert held()[0] == epoch(1), "announced, and deleted by a later seal"
-    instance.flush(9)
-    assert held()[0] == epoch(5)
-    instance.factory.consumers.drop(instance.factory.sealer.batch, "orders", "slow")
-    instance.flush(10)
-    assert held()[0] == epoch(5)
-    instance.flush(11)
-    assert held()[0] == epoch(6)
-    with pytest.raises(EpochGone) as caught:
-        instance.factory.consumers.register(instance.log, "late", epoch(2))
-    assert caught.value.oldest == epoch(5)
-    consumers, batch = instance.factory.consumers, instance.factory.sealer.batch
-    consumers.register(instance.log, "other")
-    with pytest.raises(EpochGone):
-        consumers.rewind(instance.log, "other", epoch(2))
-    with pytest.raises(LogNotFound):
-        consumers.drop(batch, "orders", "slow")
-    with pytest.raises(LogNotFound):
-        consumers.rewind(instance.log, "slow", epoch(7))
-
-
-def test_retention_never_drops_silently(reopen: Reopen, rng: random.Random) -> None:
-    instance = Instance.open(reopen(), 1)
-    for number in (1, 2, 3):
-        instance.writer.write_chunk(random_chunk(rng))
-        instance.flush(number + 1)
-    instance.factory.consumers.drop_epochs(instance.factory.sealer.batch, instance.log, epoch(2))
-    instance.flush(5)
-    with pytest.raises(RetentionMiss, match="unread by consumer 'sink'") as caught:
-        Instance.open(reopen(), 5)
-    assert caught.value.oldest == epoch(2)
-
-
-def test_a_range_is_read_from_any_snapshot_and_always_alike(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    instance = Instance.open(reopen(), 1, log_format=log_format)
-    written: dict[int, Chunk] = {}
+def test_a_range_is_read_from_any_snapshot_and_always_alike(opened: Open) -> None:
+    table = opened()
+    written = {}
     for number in range(1, 5):
-        written[number] = random_chunk(rng, 200)
-        instance.writer.write_chunk(written[number])
-        instance.flush(number + 1, checkpoint=number % 2 == 0)
-    store = instance.factory._store
+        written[number] = random_chunk(table.rng, 200)
+        table.write(written[number])
     quarter = VnodeBitmap.from_ranges([range(64, 128)], 256)
-    for take in (store.snapshot, store.mapped_snapshot):
+    for take in (table.store.snapshot, table.store.mapped_snapshot):
         with take() as view:
             log = LogView.open(view, "orders")
             for wanted in (None, quarter, EVEN):
@@ -488,96 +196,349 @@ def test_a_range_is_read_from_any_snapshot_and_always_alike(
                     place = (row["_epoch"], row["_seq"])
                     assert place > last.get(row["_vnode"], (0, -1)), "in order inside a vnode"
                     last[row["_vnode"]] = place
-            with pytest.raises(InvalidOffset):
-                list(log.read_range(epoch(1), epoch(9)))
+            for after, upto in ((epoch(1), epoch(9)), (epoch(4), epoch(3))):
+                with pytest.raises(InvalidOffset):
+                    list(log.read_range(after, upto))
 
 
-def test_bad_input_is_refused_and_nothing_is_half_written(reopen: Reopen, log_format: int, rng: random.Random) -> None:
-    store = reopen()
-    instance = Instance.open(store, 5, log_format=log_format, vnodes=EVEN)
-    other = Chunk.inserts(random_chunk(rng).rows.rename_columns(["id", "other"]), KEY)
+def test_10_rows_of_two_schemas_are_read_with_both(opened: Open) -> None:
+    wider = SCHEMA.append(pa.field("more", pa.int64()))
+    table = opened()
+    table.write(numbered_chunk(0, 10))
+    table.writer.change_schema(wider, KEY)
+    columns = [pa.array([100, 101], pa.int64()), pa.array(["x", "y"]), pa.array([7, None], pa.int64())]
+    later = pa.RecordBatch.from_arrays(columns, schema=wider)
+    table.write(Chunk.inserts(later, KEY))
+    with LogConsumer.open(table.location, "orders", "sink") as consumer:
+        batches = list(consumer.read(*consumer.wait(1)))
+    assert sorted({len(batch.schema.names) for batch in batches}) == [6, 7]
+    rows = pa.concat_tables([pa.Table.from_batches([batch]) for batch in batches if "more" in batch.schema.names])
+    assert rows.select(wider.names).sort_by("id").to_pylist() == later.to_pylist()
+    with pytest.raises(ForeignSchema):
+        table.writer.write_chunk(numbered_chunk(0, 1))
+
+
+def test_m5_17_m25_update_pairs_stay_whole_and_half_of_one_is_refused(opened: Open) -> None:
+    table = opened(max_rows=4)
+    pairs = [(op, key) for key in range(30) for op in (Op.UPDATE_DELETE, Op.UPDATE_INSERT)]
+    rows = pa.RecordBatch.from_arrays([pa.array([key for _, key in pairs]), pa.array(["x"] * 60)], schema=SCHEMA)
+    table.write(Chunk.build(rows, pa.array([int(op) for op, _ in pairs], pa.int8()), KEY))
+    per_vnode: dict[int, list[int]] = {}
+    for vnode, _, _, op, _, _ in table.rows_in_order():
+        per_vnode.setdefault(vnode, []).append(op)
+    assert all(ops == [Op.UPDATE_DELETE, Op.UPDATE_INSERT] * (len(ops) // 2) for ops in per_vnode.values())
+    with pytest.raises(ChunkError):
+        Chunk.build(rows.slice(0, 1), pa.array([int(Op.UPDATE_DELETE)], pa.int8()), KEY)
+
+
+def test_m22_a_read_that_fails_for_a_moment_skips_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened()
+    for number in range(1, 4):
+        table.write(numbered_chunk(100 * number, 30))
+    original, turns = LogView.read_epoch, [0]
+
+    def failing(self: LogView, *arguments: Any) -> Iterator[Any]:
+        turns[0] += 1
+        if turns[0] % 2:
+            raise StoreUnavailable("For a moment.")
+        yield from original(self, *arguments)
+
+    monkeypatch.setattr(LogView, "read_epoch", failing)
+    assert delivered(table) == rows_of([numbered_chunk(100 * number, 30) for number in range(1, 4)])
+    assert turns[0] == 6
+
+
+# -- the buffer and the seal ----------------------------------------------------------------------------------------
+
+
+def test_m6_m7_the_buffer_of_all_logs_is_bounded_in_rows_and_in_bytes(opened: Open, log_format: int) -> None:
+    table = opened(max_rows=100, max_bytes=20_000)
+    other = table.factory.writer(table.factory.log("other", SCHEMA, KEY, log_format))
+    other.init(EpochPair(epoch(1), Epoch(0)))
+    for place in range(40):
+        (table.writer, other)[place % 2].write_chunk(random_chunk(table.rng, 30))
+        held = table.factory.buffer.statistics()
+        assert held.rows <= 100
+        assert held.bytes <= 20_000
+    assert held.spills >= 13
+    assert (held.rows_in, held.spilled_rows) == (1200, 1200 - held.rows)
+    table.end_epoch()
+    other.end_epoch(epoch(2))
+    table.factory.sealer.seal_in_background(epoch(1))
+    after = table.factory.buffer.statistics()
+    assert (after.rows, after.bytes) == (0, 0)
+    table.factory.sealer.wait()
+    assert table.factory.buffer.statistics().sealing_bytes == 0
+    assert len(delivered(table)) == 600
+    table.factory.close()
+
+
+def test_a_chunk_that_is_larger_than_the_buffer_is_held_alone(opened: Open) -> None:
+    table = opened(max_rows=10)
+    table.writer.write_chunk(numbered_chunk(0, 5))
+    table.writer.write_chunk(numbered_chunk(100, 50))
+    held = table.factory.buffer.statistics()
+    assert (held.rows, held.spilled_rows, held.spills) == (50, 5, 1)
+    table.write(numbered_chunk(200, 1))
+    assert len(delivered(table)) == 56
+
+
+def test_an_epoch_larger_than_memory_is_spilled_and_a_dead_writers_part_of_one_disappears(opened: Open) -> None:
+    table = opened(max_bytes=2000)
+    for _ in range(10):
+        table.writer.write_chunk(random_chunk(table.rng, 50))
+        assert table.factory.buffer.statistics().bytes < 20_000
+    table.open(takeover=True)  # it died before its barrier
+    chunks = [random_chunk(table.rng, 50) for _ in range(10)]
+    table.write(*chunks)
+    assert delivered(table) == rows_of(chunks)
+
+
+def test_a_chunk_that_finds_no_room_on_disk_is_refused_as_a_whole(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = opened(max_bytes=500)
+    table.writer.write_chunk(numbered_chunk(0, 20))
+
+    def full(batch: object) -> None:
+        raise StoreFull("No room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(table.store, "stage", full)
+        with pytest.raises(StoreFull):
+            table.writer.write_chunk(numbered_chunk(100, 20))
+    table.write(numbered_chunk(200, 20))
+    assert delivered(table) == rows_of([numbered_chunk(0, 20), numbered_chunk(200, 20)])
+
+
+def test_two_logs_of_a_store_are_sealed_as_one(opened: Open, log_format: int) -> None:
+    table = opened()
+    factory = table.factory
+    writers = [factory.writer(factory.log(name, SCHEMA, KEY, log_format)) for name in ("a", "b")]
+    for writer in writers:
+        writer.init(EpochPair(epoch(1), Epoch(0)))
+
+    def ids(name: str) -> list[int]:
+        with table.store.snapshot() as view:
+            shown = LogView.open(view, name)
+            return sorted(row[4] for row in flat(shown.read_range(0, shown.sealed)))
+
+    for number in (1, 2):
+        for place, writer in enumerate(writers):
+            writer.write_chunk(numbered_chunk(1000 * place + 10 * number, 10))
+            writer.end_epoch(epoch(number + 1))
+        if number == 2:
+            failpoints.arm("log_store.before_seal=raise")
+            try:
+                with pytest.raises(failpoints.FailpointError):
+                    factory.sealer.seal(epoch(2))
+            finally:
+                failpoints.arm("")
+            assert (ids("a"), ids("b")) == (list(range(10, 20)), list(range(1010, 1020)))
+        factory.sealer.seal(epoch(number))
+    assert ids("a") == list(range(10, 30))
+    assert ids("b") == list(range(1010, 1030))
+
+
+# -- what a log forgets ---------------------------------------------------------------------------------------------
+
+
+def test_a_log_forgets_what_all_its_consumers_have_delivered(opened: Open) -> None:
+    table = opened()
+    table.seal()
+    for name in ("fast", "slow"):
+        LogConsumer.open(table.location, "orders", name).close()
+    for _ in range(5):
+        table.write()
+    commit(table, 6, "fast")
+    for _ in range(2):
+        table.seal()
+    assert held(table) == [2, 3, 4, 5, 6]
+    commit(table, 4, "slow")
+    table.seal()
+    assert held(table)[0] == 2, "announced, and deleted by a later seal"
+    table.seal()
+    assert held(table) == [5, 6]
+    with pytest.raises(EpochGone) as caught:
+        LogConsumer.open(table.location, "orders", "late", start=epoch(2))
+    assert caught.value.oldest == epoch(4)
+
+
+def test_a_snapshot_older_than_a_truncation_still_shows_what_it_saw(opened: Open) -> None:
+    table = opened()
+    for number in (1, 2):
+        table.write(numbered_chunk(100 * number, 20))
+    table.store.pin("old")
+    with table.store.snapshot() as before:
+        commit(table, 2)
+        for _ in range(3):
+            table.seal()
+        for view in (before, table.store.snapshot(epoch(2))):
+            with view:
+                shown = LogView.open(view, "orders")
+                assert shown.bounds().gone == 0
+                assert sum(batch.num_rows for batch in shown.read_range(0, epoch(2))) == 40
+    with table.store.snapshot() as view, pytest.raises(EpochGone) as caught:
+        list(LogView.open(view, "orders").read_range(0, epoch(2)))
+    assert caught.value.oldest == epoch(2)
+
+
+def test_what_was_delivered_leaves_nothing_behind(opened: Open) -> None:
+    table = opened()
+    for number in (1, 2, 3):
+        table.write(numbered_chunk(100 * number, 20))
+    commit(table, 3)
+    for _ in range(3):
+        table.seal()
+    assert [table.raw(space) for space in (layout.ROWS, layout.CHUNKS, layout.BARRIERS)] == [0, 0, 0]
+
+
+def test_retention_never_drops_silently(opened: Open) -> None:
+    table = opened()
+    for _ in range(3):
+        table.write()
+    commit(table, 1)
+    table.factory.truncation.drop(table.factory.sealer.batch, table.log, epoch(2))
+    table.seal()
+    with (
+        LogConsumer.open(table.location, "orders", "sink") as consumer,
+        pytest.raises(RetentionMiss, match="unread by consumer 'sink'") as caught,
+    ):
+        consumer.wait(1)
+    assert caught.value.oldest == epoch(2)
+
+
+# -- consumers that come, go back, and cannot be read ---------------------------------------------------------------
+
+
+def test_a_consumer_that_cannot_be_read_holds_the_log(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened()
+    table.write(numbered_chunk(0, 10))
+    LogConsumer.open(table.location, "orders", "mirror").close()
+    assert [one.name for one in table.factory.consumers.all()] == ["mirror"]
+    commit(table, 1, "mirror")
+
+    def unreachable(*place: object) -> Any:
+        raise StoreUnavailable("For a moment.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headwater.log_store.consumers.Consumers._rows", unreachable)
+        assert [(one.name, one.unreadable) for one in table.factory.consumers.all()] == [("mirror", True)]
+        for _ in range(2):
+            table.seal()
+        fresh = KvLogStoreFactory(table.store)
+        with pytest.raises(StoreUnavailable):  # never read: it is not known which logs it needs
+            fresh.consumers.all()
+    assert held(table) == [1]
+    for _ in range(2):
+        table.seal()
+    assert held(table) == []
+
+
+def test_a_consumer_that_is_refused_leaves_no_trace(opened: Open) -> None:
+    table = opened()
+    for _ in range(3):
+        table.write()
+    table.factory.truncation.forget_unneeded("orders", epoch(2))
+    for _ in range(2):
+        table.seal()
+    for start, error in ((Epoch(0), EpochGone), (epoch(9), InvalidOffset)):
+        with pytest.raises(error):
+            LogConsumer.open(table.location, "orders", "late", start=start)
+    with pytest.raises(LogNotFound, match="orders"):
+        LogConsumer.open(table.location, "nothing", "late")
+    assert stores_beside(table.location, QUERIES, 1) == stores_beside(table.location, SINGLE_FOLDER, 2) == []
+
+
+def test_progress_counts_only_once_it_is_durable(opened: Open) -> None:
+    table = opened()
+    table.write(numbered_chunk(0, 10))
+    with LogConsumer.open(table.location, "orders", "mirror") as mirror:
+        failpoints.arm("log_store.consumer_before_commit=raise")
+        try:
+            with pytest.raises(failpoints.FailpointError):
+                mirror.commit(epoch(1))
+        finally:
+            failpoints.arm("")
+        assert mirror.delivered() == 0
+        after, upto = mirror.wait(1)
+        assert sum(batch.num_rows for batch in mirror.read(after, upto)) == 10
+        mirror.commit(upto)
+
+
+def test_a_consumer_that_comes_between_the_look_and_the_seal_gets_all_that_it_was_promised(opened: Open) -> None:
+    table = opened()
+    for number in (1, 2, 3):
+        table.write(numbered_chunk(100 * number, 10))
+    truncation, sealer = table.factory.truncation, table.factory.sealer
+    truncation.forget_unneeded("orders", epoch(2))
+    table.seal()
+    table.seal()  # epochs 1 and 2 are gone
+    truncation.forget_unneeded("orders", epoch(3))
+    table.seal()  # 3 is announced
+    batch = WriteBatch()
+    truncation.add_to(batch)  # the writer looks for consumers here
+    LogConsumer.open(table.location, "orders", "mirror").close()
+    sealer.parts.clear()
+    sealer.batch.extend(batch)
+    table.seal()
+    with LogConsumer.open(table.location, "orders", "mirror") as mirror:
+        after, upto = mirror.wait(1)
+        assert (after, upto) == (epoch(3), epoch(table.next - 1))
+        assert list(mirror.read(after, upto)) == []
+
+
+# -- what is refused ------------------------------------------------------------------------------------------------
+
+
+def test_m13_too_many_rows_for_an_epoch_are_refused_as_a_whole(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = opened()
+    table.writer.write_chunk(numbered_chunk(0, 5))
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "MAX_SEQ", 10)
+        with pytest.raises(WrongCall, match="more than"):
+            table.writer.write_chunk(numbered_chunk(10, 10))
+    table.write(numbered_chunk(100, 5))
+    assert delivered(table) == rows_of([numbered_chunk(0, 5), numbered_chunk(100, 5)])
+
+
+def test_bad_input_is_refused_and_nothing_is_half_written(opened: Open) -> None:
+    table = opened()
+    other = Chunk.inserts(random_chunk(table.rng).rows.rename_columns(["id", "other"]), KEY)
+    fresh = KvLogStoreFactory(table.store)
     refusals: tuple[tuple[Callable[[], object], type[Exception]], ...] = (
-        (lambda: instance.writer.write_chunk(other), ForeignSchema),
-        (lambda: instance.writer.write_chunk(random_chunk(rng, 50)), ForeignVnode),
-        (lambda: instance.flush(5), InvalidOffset),
-        (lambda: instance.flush(4), InvalidOffset),
-        (lambda: instance.writer.init(EpochPair(epoch(9), epoch(8))), WrongCall),
-        (instance.reader.start_from, WrongCall),
-        (lambda: instance.reader.truncate(BarrierItem(epoch(5), True).offset), InvalidOffset),
-        (lambda: instance.factory.log("x", SCHEMA, KEY, 3), UnknownVersion),
-        (lambda: instance.factory.log("orders", other.schema, KEY), ForeignSchema),
-        (lambda: instance.factory.existing("nothing"), LogNotFound),
-        (lambda: instance.writer._store_state.own(VnodeBitmap.full(8)), ForeignVnode),
+        (lambda: table.writer.write_chunk(other), ForeignSchema),
+        (lambda: table.writer.end_epoch(epoch(1)), InvalidOffset),
+        (lambda: table.writer.init(EpochPair(epoch(9), epoch(8))), WrongCall),
+        (lambda: table.factory.log("x", SCHEMA, KEY, 3), UnknownVersion),
+        (lambda: table.factory.log("orders", other.schema, KEY), ForeignSchema),
+        (lambda: table.factory.existing("nothing"), LogNotFound),
+        (lambda: fresh.writer(fresh.log("orders", SCHEMA, KEY)).write_chunk(other), WrongCall),
+        (lambda: fresh.writer(fresh.log("orders", SCHEMA, KEY)).end_epoch(epoch(3)), WrongCall),
     )
     for refuse, error in refusals:
         with pytest.raises(error):
             refuse()
-    mine = random_chunk(rng, 40, vnodes=EVEN)
-    instance.writer.write_chunk(mine)
-    instance.flush(6)
-    assert rows_of(instance.until_barrier()[0]) == rows_of(mine)
-    factory = KvLogStoreFactory(reopen())
-    late = factory.writer(factory.existing("orders"))
+    mine = random_chunk(table.rng, 40)
+    table.write(mine)
+    assert delivered(table) == rows_of(mine)
+    late = KvLogStoreFactory(table.store)
     with pytest.raises(InvalidOffset, match="sealed"):
-        late.init(EpochPair(epoch(5), epoch(4)))
+        late.writer(late.existing("orders")).init(EpochPair(epoch(1), Epoch(0)))
 
 
-def test_damaged_records_are_called_corrupt(reopen: Reopen, log_format: int, rng: random.Random) -> None:
-    from headwater.log_store import layout
-    from headwater.state import WriteBatch
-
-    instance = Instance.open(reopen(), 1, log_format=log_format)
-    instance.writer.write_chunk(random_chunk(rng))
-    instance.flush(2)
-    store = instance.factory._store
-    with store.snapshot() as view:
-        cells = list(view.scan_prefix(layout.prefix(instance.log.number)))
+def test_damaged_records_are_called_corrupt(opened: Open) -> None:
+    table = opened()
+    table.write()
+    with table.store.snapshot() as view:
+        cells = list(view.scan_prefix(layout.prefix(table.log.number)))
     number = 10
     for key, value in (cells[0], cells[-1]):
-        for damaged in (value[: len(value) // 2], b"", b"\x07" + value[1:]):
+        for damaged in (value[: len(value) // 2], b"", b"\x07" + value[1:], value):
             batch = WriteBatch()
             batch.put(key, damaged)
-            store.seal(epoch(number), batch)
+            table.store.seal(epoch(number), batch)
             number += 1
-            with store.snapshot() as view, pytest.raises((LogCorrupt, UnknownVersion)):
-                list(LogView.open(view, "orders").read_range(Epoch(0), epoch(1)))
-        batch = WriteBatch()
-        batch.put(key, value)
-        store.seal(epoch(number), batch)
-        number += 1
-
-
-def test_a_stopped_writer_lets_its_reader_end(reopen: Reopen, rng: random.Random) -> None:
-    instance = Instance.open(reopen(), 1)
-    instance.writer.write_chunk(random_chunk(rng))
-    instance.flush(2, is_stop=True)
-    _, barrier = instance.until_barrier()
-    assert barrier.is_stop
-    with pytest.raises(LogClosed):
-        instance.next()
-
-
-def test_an_epoch_larger_than_memory_is_staged_and_a_dead_writers_part_of_one_disappears(
-    reopen: Reopen, log_format: int, rng: random.Random
-) -> None:
-    def large(store: StateStore, at: int) -> tuple[KvLogStoreFactory, list[Chunk]]:
-        factory = KvLogStoreFactory(store, stage_bytes=2000)
-        writer = factory.writer(factory.log("orders", SCHEMA, KEY, log_format))
-        writer.init(EpochPair(epoch(at), epoch(at - 1)))
-        chunks = [random_chunk(rng, 50) for _ in range(10)]
-        for chunk in chunks:
-            writer.write_chunk(chunk)
-            assert factory.sealer.pending_bytes < 20_000
-        if at == 1:
-            return factory, chunks
-        writer.flush_current_epoch(epoch(at + 1)).finish()
-        factory.sealer.seal(epoch(at))
-        return factory, chunks
-
-    large(reopen(), 1)  # dies before its barrier
-    factory, chunks = large(reopen(), 2)
-    with factory._store.snapshot() as view:
-        log = LogView.open(view, "orders")
-        assert [end.epoch for end in log.epochs()] == [epoch(2)]
-        ids = [number for batch in log.read_range(Epoch(0), epoch(2)) for number in batch.column("id").to_pylist()]
-    assert sorted(ids) == sorted(number for chunk in chunks for number in chunk.rows.column("id").to_pylist())
+            if damaged != value:
+                with table.store.snapshot() as view, pytest.raises((LogCorrupt, UnknownVersion)):
+                    list(LogView.open(view, "orders").read_range(Epoch(0), epoch(1)))

@@ -8,21 +8,20 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
 from headwater.errors import HeadwaterError, InputError
 from headwater.log_store import (
-    FlushOptions,
     ForeignSchema,
     ForeignVnode,
     InvalidOffset,
     KvLogStoreFactory,
     KvLogStoreWriter,
-    LogConsumer,
     LogView,
+    WrongCall,
 )
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.migration import Migration
-from headwater.log_store.testing import KEY, SCHEMA, Instance, epoch, numbered_chunk
 from headwater.state import StateStore, open_writer
 from headwater.stream import Chunk, Epoch, EpochPair, VnodeBitmap
 from headwater.stream.errors import ChunkError, VnodeCountError
@@ -50,7 +49,7 @@ def begin(writer: KvLogStoreWriter, at: int = 1) -> KvLogStoreWriter:
 def end(factory: KvLogStoreFactory, *writers: KvLogStoreWriter) -> None:
     ended = writers[0].epoch
     for writer in writers:
-        writer.flush_current_epoch(ended.next()).finish()
+        writer.end_epoch(ended.next())
     factory.sealer.seal(ended)
 
 
@@ -82,23 +81,23 @@ FOREIGN: dict[str, tuple[Chunk, type[HeadwaterError]]] = {
         ForeignSchema,
     ),
     "other nulls": (_columns(_without_nulls), ForeignSchema),
-    "a vnode of somebody else": (numbered_chunk(900, 20).filter_vnodes(~EVEN), ForeignVnode),
+    "a vnode that the log does not have": (numbered_chunk(900, 20, 512), ForeignVnode),
 }
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_a_refused_chunk_leaves_nothing_and_the_epoch_goes_on(store: StateStore, log_format: int, kind: str) -> None:
     bad, error = FOREIGN[kind]
-    instance = Instance.open(store, 1, log_format=log_format, vnodes=EVEN, max_rows=15)
-    good = [numbered_chunk(first, 30).filter_vnodes(EVEN) for first in (0, 100)]
+    factory = KvLogStoreFactory(store, max_rows=15)
+    writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format)))
+    good = [numbered_chunk(first, 30) for first in (0, 100)]
     for chunk in good:
         for _ in range(2):
             with pytest.raises(error):
-                instance.writer.write_chunk(bad)
-        instance.writer.write_chunk(chunk)
-    instance.flush(2)
+                writer.write_chunk(bad)
+        writer.write_chunk(chunk)
+    end(factory, writer)
     ids = [key for chunk in good for key in chunk.rows.column("id").to_pylist()]
-    assert [key for chunk in instance.until_barrier()[0] for key in chunk.rows.column("id").to_pylist()] == ids
     assert held(store) == ids
     with store.snapshot() as view:
         seqs = [
@@ -129,7 +128,7 @@ def test_an_op_that_is_none_makes_no_chunk(code: int) -> None:
 
 
 def test_a_chunk_without_rows_and_one_larger_than_the_stage(store: StateStore, log_format: int) -> None:
-    factory = KvLogStoreFactory(store, stage_bytes=1000)
+    factory = KvLogStoreFactory(store, max_bytes=1000)
     writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format)))
     writer.write_chunk(Chunk.empty(SCHEMA))
     writer.write_chunk(numbered_chunk(0, 2000))
@@ -145,18 +144,18 @@ def test_a_chunk_without_rows_and_one_larger_than_the_stage(store: StateStore, l
 
 @pytest.mark.parametrize("count", [1, 3, 32_768])
 def test_any_vnode_count_is_written_read_migrated_and_compacted(store: StateStore, log_format: int, count: int) -> None:
-    instance = Instance.open(store, 1, log_format=log_format, vnode_count=count)
-    for number in (1, 2):
-        instance.writer.write_chunk(numbered_chunk(0, 500, count))
-        instance.flush(number + 1)
+    factory = KvLogStoreFactory(store)
+    writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format, count)))
     for _ in range(2):
-        chunks, barrier = instance.until_barrier()
-        assert sum(chunk.num_rows for chunk in chunks) == 500
-        instance.reader.truncate(barrier.offset)
+        writer.write_chunk(numbered_chunk(0, 500, count))
+        end(factory, writer)
+    with LogConsumer.open(store.location, "orders", "sink") as consumer:
+        assert sum(batch.num_rows for batch in consumer.read(*consumer.wait(1))) == 1000
     assert held(store, wanted=VnodeBitmap.of([count - 1], count)) == sorted(
         2 * numbered_chunk(0, 500, count).filter_vnodes(VnodeBitmap.of([count - 1], count)).rows["id"].to_pylist()
     )
-    instance.factory.close()
+    factory.close()
+    del writer
     again = KvLogStoreFactory(store)
     if log_format == 1:
         assert Migration(again, "orders").step()
@@ -191,12 +190,6 @@ def test_a_log_without_columns_counts_its_rows(store: StateStore, log_format: in
     rows = numbered_chunk(0, 5).rows.select([])
     writer.write_chunk(Chunk(rows, pa.array([1] * 5, pa.int8()), pa.array([0] * 5, pa.uint16())))
     end(factory, writer)
-    reader, writer = factory.pair(factory.existing("orders"), "sink")
-    begin(writer, 2)
-    reader.init(1)
-    reader.start_from()
-    item = reader.next_item(1)
-    assert item is not None
     with store.snapshot() as view:
         assert [batch.num_rows for batch in LogView.open(view, "orders").read_range(0, epoch(1))] == [5]
 
@@ -218,7 +211,7 @@ def test_epochs_go_forward(store: StateStore, log_format: int) -> None:
     writer.write_chunk(numbered_chunk(0, 5))
     for following in (0, 1):
         with pytest.raises(InvalidOffset, match="cannot follow"):
-            writer.flush_current_epoch(epoch(following))
+            writer.end_epoch(epoch(following))
     writer.write_chunk(numbered_chunk(5, 5))
     end(factory, writer)
     with pytest.raises(InvalidOffset, match="is sealed"):
@@ -233,43 +226,43 @@ def test_an_epoch_before_one_that_ended_cannot_be_sealed(store: StateStore, log_
     writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY, log_format)))
     for following in (5, 9):
         writer.write_chunk(numbered_chunk(following, 2))
-        writer.flush_current_epoch(epoch(following)).finish()
+        writer.end_epoch(epoch(following))
     with pytest.raises(InputError):
         factory.sealer.seal(epoch(3))
     factory.sealer.seal(epoch(5))
     assert held(store) == [5, 6, 9, 10]
 
 
-# -- owners and barriers --------------------------------------------------------------------------------------------
+# -- writers and columns --------------------------------------------------------------------------------------------
 
 
-def test_two_writers_of_the_same_vnodes_are_refused(store: StateStore) -> None:
+def test_a_second_writer_of_a_log_is_refused(store: StateStore) -> None:
     factory = KvLogStoreFactory(store)
     log = factory.log("orders", SCHEMA, KEY)
-    writers = [begin(factory.writer(log))]
-    writers[0].write_chunk(numbered_chunk(0, 5))
-    with pytest.raises(ForeignVnode):
-        writers.append(begin(factory.writer(log)))
-    end(factory, *writers)
+    writer = begin(factory.writer(log))
+    writer.write_chunk(numbered_chunk(0, 5))
+    with pytest.raises(WrongCall, match="has a writer"):
+        begin(factory.writer(log))
+    with pytest.raises(WrongCall, match="has begun"):
+        begin(writer)
+    end(factory, writer)
     assert held(store) == [0, 1, 2, 3, 4]
 
 
-BAD_BARRIERS = {
-    "a reserved column": FlushOptions(schema_change=SCHEMA.append(pa.field("_op", pa.int8()))),
-    "a column twice": FlushOptions(schema_change=SCHEMA.append(SCHEMA.field(0))),
-    "no vnodes": FlushOptions(new_vnode_bitmap=VnodeBitmap.empty(256)),
-    "vnodes of another count": FlushOptions(new_vnode_bitmap=VnodeBitmap.full(8)),
-    "without its key": FlushOptions(schema_change=pa.schema([SCHEMA.field(1)])),
+BAD_SCHEMAS = {
+    "a reserved column": SCHEMA.append(pa.field("_op", pa.int8())),
+    "a column twice": SCHEMA.append(SCHEMA.field(0)),
+    "without its key": pa.schema([SCHEMA.field(1)]),
 }
 
 
-@pytest.mark.parametrize("kind", BAD_BARRIERS)
-def test_a_barrier_that_asks_for_the_impossible_is_refused_and_the_epoch_goes_on(store: StateStore, kind: str) -> None:
+@pytest.mark.parametrize("kind", BAD_SCHEMAS)
+def test_columns_that_a_log_cannot_have_are_refused_and_the_epoch_goes_on(store: StateStore, kind: str) -> None:
     factory = KvLogStoreFactory(store)
     writer = begin(factory.writer(factory.log("orders", SCHEMA, KEY)))
     writer.write_chunk(numbered_chunk(0, 5))
     with pytest.raises(InputError):
-        writer.flush_current_epoch(epoch(2), BAD_BARRIERS[kind]).finish()
+        writer.change_schema(BAD_SCHEMAS[kind], KEY)
     writer.write_chunk(numbered_chunk(5, 5))
     end(factory, writer)
     assert held(store) == list(range(10))
@@ -318,17 +311,16 @@ def _is_held_by_its_consumer(tmp_path: Path, log: str, consumer: str) -> None:
     with open_writer(location) as store:
         factory = KvLogStoreFactory(store)
         writer = begin(factory.writer(factory.log(log, SCHEMA, KEY)))
-        factory.consumers.register(factory.existing(log), "fast")
         for first in (0, 5):
             writer.write_chunk(numbered_chunk(first, 5))
             end(factory, writer)
         with LogConsumer.open(str(location), log, consumer) as late:
-            factory.consumers.rewind(factory.existing(log), "fast", epoch(2))
+            factory.truncation.forget_unneeded(log, epoch(2))
             for _ in range(3):
                 end(factory, writer)
             after, upto = late.wait(0.0)
             assert sum(batch.num_rows for batch in late.read(after, upto)) == 10
-            assert [(found.log, found.name) for found in factory.remote.all()] == [(log, consumer)]
+            assert [(found.log, found.name) for found in factory.consumers.all()] == [(log, consumer)]
         factory.close()
     assert {path.name for path in (tmp_path / "around").iterdir()} == {"store"}
 

@@ -8,22 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.logs import LogConsumer, epoch, random_chunk
 from tests.store.log_store.tools import Table, final_state, flat
 
 from headwater import failpoints
 from headwater.log_store import KvLogStoreFactory, LogNotFound, LogStoreRowSerde, UnknownVersion, read_range
 from headwater.log_store.compaction import Compaction
-from headwater.log_store.item import ChunkItem
 from headwater.log_store.migration import Migration
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import Instance, epoch, random_chunk, rows_of
 from headwater.state import open_writer
-from headwater.stream import Chunk
 
 
-@pytest.fixture(params=[1, 3], ids=["one_writer", "three_writers"])
-def table(request: pytest.FixtureRequest) -> Iterator[Table]:
-    made = Table(f"memory://{uuid.uuid4()}", log_format=1, parts=request.param)
+@pytest.fixture
+def table() -> Iterator[Table]:
+    made = Table(f"memory://{uuid.uuid4()}", log_format=1)
     yield made
     failpoints.arm("")
     made.close()
@@ -51,8 +48,7 @@ def test_old_epochs_are_rewritten_and_every_row_stays_what_it_was(table: Table) 
 
 def test_an_epoch_has_one_format_and_the_next_one_is_the_new(table: Table) -> None:
     table.write()
-    for writer in table.writers:  # in the middle of an epoch
-        writer.write_chunk(random_chunk(table.rng, 20).filter_vnodes(writer.store_state.vnodes))
+    table.writer.write_chunk(random_chunk(table.rng, 20))  # in the middle of an epoch
     Migration(table.factory, "orders").step(0)
     middle = table.write()
     last = table.write()
@@ -157,30 +153,9 @@ def test_a_consumer_that_reads_meanwhile_gets_every_row_once(table: Table) -> No
         assert sorted(flat(consumer.read(epoch(0), epoch(6)))) == before
 
 
-@pytest.mark.parametrize("max_rows", [0, 15, 1000])
-def test_a_live_reader_reads_on_buffered_and_spilled(tmp_path: Path, max_rows: int) -> None:
-    rng = random.Random(3)
-    with open_writer(tmp_path / "store") as store:
-        instance = Instance.open(store, 1, log_format=1, max_rows=max_rows)
-        written = []
-        migration = Migration(instance.factory, "orders")
-        for number in range(1, 8):
-            written.append(random_chunk(rng))
-            instance.writer.write_chunk(written[-1])
-            instance.flush(number + 1)
-            migration.step(2)
-        got: list[Chunk] = []
-        while len(got) < 7:
-            item = instance.next(1.0)
-            assert item is not None
-            if isinstance(item, ChunkItem):
-                got.append(item.chunk)
-        assert [rows_of(chunk) for chunk in got] == [rows_of(chunk) for chunk in written]
-
-
 @pytest.mark.parametrize("in_background", [False, True])
 def test_a_capture_loop_migrates_while_it_writes(tmp_path: Path, in_background: bool) -> None:
-    made = Table(str(tmp_path / "store"), log_format=1, stage_bytes=4000)
+    made = Table(str(tmp_path / "store"), log_format=1, max_bytes=4000)
     for _ in range(30):
         made.write()
     migration = Migration(made.factory, "orders", stage_bytes=2000)
@@ -189,18 +164,17 @@ def test_a_capture_loop_migrates_while_it_writes(tmp_path: Path, in_background: 
         while not migrated and steps < 40:
             chunk = random_chunk(made.rng, 40)
             number = made.next
-            made.writers[0].write_chunk(chunk)
+            made.writer.write_chunk(chunk)
             if steps % 5 == 4:  # in the middle of an epoch, too
                 migration.step(1)
-            flush = made.writers[0].flush_current_epoch(epoch(number + 1))
-            flush.finish()
+            made.writer.end_epoch(epoch(number + 1))
             made.next += 1
             migrated = migration.step(max_epochs=3)
             lefts.append(migration.progress.epochs_left)
             if steps % 4 == 3:
                 steps += 1
                 continue  # a barrier without a seal
-            (made.factory.sealer.seal_in_background if in_background else made.factory.sealer.seal)(flush.epoch)
+            (made.factory.sealer.seal_in_background if in_background else made.factory.sealer.seal)(epoch(number))
             steps += 1
         made.factory.sealer.wait()
         made.seal()

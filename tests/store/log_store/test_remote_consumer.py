@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, random_chunk
 
-from headwater.log_store import progress_book, remote_consumers
+from headwater.log_store import consumers as consumers_module
 from headwater.log_store.errors import EpochGone, InvalidOffset, LogNotFound, ProgressConflict, RetentionMiss
 from headwater.log_store.factory import KvLogStoreFactory
 from headwater.log_store.log_view import LogView
-from headwater.log_store.offset import StoragePlace
-from headwater.log_store.progress import LogStoreVnodeProgress
-from headwater.log_store.remote import LogConsumer
-from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
+from headwater.log_store.progress import LogStoreVnodeProgress, StoragePlace
 from headwater.log_store.writer import KvLogStoreWriter
 from headwater.state import Catalog, StateStore, TableSchema, WriteBatch, beside, open_writer
 from headwater.state.beside import marks_beside
@@ -47,7 +45,7 @@ class Source:
             number = self.writer.epoch
             self.written[number.ms] = random_chunk(self.rng, 40)
             self.writer.write_chunk(self.written[number.ms])
-            self.writer.flush_current_epoch(epoch(number.ms + 1)).finish()
+            self.writer.end_epoch(epoch(number.ms + 1))
             self.factory.sealer.seal(number)
 
     def held(self) -> list[int]:
@@ -83,7 +81,7 @@ def delivered(consumer: LogConsumer, timeout: float = 5.0) -> tuple[Epoch, list[
 def see(consumer: LogConsumer, number: int) -> None:
     """An object store shows a seal to readers a little later."""
     deadline = time.monotonic() + 10
-    while consumer._source.committed_epoch() < epoch(number) and time.monotonic() < deadline:
+    while consumer.reader._source.committed_epoch() < epoch(number) and time.monotonic() < deadline:
         time.sleep(0.02)
 
 
@@ -159,7 +157,7 @@ def test_what_cannot_be_is_refused(source: Source) -> None:
         with pytest.raises(InvalidOffset, match="not sealed"):
             consumer.commit(epoch(9))
         source.write(2)
-        source.factory.consumers.drop_epochs(source.factory.sealer.batch, source.log, epoch(2))
+        source.factory.truncation.drop(source.factory.sealer.batch, source.log, epoch(2))
         source.write(1)
         see(consumer, 4)
         with pytest.raises(RetentionMiss, match="unread by consumer 'mirror'"):
@@ -171,18 +169,18 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lists = self.reads = 0
-        listed, read = marks_beside, remote_consumers.RemoteConsumers._rows
+        listed, read = marks_beside, consumers_module.Consumers._rows
 
         def counted(*arguments: Any) -> Any:
-            self.lists += arguments[1] == progress_book.SINGLE_FOLDER  # groups are another look
+            self.lists += arguments[1] == consumers_module.SINGLE_FOLDER  # groups are another look
             return listed(*arguments)
 
         def counted_read(*arguments: Any) -> Any:
             self.reads += 1
             return read(*arguments)
 
-        monkeypatch.setattr(remote_consumers, "marks_beside", counted)
-        monkeypatch.setattr(remote_consumers.RemoteConsumers, "_rows", counted_read)
+        monkeypatch.setattr(consumers_module, "marks_beside", counted)
+        monkeypatch.setattr(consumers_module.Consumers, "_rows", counted_read)
 
     def taken(self) -> tuple[int, int]:
         found = (self.lists, self.reads)
@@ -203,7 +201,7 @@ def test_the_consumers_of_all_logs_are_looked_at_once_per_seal_and_read_when_the
 
         def seal(number: int) -> tuple[int, int]:
             for writer in writers:
-                writer.flush_current_epoch(epoch(number + 1)).finish()
+                writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
             return looks.taken()
 
@@ -213,10 +211,10 @@ def test_the_consumers_of_all_logs_are_looked_at_once_per_seal_and_read_when_the
                 LogConsumer.open(location, f"t{number}", name).close()
         looks.taken()
         rest(tmp_path, -3600)
-        assert seal(2) == (1, 20)
-        assert seal(3) == (1, 20), "not surely in the past: the time of the files says nothing"
+        assert seal(2) == (1, 2)
+        assert seal(3) == (1, 2), "not surely in the past: the time of the files says nothing"
         rest(tmp_path)
-        assert seal(4) == (1, 20)
+        assert seal(4) == (1, 2)
         assert seal(5) == (1, 0)
         for name in ("a", "b"):
             with LogConsumer.open(location, "t3", name) as consumer:
@@ -224,18 +222,18 @@ def test_the_consumers_of_all_logs_are_looked_at_once_per_seal_and_read_when_the
         looks.taken()
         rest(tmp_path, 5.0)
         assert seal(6) == (1, 2)
-        assert factory.consumers.gone("t3") == 0
+        assert factory.truncation.gone("t3") == 0
         assert seal(7) == (1, 0)
-        assert factory.consumers.gone("t3") == epoch(4)
-        shutil.rmtree(tmp_path / "store" / "consumers" / "t3" / "a")
+        assert factory.truncation.gone("t3") == epoch(4)
+        shutil.rmtree(tmp_path / "store" / "queries" / "a")
         assert seal(8) == (1, 0)
-        assert [found.name for found in factory.remote.of("t3")] == ["b"]
+        assert [found.name for found in factory.consumers.of("t3")] == ["b"]
         factory.close()
 
 
 def rest(folder: Path, seconds: float = 10.0) -> None:
     """As if the consumers had written nothing for some *seconds*."""
-    for path in folder.rglob("consumers/*/*/data.mdb"):
+    for path in folder.rglob("queries/*/data.mdb"):
         then = time.time() - seconds
         if path.stat().st_mtime > time.time() - 2:
             os.utime(path, (then, then))
@@ -265,7 +263,7 @@ def test_the_stores_of_many_consumers_need_few_addresses(tmp_path: Path) -> None
     with ExitStack() as stack:
         for number in range(40):
             stack.enter_context(LogConsumer.open(source.location, "public.orders", f"c{number}"))
-        assert len(source.factory.remote.all()) == 40
+        assert len(source.factory.consumers.all()) == 40
         assert mapped_gib() - before < 100, "1 GiB each, and the log's own store once"
     source.factory.close()
     source.store.close()
@@ -285,27 +283,27 @@ def test_a_start_that_is_refused_late_leaves_no_consumer(source: Source) -> None
         if error is not None:
             with pytest.raises(error):  # its store is there, so only the second look refuses it
                 LogConsumer.open(source.location, "public.orders", "mirror", start=start)
-            assert source.factory.remote.all() == []
+            assert source.factory.consumers.all() == []
         else:
             LogConsumer.open(source.location, "public.orders", "mirror", start=start).close()
-            assert [found.name for found in source.factory.remote.all()] == ["mirror"]
+            assert [found.name for found in source.factory.consumers.all()] == ["mirror"]
 
 
 def test_progress_of_the_first_version_is_read_and_written_on(tmp_path: Path) -> None:
     source = Source(str(tmp_path / "store"))
     source.write(3)
-    old = TableSchema("consumer_progress", 1, progress_book.SINGLE.key, progress_book.SINGLE.value[:2])
+    old = TableSchema("consumer_progress", 1, consumers_module.SINGLE.key, consumers_module.SINGLE.value[:2])
     with open_writer(beside(source.location, "consumers", "public.orders", "mirror")) as own, own.snapshot() as view:
         batch = WriteBatch()
         place = LogStoreVnodeProgress.aligned(VnodeBitmap.full(256), StoragePlace(epoch(2)))
         Catalog.load(view).open_or_create(old, batch).put(batch, 0, ("mirror",), (place.to_json(), 0))
         own.seal(epoch(1), batch)
-    assert source.factory.remote.all()[0].delivered() == epoch(2)
+    assert source.factory.consumers.all()[0].delivered() == epoch(2)
     with LogConsumer.open(source.location, "public.orders", "mirror") as consumer:
         assert delivered(consumer) == (epoch(3), source.ids(3))
         consumer.commit(epoch(3))
     for _ in range(2):  # a reader that was open meanwhile looks again
-        found = source.factory.remote.all()[0].delivered()
+        found = source.factory.consumers.all()[0].delivered()
     assert found == epoch(3)
     source.factory.close()
     source.store.close()

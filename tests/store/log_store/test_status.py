@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.logs import LogConsumer, epoch
 from tests.store.log_store.tools import Table
 
 from headwater.log_store import LogNotFound
-from headwater.log_store.remote import LogConsumer
 from headwater.log_store.retention import Retention, apply_retention
 from headwater.log_store.status import log_status
-from headwater.log_store.testing import epoch
 from headwater.state import open_reader, open_writer
 from headwater.stream import VnodeBitmap
 
@@ -44,7 +43,6 @@ def test_lag_in_epochs_rows_bytes_and_seconds_and_who_holds_the_log_back(table: 
     late = by_name["audit"]
     assert (late.delivered, late.lag_epochs, late.lag_rows, late.lag_seconds) == (epoch(2), 2, 160, 7.0)
     assert 0 < late.lag_bytes < status.bytes
-    assert late.is_remote
     assert not late.missed
     done = by_name["mirror"]
     assert (done.lag_epochs, done.lag_rows, done.lag_bytes, done.lag_seconds) == (0, 0, 0, 0)
@@ -52,12 +50,11 @@ def test_lag_in_epochs_rows_bytes_and_seconds_and_who_holds_the_log_back(table: 
 
 
 def test_a_consumer_that_missed_something_is_shown_as_such(table: Table) -> None:
-    table.factory.consumers.register(table.log, "sink")
-    table.seal()
+    LogConsumer.open(table.location, "orders", "sink").close()
     apply_retention(table.factory, "orders", Retention(max_bytes=0, force=True))
     table.seal()
     (status,) = log_status(table.store)
-    assert (status.consumers[0].missed, status.consumers[0].is_remote) == (True, False)
+    assert status.consumers[0].missed
     assert status.dropped == status.gone > epoch(0)
 
 

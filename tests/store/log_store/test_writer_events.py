@@ -7,14 +7,14 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pytest
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk
 
-from headwater.log_store import ForeignSchema, InvalidOffset, KvLogStoreFactory, LogConsumer, LogView, WrongCall
+from headwater.log_store import ForeignSchema, InvalidOffset, KvLogStoreFactory, LogView
 from headwater.log_store.compaction import Compaction
 from headwater.log_store.log_events import SCHEMA as SCHEMA_EVENT
 from headwater.log_store.log_events import TRUNCATE, events_of
 from headwater.log_store.migration import Migration
 from headwater.log_store.status import log_status
-from headwater.log_store.testing import KEY, SCHEMA, epoch, numbered_chunk
 from headwater.state import StateStore, open_writer
 from headwater.stream import Chunk, Epoch, EpochPair
 
@@ -103,18 +103,9 @@ def test_a_key_that_changed_keeps_older_epochs_from_being_compacted_by_it(store:
     again.close()
 
 
-def test_a_reader_of_this_process_needs_a_barrier_between_columns(store: StateStore) -> None:
-    factory = KvLogStoreFactory(store)
-    _, writer = factory.pair(factory.log("orders", SCHEMA, KEY), "sink")
-    writer.init(EpochPair(epoch(1), Epoch(0)))
-    with pytest.raises(WrongCall, match="barrier"):
-        writer.change_schema(WIDER, KEY)
-
-
 def test_events_are_sealed_in_their_place_and_forgotten_with_their_epoch(store: StateStore, log_format: int) -> None:
     factory = KvLogStoreFactory(store)
     log = factory.log("orders", SCHEMA, KEY, log_format)
-    factory.consumers.register(log, "sink")
     writer = factory.writer(log)
     writer.init(EpochPair(epoch(1), Epoch(0)))
     writer.write_chunk(numbered_chunk(0, 3))
@@ -134,7 +125,7 @@ def test_events_are_sealed_in_their_place_and_forgotten_with_their_epoch(store: 
             return [(one.epoch.ms, one.seq, one.kind, one.detail["position"]) for one in found]
 
     assert events() == [(1, 3, TRUNCATE, 1), (1, 3, SCHEMA_EVENT, 2), (2, 0, TRUNCATE, 3)]
-    factory.consumers.rewind(log, "sink", epoch(1))
+    factory.truncation.forget_unneeded("orders", epoch(1))
     for number in (3, 4):
         writer.end_epoch(epoch(number + 1))
         factory.sealer.seal(epoch(number))
@@ -175,7 +166,7 @@ def test_epochs_without_rows_have_no_barrier_and_no_lag(tmp_path_factory: pytest
         for number in (1, 2, 3):
             writer.end_epoch(epoch(number + 1))
             factory.sealer.seal(epoch(number))
-        assert writer.last_epoch == epoch(3)
+        assert factory.sealer.ended == epoch(3)
         with LogConsumer.open(str(location), "orders", "mirror") as consumer:
             after, upto = consumer.wait(1.0)
             assert (after, upto) == (0, epoch(3))

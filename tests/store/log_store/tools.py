@@ -7,22 +7,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
+from tests.logs import KEY, SCHEMA, epoch, random_chunk
 
-from headwater.log_store import KvLogStoreFactory, KvLogStoreWriter, LogView
-from headwater.log_store.testing import KEY, SCHEMA, epoch, random_chunk
+from headwater.log_store import KvLogStoreFactory, LogView
 from headwater.state import StateStore, open_writer
-from headwater.stream import Chunk, Epoch, EpochPair, Op, VnodeBitmap
+from headwater.stream import Chunk, Epoch, EpochPair, Op
 
 Row = tuple[int, int, int, int, Any, Any]
 
 
 class Table:
-    """The log ``orders`` in a store, one or more writers of it, and epochs numbered from 1."""
+    """The log ``orders`` in a store, its writer, and epochs numbered from 1."""
 
-    def __init__(self, location: str, log_format: int = 2, parts: int = 1, **options: Any) -> None:
+    def __init__(self, location: str, log_format: int = 2, **options: Any) -> None:
         self.location = location
         self.rng = random.Random(11)
-        self.log_format, self.parts, self.options = log_format, parts, options
+        self.log_format, self.options = log_format, options
         self.now = 1_000_000
         self.open()
 
@@ -31,31 +31,29 @@ class Table:
         self.factory = KvLogStoreFactory(self.store, **{"clock": lambda: self.now, **self.options})
         self.log = self.factory.log("orders", SCHEMA, KEY, self.log_format)
         self.next = self.store.committed_epoch().ms + 1
-        owned = VnodeBitmap.full(256).split(self.parts)
-        self.writers: list[KvLogStoreWriter] = [self.factory.writer(self.log, part) for part in owned]
-        for writer in self.writers:
-            writer.init(EpochPair(epoch(self.next), Epoch(0) if self.next == 1 else epoch(self.next - 1)))
+        self.writer = self.factory.writer(self.log)
+        self.writer.init(EpochPair(epoch(self.next), Epoch(0) if self.next == 1 else epoch(self.next - 1)))
 
     def write(self, *chunks: Chunk, rows: int = 40, seal: bool = True) -> int:
-        """One epoch of *chunks*, or of random rows; each writer gets its part."""
+        """One epoch of *chunks*, or of random rows."""
         number = self.next
         for chunk in chunks or (random_chunk(self.rng, rows), random_chunk(self.rng, rows)):
-            for writer in self.writers:
-                writer.write_chunk(chunk.filter_vnodes(writer.store_state.vnodes))
-        self.next += 1
-        self.now += 1000
-        for writer in self.writers:
-            writer.flush_current_epoch(epoch(self.next)).finish()
+            self.writer.write_chunk(chunk)
+        self.end_epoch()
         if seal:
             self.factory.sealer.seal(epoch(number))
         return number
 
+    def end_epoch(self) -> None:
+        self.next += 1
+        self.now += 1000
+        self.writer.end_epoch(epoch(self.next))
+
     def seal(self) -> None:
-        """A seal with a barrier of an empty epoch."""
+        """A seal of an epoch without rows."""
         number = self.next
         self.next += 1
-        for writer in self.writers:
-            writer.flush_current_epoch(epoch(self.next)).finish()
+        self.writer.end_epoch(epoch(self.next))
         self.factory.sealer.seal(epoch(number))
 
     def close(self) -> None:

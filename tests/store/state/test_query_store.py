@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from headwater import failpoints
-from headwater.log_store.remote_consumers import RemoteConsumers
+from headwater.log_store.consumers import Consumers
 from headwater.state import Field, FieldType, TableSchema, WriteBatch
 from headwater.state.beside import open_beside_writer
 from headwater.state.catalog import Catalog
@@ -251,7 +251,7 @@ def test_state_of_an_earlier_release_is_refused(tmp_path: Path) -> None:
         store.seal(Epoch.from_ms(1), batch)
     with pytest.raises(StoreCorrupt, match="earlier release"):
         open_query_store(own_state(location, "q"), "q", takeover=True)
-    consumers = RemoteConsumers(location)
+    consumers = Consumers(location)
     with pytest.raises(StoreCorrupt, match="earlier release"):
         consumers.all()
     consumers.close()

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from tests.logs import LogConsumer
 from tests.store.sinks.file_sinks import ORDERS, POSITION, history_part, own_rows, position
 
 from headwater.log_store import KvLogStoreFactory, LogView
 from headwater.log_store.log_events import TRUNCATE, events_of
-from headwater.log_store.remote import LogConsumer
 from headwater.sinks.kept_tables import KeptTables
 from headwater.sinks.sink import Token
 from headwater.sources.table import SourceTable
@@ -62,7 +62,7 @@ class WrittenTable:
                     self._writer.note(TRUNCATE, {})
             else:
                 rows.append(change)
-        self._writer.flush_current_epoch(Epoch.from_ms(epoch.ms + 1)).finish()
+        self._writer.end_epoch(Epoch.from_ms(epoch.ms + 1))
         self._factory.sealer.seal(epoch)
         return int(epoch)
 
