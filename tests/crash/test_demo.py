@@ -83,9 +83,8 @@ def test_the_demo_mirrors_every_row_over_a_kill_and_leaves_nothing_behind(tempor
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("source", ["mariadb", "mongodb"])
-def test_the_demo_mirrors_every_row_of_other_databases(source: str, temporary: Path) -> None:
-    lines = ended(start(temporary, "--source", source, *SMALL, "--json"), 0)
+def test_the_demo_mirrors_every_row_of_a_mariadb(temporary: Path) -> None:
+    lines = ended(start(temporary, "--source", "mariadb", *SMALL, "--json"), 0)
     summary: dict[str, Any] = json.loads(lines[-1])
     assert summary["source_rows"] == summary["sink_rows"] > 20_000
     assert [summary[key] for key in ("mismatches", "lost", "extra", "doubled", "unsettled")] == [0] * 5

@@ -25,7 +25,7 @@ from rich.text import Text
 
 from headwater.cli.terminal import amount, err, out
 from headwater.errors import HeadwaterError
-from headwater.sources.open import mongodb_driver, mysql_driver, postgres_driver
+from headwater.sources.open import mysql_driver, postgres_driver
 
 if TYPE_CHECKING:
     from headwater.backfill.progress import TableProgress
@@ -36,7 +36,7 @@ def demo(
     rows: Annotated[int, typer.Option(help="Rows of history, in all tables.", min=100)] = 1_000_000,
     seconds: Annotated[float, typer.Option(help="How long live changes flow after the history.", min=1.0)] = 20.0,
     rate: Annotated[float, typer.Option(help="Changes a second, about.", min=1.0)] = 800.0,
-    source: Annotated[str, typer.Option(help="postgres, or a mariadb or mongodb of this machine.")] = "postgres",
+    source: Annotated[str, typer.Option(help="postgres, or a mariadb of this machine.")] = "postgres",
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON object, alone on stdout.")] = False,
     keep: Annotated[Path | None, typer.Option(help="Keep database, logs and tables in this directory.")] = None,
 ) -> None:
@@ -49,7 +49,6 @@ def demo(
     with (
         postgres_driver(),
         mysql_driver(),
-        mongodb_driver(),
         _Interrupts() as interrupts,
         _folder(keep) as folder,
         _Screen() as screen,

@@ -14,7 +14,7 @@ from headwater.errors import InputError
 
 DSN_VARIABLE: Final = "HEADWATER_DEMO_DSN"
 """The environment variable with the connection string, for the pipeline and the shop's process."""
-KINDS: Final = ("postgres", "mariadb", "mongodb")
+KINDS: Final = ("postgres", "mariadb")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,6 @@ def database_of(kind: str) -> Database:
         from headwater.demo.mariadb_server import local_mariadb
 
         return Database("MariaDB", local_mariadb, import_module("headwater.demo.mariadb_shop"))
-    if kind == "mongodb":
-        from headwater.demo.mongodb_server import local_mongodb
-
-        return Database("MongoDB", local_mongodb, import_module("headwater.demo.mongodb_shop"))
     if kind == "postgres":
         from headwater.demo.server import embedded_postgres
 

@@ -16,7 +16,7 @@ from headwater.system.process import status_fields
 _PARENT_FIELD = 1
 
 
-class Child:
+class DemoProcess:
     """A Python process and all that it starts.
 
     :param hurry: when it is set, nobody waits for the end of the process any longer.

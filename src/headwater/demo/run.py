@@ -23,7 +23,7 @@ from headwater.backfill.control import status
 from headwater.backfill.progress import Phase, TableProgress, merged
 from headwater.demo.databases import DSN_VARIABLE, Database, database_of
 from headwater.demo.latency import Changes, MirrorCommits, percentile
-from headwater.demo.processes import Child
+from headwater.demo.processes import DemoProcess
 from headwater.demo.summary import Summary
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreReader
@@ -83,7 +83,7 @@ class DemoOptions:
     """How much, and for how long.
 
     :ivar rows: of history, in all tables. :ivar seconds: of live changes after it. :ivar rate: changes a second.
-    :ivar source: the kind of database: ``postgres``, ``mariadb`` or ``mongodb``.
+    :ivar source: the kind of database: ``postgres`` or ``mariadb``.
     """
 
     rows: int = 1_000_000
@@ -149,8 +149,7 @@ class _Course:
     def _configure(self) -> PipelineConfig:
         names = ", ".join(f'"{name}"' for name in self._shop.TABLES)
         path = self._folder / "pipeline.toml"
-        more = getattr(self._shop, "SETTINGS", "")
-        path.write_text(_SETTINGS.format(variable=DSN_VARIABLE, tables=f"[{names}]") + more)
+        path.write_text(_SETTINGS.format(variable=DSN_VARIABLE, tables=f"[{names}]"))
         os.environ[DSN_VARIABLE] = self._environment[DSN_VARIABLE]
         self._stack.callback(os.environ.pop, DSN_VARIABLE, None)
         return load(path)
@@ -182,8 +181,8 @@ class _Course:
         self._pipeline.stop(_STOP_SECONDS)
         return self._summary(found, transactions)
 
-    def _child(self, name: str, arguments: list[str]) -> Child:
-        child = Child(arguments, self._environment, self._folder, self._folder / f"{name}.log", self._hurry)
+    def _child(self, name: str, arguments: list[str]) -> DemoProcess:
+        child = DemoProcess(arguments, self._environment, self._folder, self._folder / f"{name}.log", self._hurry)
         self._stack.callback(child.stop, _INTERRUPT_SECONDS)
         return child
 
