@@ -130,9 +130,9 @@ def _register(spark: SparkSession) -> None:
     """
     version = minor_version(installed_spark())
     if version is not None and version >= (4, 0):
-        from headwater.spark.source import HeadwaterDataSource
+        from pyspark_headwater import DefaultSource  # what that lookup finds; PySpark before 4.0 cannot import it
 
-        spark.dataSource.register(HeadwaterDataSource)
+        spark.dataSource.register(DefaultSource)
 
 
 def context(
