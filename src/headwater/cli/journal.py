@@ -20,9 +20,10 @@ from rich.table import Table
 from rich.text import Text
 
 from headwater.cli.terminal import err, fail, out
-from headwater.errors import InputError
+from headwater.errors import InputError, NotFoundError
 from headwater.journal import (
     Entry,
+    FsStore,
     Rewound,
     Store,
     children,
@@ -30,7 +31,6 @@ from headwater.journal import (
     export_markdown,
     fork_at,
     hide,
-    open_existing,
     origin_of,
     prune,
     repair,
@@ -42,7 +42,29 @@ from headwater.journal.damage import Verification
 from headwater.journal.entry import SEGMENT_START, is_id
 from headwater.journal.errors import JournalError, SegmentNotFoundError
 from headwater.journal.export import SECRET_NAMES, when
-from headwater.journal.location import VARIABLE, default_location
+
+VARIABLE = "HEADWATER_JOURNAL"
+DEFAULT_LOCATION = Path(".headwater/journal")
+
+
+class JournalNotFoundError(JournalError, NotFoundError):
+    """There is no journal at this location."""
+
+
+def default_location() -> Path:
+    """`HEADWATER_JOURNAL`, or `.headwater/journal` below the current directory."""
+    return Path(os.environ.get(VARIABLE) or DEFAULT_LOCATION)
+
+
+def open_existing(location: Path) -> FsStore:
+    """:raises JournalNotFoundError: *location* is no directory."""
+    if not location.is_dir():
+        problem = f"There is no journal at {location}."
+        if location.exists():
+            problem = f"{location} is no journal: a journal is a directory."
+        raise JournalNotFoundError(problem, next_step=f"Name one with --root or {VARIABLE}.")
+    return FsStore(location)
+
 
 app = typer.Typer(help="Look inside a journal: what each run did; check, repair, fork, export.", no_args_is_help=True)
 

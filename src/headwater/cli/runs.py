@@ -19,11 +19,11 @@ from headwater.cli.journal import entry_line
 from headwater.cli.terminal import err, out
 from headwater.errors import InputError
 from headwater.journal.entry import Entry
-from headwater.journal.owner import current_owner
 from headwater.pipeline.config import DEFAULT_FILE, PipelineConfig, load
 from headwater.pipeline.errors import NotStarted
 from headwater.pipeline.run_journal import Run, RunCommand, read_runs, run_entries
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER
+from headwater.system.owner_lock import current_owner
 
 _LOOK_SECONDS: Final = 0.5
 _STYLES: Final = {"running": "green", "failed": "bold red", "interrupted": "yellow"}

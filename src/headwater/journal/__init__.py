@@ -25,14 +25,12 @@ from headwater.journal.fork import (
     start,
 )
 from headwater.journal.fs_store import FsStore
-from headwater.journal.location import DEFAULT_LOCATION, open_existing
 from headwater.journal.retention import prune
 from headwater.journal.run_log import RunLog
 from headwater.journal.run_state import RunKind, RunState, replay
 from headwater.journal.store import Store
 
 __all__ = [
-    "DEFAULT_LOCATION",
     "EMPTY",
     "Branch",
     "Durability",
@@ -57,7 +55,6 @@ __all__ = [
     "hide",
     "lineage",
     "new_id",
-    "open_existing",
     "origin_of",
     "prune",
     "repair",

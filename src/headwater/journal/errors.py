@@ -16,7 +16,6 @@ from headwater.errors import (
     ClosedError,
     ConflictError,
     CorruptionError,
-    FencedError,
     HeadwaterError,
     InputError,
     NotFoundError,
@@ -25,7 +24,6 @@ from headwater.errors import (
 
 if TYPE_CHECKING:
     from headwater.journal.entry import Head
-    from headwater.journal.owner import Owner
 
 
 class JournalError(HeadwaterError):
@@ -183,17 +181,6 @@ class SegmentCutError(JournalError, ConflictError):
 
 class AlreadyExistsError(JournalError, ConflictError):
     """Create found something there. Nothing was written."""
-
-
-class OwnedElsewhereError(JournalError, FencedError):
-    """Another process is the writer of this session; :attr:`owner` says which."""
-
-    def __init__(self, what: str, owner: Owner) -> None:
-        self.owner = owner
-        super().__init__(
-            f"{what} is owned by {owner}.",
-            next_step=f"Stop process {owner.pid} on {owner.host}, or work in a fork of the session.",
-        )
 
 
 class StoreClosedError(JournalError, ClosedError):

@@ -11,8 +11,8 @@ from fcntl import LOCK_NB, flock
 from pathlib import Path
 
 from headwater.journal.errors import BusyError, NotARegularFileError, StoreIoError, io_error
-from headwater.journal.owner import lock_holder
 from headwater.system.files import DIRECTORY_MODE, FILE_MODE
+from headwater.system.owner_lock import lock_holder
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _COPY_CHUNK = 1 << 20

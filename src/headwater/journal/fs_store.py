@@ -43,9 +43,9 @@ from headwater.journal.errors import (
     io_error,
 )
 from headwater.journal.log_file import FileSource, Flusher, LogFile
-from headwater.journal.owner import Owner, OwnerLock, current_owner, forget_lock, register_at_fork
 from headwater.journal.store import Store, changed_meanwhile, check_cut, check_new_header
 from headwater.journal.trace import TraceFiles
+from headwater.system.owner_lock import Owner, OwnerLock, current_owner, register_at_fork
 
 APPEND_SYNCED = failpoints.register("journal.fs.append.after_sync")
 CREATE_WRITTEN = failpoints.register("journal.fs.create.after_write")
@@ -346,7 +346,8 @@ class FsStore(Store):
                 raise io_error("delete", self.root / session, error) from error
             failpoints.hit(SESSION_REMOVED)
             files.sync_directory(self.root)
-        forget_lock(self._owner_path(session))
+        with suppress(OSError):
+            self._owner_path(session).unlink(missing_ok=True)
         self._traces.remove_session(session)
         return known
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from headwater import failpoints
 from headwater.errors import InputError
-from headwater.journal.errors import OwnedElsewhereError
 from headwater.journal.store import Store
+from headwater.system.owner_lock import OwnedElsewhereError
 
 BETWEEN = failpoints.register("journal.prune.before_session")
 

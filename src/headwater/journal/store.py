@@ -30,7 +30,7 @@ from headwater.journal.errors import (
     JournalError,
     SegmentCutError,
 )
-from headwater.journal.owner import Owner, OwnerLock
+from headwater.system.owner_lock import Owner, OwnerLock
 
 Order = Literal["created", "active"]
 _REMEMBERED = 4096

@@ -33,8 +33,6 @@ from headwater.control.command import (
 from headwater.control.request import Request, ask_query, leave, queued, withdraw_step
 from headwater.control.request import withdraw as withdraw_request
 from headwater.errors import InputError
-from headwater.journal.errors import OwnedElsewhereError
-from headwater.journal.owner import OwnerLock, current_owner
 from headwater.pipeline.config import DeriveSection, PipelineConfig, SinkSection, matching
 from headwater.pipeline.derived_query import cannot_rewind, forget_derived
 from headwater.pipeline.errors import ConfigError, NotStarted
@@ -45,6 +43,7 @@ from headwater.pipeline.supervised_query import SinkState
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
 from headwater.pipeline.tables import captured_tables
 from headwater.sinks.delivery import read_parked
+from headwater.system.owner_lock import OwnedElsewhereError, OwnerLock, current_owner
 
 ANSWER_SECONDS: Final = 180.0
 _STOP_LOOK_SECONDS: Final = 0.1

@@ -19,6 +19,7 @@ from headwater.control.request import user_name
 from headwater.errors import HeadwaterError
 from headwater.journal import Entry, FsStore, RunLog
 from headwater.journal.run_state import RunKind
+from headwater.system.owner_lock import OwnerLock
 
 FOLDER: Final = "journal"
 _LONG: Final = 10_000
@@ -34,8 +35,10 @@ class RunJournal:
     def __init__(self, work: Path, pipeline: str) -> None:
         self._store = FsStore(work / FOLDER, durability="flush")
         self._run: RunLog | None = None
+        self._ownership: OwnerLock | None = None  # keeps `headwater journal prune` away
         try:
             self._run = self._open(pipeline)
+            self._ownership = self._store.own(self._run.session)
             self._run.begin("run", pid=os.getpid(), started_by=user_name())
         except (HeadwaterError, OSError) as error:
             _log.warning("the journal of %s is not written: %s", pipeline, error)
@@ -73,6 +76,8 @@ class RunJournal:
         else:
             self.note(RunKind.RUN_FAILED, {"text": failure})
         self._run = None
+        if self._ownership is not None:
+            self._ownership.release()
         self._store.close()
 
 

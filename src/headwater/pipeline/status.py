@@ -19,7 +19,6 @@ from headwater.capture.source_state import CapturedTable
 from headwater.capture.statistics import SILENT_SECONDS
 from headwater.derive.state import DerivedRecord, read_record
 from headwater.errors import HeadwaterError
-from headwater.journal.owner import current_owner
 from headwater.log_store import LogView
 from headwater.log_store.errors import LogNotFound
 from headwater.log_store.log_events import SCHEMA, TRUNCATE, events_of
@@ -33,6 +32,7 @@ from headwater.sources.target_names import chosen_directory
 from headwater.state import Snapshot, StateReader, open_reader
 from headwater.state.board import open_board
 from headwater.state.errors import StoreNotFound
+from headwater.system.owner_lock import current_owner
 from headwater.system.process import host_name, status_fields
 from headwater.versioned.status import KeptStatus, kept_status
 

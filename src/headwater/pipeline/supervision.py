@@ -25,8 +25,6 @@ from headwater.control.command import (
 )
 from headwater.control.request import Request, inbox_of
 from headwater.errors import HeadwaterError
-from headwater.journal.errors import OwnedElsewhereError
-from headwater.journal.owner import OwnerLock
 from headwater.pipeline.capture_process import CaptureProcess
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection, load, matching
 from headwater.pipeline.derived_query import DerivedQuery
@@ -42,6 +40,7 @@ from headwater.spark.failure import Failure
 from headwater.state.board import open_board
 from headwater.state.location import local_folder
 from headwater.system.files import make_private, make_root
+from headwater.system.owner_lock import OwnedElsewhereError, OwnerLock
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

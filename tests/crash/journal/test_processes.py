@@ -15,7 +15,7 @@ from tests.crash.journal.launch import SOAK, finish, start
 
 from headwater.journal import EMPTY, Entry, FsStore, new_id, verify
 from headwater.journal.codec import Prepared, line
-from headwater.journal.errors import OwnedElsewhereError
+from headwater.system.owner_lock import OwnedElsewhereError
 
 ROUNDS = 200 if SOAK else 12
 

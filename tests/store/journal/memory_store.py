@@ -19,8 +19,8 @@ from headwater.journal.errors import (
     StoreClosedError,
 )
 from headwater.journal.fs_store import now_ms
-from headwater.journal.owner import Owner, OwnerLock, current_owner
 from headwater.journal.store import Store, changed_meanwhile, check_cut, check_new_header
+from headwater.system.owner_lock import Owner, OwnerLock, current_owner
 
 
 class MemorySource:

@@ -16,10 +16,10 @@ from headwater.journal.errors import (
     CorruptError,
     HeadConflictError,
     InvalidEntryError,
-    OwnedElsewhereError,
     SegmentDeletedError,
     SegmentNotFoundError,
 )
+from headwater.system.owner_lock import OwnedElsewhereError
 
 Ids = tuple[str, str]
 

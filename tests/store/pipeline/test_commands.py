@@ -22,13 +22,13 @@ from headwater.control.command import (
 from headwater.control.errors import NoSuchRequest
 from headwater.control.request import queued, user_name
 from headwater.errors import FencedError, InputError
-from headwater.journal.owner import OwnerLock
 from headwater.pipeline.config import load
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, ConfigNotFound, NotStarted
 from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.status import read_status
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, STATUS, Supervisor
 from headwater.state.board import open_board
+from headwater.system.owner_lock import OwnerLock
 
 runner = CliRunner()
 

@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 from headwater.cli.main import app
 from headwater.control.request import user_name
 from headwater.journal import Entry, FsStore
-from headwater.journal.owner import OwnerLock
 from headwater.pipeline import run_journal
 from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.run_journal import FOLDER, RunJournal, read_runs, run_entries
 from headwater.pipeline.supervision import LOCK_FILE, RUN_FOLDER, make_folders
+from headwater.system.owner_lock import OwnerLock
 
 pytestmark = pytest.mark.store
 runner = CliRunner(env={"COLUMNS": "200"})
@@ -109,7 +109,8 @@ def test_a_run_without_an_end_is_running_only_while_its_process_is(config: Pipel
     with OwnerLock(config.work / RUN_FOLDER / LOCK_FILE, "shop"):
         assert [run["state"] for run in shown()] == ["completed", "running"]
     assert [run["state"] for run in shown()] == ["completed", "interrupted"]
-    write_completed(config)  # the next one
+    del journal  # its process died, and the kernel freed its locks
+    write_completed(config)
     assert [run["state"] for run in shown()] == ["completed", "interrupted", "completed"]
     assert [run["total_rows"] for run in shown()] == [34, 3, 34]
 
@@ -172,6 +173,21 @@ def test_entries_of_any_shape_do_not_hide_the_runs(config: PipelineConfig) -> No
                 store.append(run.position.session, run.position.segment, Entry(kind, fields))
     assert len(shown()) == 1
     assert runner.invoke(app, ["runs", "1"]).exit_code == 0
+
+
+def test_prune_leaves_the_session_of_a_run_alone_until_it_ends(config: PipelineConfig) -> None:
+    journal = RunJournal(config.work, config.name)
+    prune = ["journal", "prune", "--root", str(config.work / FOLDER), "--older-than", "0", "--delete", "--json"]
+
+    def verdict() -> str:
+        (judged,) = json.loads(runner.invoke(app, prune).stdout)
+        return str(judged["verdict"])
+
+    assert verdict() == "owned"
+    assert len(shown()) == 1
+    journal.end(None)
+    assert verdict() == "deleted"
+    assert shown() == []
 
 
 def test_a_journal_that_cannot_be_written_stops_nothing(config: PipelineConfig) -> None:

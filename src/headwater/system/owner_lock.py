@@ -1,4 +1,4 @@
-"""Who owns a session: an exclusive lock file whose holder is named in every refusal.
+"""A lock file with one owner, which is named in every refusal.
 
 The lock is `flock` on a file that is never renamed or removed; the kernel frees it when its process ends, however it
 ends. Its content names the holder: host, pid and start time of the process. Appends do not need it: each append
@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Protocol, Self
 
-from headwater.journal.errors import OwnedElsewhereError, io_error
+from headwater.errors import FencedError, InputError
 from headwater.system.process import host_name, started
 
 
@@ -29,6 +29,26 @@ class Owner:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}, started {self.started}"
+
+
+class OwnedElsewhereError(FencedError):
+    """Another process, or another lock object of this one, has the lock; :attr:`owner` says which."""
+
+    def __init__(self, what: str, owner: Owner) -> None:
+        self.owner = owner
+        super().__init__(
+            f"{what} is owned by {owner}.",
+            next_step=f"Stop process {owner.pid} on {owner.host}, or wait until it ends.",
+        )
+
+
+class LockUnusable(InputError):
+    """The lock file cannot be opened or written."""
+
+    def __init__(self, path: Path, cause: OSError) -> None:
+        super().__init__(
+            f"Cannot use the lock {path}: {cause.strerror}.", next_step="Check the owner and mode of the path."
+        )
 
 
 class Holder(Protocol):
@@ -85,13 +105,13 @@ def _parse(data: bytes) -> Owner | None:
 
 
 def current_owner(path: Path) -> Owner | None:
-    """Who holds the lock file *path* now; None when nobody does. Writes nothing."""
+    """Who holds the lock file *path* now; None when there is no holder. Writes nothing."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise io_error("open the lock", path, error) from error
+        raise LockUnusable(path, error) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -99,14 +119,6 @@ def current_owner(path: Path) -> Owner | None:
     finally:
         os.close(fd)
     return None
-
-
-def forget_lock(path: Path) -> None:
-    """Remove the lock file of a deleted session, which nobody can own to any use; best effort."""
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        pass
 
 
 class OwnerLock:
@@ -121,7 +133,7 @@ class OwnerLock:
         try:
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
-            raise io_error("open the lock", path, error) from error
+            raise LockUnusable(path, error) from error
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -137,7 +149,7 @@ class OwnerLock:
         except OSError as error:
             fd, self._fd = self._fd, -1
             os.close(fd)
-            raise io_error("write", path, error) from error
+            raise LockUnusable(path, error) from error
         register_at_fork(self)
 
     def after_fork(self) -> None:
@@ -147,7 +159,7 @@ class OwnerLock:
             os.close(fd)
 
     def release(self) -> None:
-        """Give the ownership up. Does nothing the second time, or in a forked child."""
+        """Release the lock. Does nothing the second time, or in a forked child."""
         fd, self._fd = self._fd, -1
         if fd < 0:
             return
