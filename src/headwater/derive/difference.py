@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headwater.derive.errors import KeyNotUnique
 from headwater.log_store.columns import read_schema
-from headwater.sinks.same_values import same_rows
+from headwater.sinks.keys import same_rows
 from headwater.sources.table import SourceTable
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
 from headwater.stream.op import Op

@@ -13,8 +13,7 @@ from typing import ClassVar, Final, Literal
 
 from headwater.sinks.at_least_once import AtLeastOnceSink
 from headwater.sinks.errors import SinkUnwritable
-from headwater.sinks.json_lines import json_lines, rows_of
-from headwater.sinks.json_rows import plain
+from headwater.sinks.json_rows import json_lines, plain, rows_of
 from headwater.sinks.row_batch import RowBatch
 from headwater.sinks.sink import Capabilities, Mode
 from headwater.sources.table import SourceTable

@@ -28,7 +28,6 @@ from headwater.sinks.batch import Batch, refuse_late
 from headwater.sinks.data_files import DataFile, PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
 from headwater.sinks.errors import SinkBusy, StagedLost
-from headwater.sinks.fitting import DropPolicy, Fitting, RenamePolicy
 from headwater.sinks.lake import (
     COMMIT_ATTEMPTS,
     RETENTION_HOURS,
@@ -42,9 +41,8 @@ from headwater.sinks.partitions import Partitioning
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import Staging
-from headwater.sinks.storage import Storage
-from headwater.sinks.store_errors import endpoint_of, names_store_errors
-from headwater.sinks.table_schema import Evolution, evolve, holds
+from headwater.sinks.storage import Storage, endpoint_of, names_store_errors
+from headwater.sinks.table_schema import ColumnMapping, DropPolicy, Evolution, RenamePolicy, evolve, holds
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import IS_CURRENT
@@ -298,14 +296,14 @@ class DeltaSink(LakeSink):
             emptied=emptied,
         )
 
-    def _fitting(self, table: SourceTable, log: DeltaLog | None = None) -> Fitting:
+    def _fitting(self, table: SourceTable, log: DeltaLog | None = None) -> ColumnMapping:
         existing: pa.Schema | None = None
         if self.on_rename is RenamePolicy.KEEP and log is None:
             with self._log(table) as opened:
                 existing = opened.schema() if opened.open() else None
         elif self.on_rename is RenamePolicy.KEEP and log is not None:
             existing = log.schema() if log.open() else None
-        return Fitting.of(table, existing, self.on_drop, self.on_rename)
+        return ColumnMapping.of(table, existing, self.on_drop, self.on_rename)
 
     def _schema(self, fitted: SourceTable) -> pa.Schema:
         """The columns of the Delta table."""

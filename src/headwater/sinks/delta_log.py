@@ -22,8 +22,7 @@ from headwater.errors import HeadwaterError
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkDriverMissing, SinkError, SinkSchemaError, SinkUnwritable
 from headwater.sinks.partitions import value_texts
-from headwater.sinks.storage import Storage
-from headwater.sinks.store_errors import endpoint_of, store_error
+from headwater.sinks.storage import Storage, endpoint_of, store_error
 
 logger = logging.getLogger(__name__)
 

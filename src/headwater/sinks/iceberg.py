@@ -28,8 +28,7 @@ from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, ide
 from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
-from headwater.sinks.storage import Storage
-from headwater.sinks.store_errors import endpoint_of, names_store_errors
+from headwater.sinks.storage import Storage, endpoint_of, names_store_errors
 from headwater.sinks.types import conform
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.secret_files import current, current_options
@@ -290,7 +289,7 @@ class IcebergSink(LakeSink):
 
     def _planned(self, table: SourceTable) -> Storage:
         """Where a table that is not there yet will be."""
-        from headwater.sinks.iceberg_io import storage_of
+        from headwater.sinks.iceberg_client import storage_of
 
         location = self._catalog.location(identifier_of(table, self.namespace))
         assert location is not None

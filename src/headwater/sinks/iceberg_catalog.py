@@ -24,14 +24,13 @@ from headwater.sinks.errors import (
     SinkUnreachable,
     SinkUnwritable,
 )
-from headwater.sinks.storage import Storage
-from headwater.sinks.store_errors import store_error
+from headwater.sinks.storage import Storage, store_error
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import catalog_name, path_component
 
 CATALOG_FILE: Final = "catalog.db"
 BUSY_SECONDS: Final = 30
-_FILES: Final = "headwater.sinks.iceberg_io.DurableFileIO"
+_FILES: Final = "headwater.sinks.iceberg_client.DurableFileIO"
 
 _NO_CONNECTION: Final = re.compile(
     r"connection refused|could not connect|can't connect|timed? ?out|starting up|shutting down|database is locked"
@@ -102,7 +101,7 @@ class IcebergCatalog:
 
         properties = {"py-io-impl": _FILES, **self.options, "uri": self.uri or self._embedded()}
         if self.is_remote:
-            from headwater.sinks.iceberg_rest import load_rest_catalog
+            from headwater.sinks.iceberg_client import load_rest_catalog
 
             return load_rest_catalog(self.name, properties)
         properties["warehouse"] = self.warehouse
@@ -130,7 +129,7 @@ class IcebergCatalog:
         root = Storage(self.warehouse)
         if not root.is_local:
             iceberg_library()
-            from headwater.sinks.iceberg_io import ObjectStorage
+            from headwater.sinks.iceberg_client import ObjectStorage
 
             root = ObjectStorage(self.warehouse, dict(self.options))
         return root.within(*names) if names else root

@@ -27,11 +27,10 @@ from headwater import failpoints
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkSchemaError, SinkUnwritable
 from headwater.sinks.iceberg_catalog import IcebergCatalog, reaching
+from headwater.sinks.iceberg_client import storage_of
 from headwater.sinks.iceberg_files import IcebergPartitioning, from_iceberg, partition_spec
-from headwater.sinks.iceberg_io import storage_of
 from headwater.sinks.iceberg_schema import Layout, Plan, new_layout, plan
-from headwater.sinks.iceberg_snapshot import FORMAT_VERSION, Manifests, NewSnapshot, write_snapshot
-from headwater.sinks.iceberg_waste import Waste
+from headwater.sinks.iceberg_snapshot import FORMAT_VERSION, Manifests, NewSnapshot, Waste, write_snapshot
 from headwater.sinks.sink import Mode
 from headwater.sinks.storage import Storage
 

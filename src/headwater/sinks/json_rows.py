@@ -1,4 +1,6 @@
-"""JSON rows: Arrow columns as JSON text, whole columns at a time. Pure; no Python per row.
+"""JSON of Arrow columns, in three forms. Pure.
+
+**Rows** (:func:`json_texts`, :func:`objects_of`), whole columns at a time, no Python per row:
 
 ====================================  ==============================================================================
 Arrow                                 JSON
@@ -15,19 +17,32 @@ null                                  ``null``
 
 *of_debezium* makes of dates the number of days, and of timestamps without a zone that of microseconds since 1970, as
 Debezium's connectors do.
+
+**Lines** (:func:`json_lines`): what a batch writes, in the order of its steps. Each line is an object: ``_table``, in a
+mirror ``_step`` (``clear``, ``delete``, ``upsert`` or ``update``), then the columns of the row.
+
+**Nested values** (:func:`to_json`, :func:`from_json`) of the few columns for which a database has no type, value by
+value. What JSON has no exact form for is text: decimals and times as they are written, bytes as hexadecimal digits,
+``NaN`` and infinities. A map is a list of pairs.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from binascii import b2a_base64
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
+
+from headwater.sinks.row_batch import Append, Clear, Delete, RowBatch, Step
+from headwater.sources.table import SourceTable
 
 SLICE_ROWS: Final = 20_000
 SLICE_BYTES: Final = 8 << 20
@@ -182,3 +197,97 @@ def _content(values: Any) -> tuple[Any, Any]:
         return np.zeros(len(values) + 1, np.int32), np.zeros(0, np.uint8)
     offsets = np.frombuffer(places, np.int32)[values.offset : values.offset + len(values) + 1]
     return offsets - offsets[0], np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+
+
+def json_lines(table: SourceTable, batch: RowBatch, rows: int) -> Iterator[list[str]]:
+    """The lines in groups of *rows*, the last one may be smaller: the same batch is always cut in the same way."""
+    held: list[str] = []
+    for step in batch.steps():
+        for some in step_lines(table, step):
+            held += some
+            whole = len(held) - len(held) % rows
+            yield from (held[start : start + rows] for start in range(0, whole, rows))
+            held = held[whole:]
+    if held:
+        yield held
+
+
+def step_lines(table: SourceTable, step: Step) -> Iterator[list[str]]:
+    """The lines of one step."""
+    fixed: dict[str, Any] = {"_table": json.dumps(table.full_name, ensure_ascii=False)}
+    if not isinstance(step, Append):
+        fixed["_step"] = json.dumps(type(step).__name__.lower())
+    if isinstance(step, Clear):
+        yield objects_of(fixed, 1).to_pylist()
+    for rows in slices(rows_of(step)):
+        texts = {name: json_texts(rows.column(name)) for name in rows.schema.names}
+        yield objects_of({**fixed, **texts}, rows.num_rows).to_pylist()
+
+
+def rows_of(step: Step) -> pa.Table:
+    """The rows of *step*; none of one that clears."""
+    match step:
+        case Clear():
+            return pa.table({})
+        case Delete(keys):
+            return keys
+        case _:
+            return step.rows
+
+
+def to_json(values: Any) -> Any:
+    """*values* as texts."""
+    texts = [None if one is None else json.dumps(_exact(one), ensure_ascii=False) for one in values.to_pylist()]
+    return pa.array(texts, pa.string())
+
+
+def from_json(texts: Any, kind: pa.DataType) -> Any:
+    """The values that :func:`to_json` made *texts* of."""
+    made = _reader(kind)
+    found = [None if one is None else made(json.loads(one)) for one in texts.to_pylist()]
+    return pa.array(found, kind)
+
+
+def _exact(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, Decimal):
+        return str(value)
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {name: _exact(one) for name, one in value.items()}
+    return [_exact(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _reader(kind: pa.DataType) -> Callable[[Any], Any]:
+    def or_null(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda value: None if value is None else make(value)
+
+    if pt.is_list(kind):
+        element = _reader(kind.value_type)
+        return or_null(lambda value: [element(one) for one in value])
+    if pt.is_map(kind):
+        key, item = _reader(kind.key_type), _reader(kind.item_type)
+        return or_null(lambda value: [(key(one[0]), item(one[1])) for one in value])
+    if pt.is_struct(kind):
+        makers = {field.name: _reader(field.type) for field in kind}
+        return or_null(lambda value: {name: make(value.get(name)) for name, make in makers.items()})
+    if pt.is_floating(kind):
+        return or_null(float)
+    if pt.is_decimal(kind):
+        return or_null(Decimal)
+    if pt.is_binary(kind):
+        return or_null(bytes.fromhex)
+    if pt.is_date(kind):
+        return or_null(date.fromisoformat)
+    if pt.is_timestamp(kind):
+        return or_null(lambda value: _moment(value, has_zone=kind.tz is not None))
+    return lambda value: value
+
+
+def _moment(text: str, *, has_zone: bool) -> datetime:
+    moment = datetime.fromisoformat(text)
+    return moment.astimezone(UTC) if has_zone else moment

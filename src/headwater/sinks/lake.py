@@ -22,14 +22,13 @@ from headwater.sinks.batch import Batch, in_ranges, replaced_ranges, rows_after,
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkSchemaError
-from headwater.sinks.fitting import Fitting
 from headwater.sinks.fold import DELETED, fold, folded_schema
 from headwater.sinks.keys import KeySet
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, StagedFiles, Staging, files_of, parts_of, prove_files, stage_rows
-from headwater.sinks.storage import Storage
-from headwater.sinks.store_errors import names_store_errors
+from headwater.sinks.storage import Storage, names_store_errors
+from headwater.sinks.table_schema import ColumnMapping
 from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
@@ -74,9 +73,9 @@ class LakeSink(ABC):
     def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> RowWriter:
         """Writes files of *table*."""
 
-    def _fitting(self, table: SourceTable) -> Fitting:
+    def _fitting(self, table: SourceTable) -> ColumnMapping:
         """How *table* is fitted to what the sink has of it."""
-        return Fitting(table)
+        return ColumnMapping(table)
 
     def _columns(self, table: SourceTable) -> pa.Schema:
         """The columns of rows of *table*, as it is fitted, in this mode."""

@@ -13,10 +13,9 @@ from typing import ClassVar, Final
 
 from headwater.sinks.errors import SinkInputError
 from headwater.sinks.sink import Mode
-from headwater.sinks.sql_driver import SqlDriver, needs_library
 from headwater.sinks.sql_sink import SqlSink
 from headwater.sinks.sql_table import MYSQL_NAME_CHARACTERS, OnDrop, OnRename, SqlTable, is_whole, table_name
-from headwater.sinks.sql_target import Target, target_pool
+from headwater.sinks.sql_target import SqlDriver, Target, needs_library, target_pool
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import fit_identifier
 from headwater.system.pool import Pool

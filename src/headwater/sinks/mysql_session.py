@@ -1,14 +1,18 @@
-"""Sessions with the MySQL or MariaDB of a sink: the address, connecting, and errors of the server in our own words."""
+"""Sessions with the MySQL or MariaDB of a sink: the address, connecting, and errors of the server in our own words.
+
+A server can answer any query with a request for any file of the client's machine. :class:`MySqlConnection` serves one
+request only: for the rows of the ``LOAD DATA LOCAL`` that it has just sent, from memory. It never opens a file.
+"""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
-from pymysql.constants import CLIENT
+from pymysql.constants import CLIENT, COMMAND
 from pymysql.converters import conversions
 
 from headwater.errors import HeadwaterError
@@ -22,11 +26,53 @@ from headwater.sinks.errors import (
     SinkUnwritable,
     StagedLost,
 )
-from headwater.sinks.mysql_connection import FileRequested, MySqlConnection
 from headwater.sources.dsn import current_dsn
 from headwater.sources.mysql import tls
 from headwater.sources.mysql.watched import watch
 from headwater.sources.timeouts import TIMEOUT_SECONDS, connect_seconds
+
+STREAM: Final = "headwater"
+"""How statements name the rows that they load."""
+_CHUNK: Final = 1 << 18
+
+
+class FileRequested(pymysql.err.OperationalError):  # type: ignore[misc]
+    """The server asked for a file of this machine that nothing here offered. The connection is closed."""
+
+
+class MySqlConnection(pymysql.Connection):  # type: ignore[misc]
+    """A connection. :param client_flag: capabilities besides ``LOCAL_FILES``; the others are those of the library."""
+
+    def __init__(self, *, client_flag: int = 0, **options: Any) -> None:
+        # the library itself must not serve requests: it would open whatever file the server names
+        super().__init__(client_flag=client_flag | CLIENT.LOCAL_FILES, local_infile=False, **options)
+
+    def load(self, statement: str, data: bytes) -> None:
+        """Run a ``LOAD DATA LOCAL INFILE`` of :data:`STREAM`, whose content is *data*.
+
+        :raises FileRequested: the server asked for something else. :raises pymysql.err.MySQLError: it refused.
+        """
+        self._execute_command(COMMAND.COM_QUERY, statement)
+        if self._read_packet().get_all_data() != b"\xfb" + STREAM.encode():
+            raise self._refused()
+        for start in range(0, len(data), _CHUNK):
+            self.write_packet(data[start : start + _CHUNK])
+        self.write_packet(b"")
+        if not self._read_packet().is_ok_packet():
+            raise self._refused()
+
+    def _read_query_result(self, unbuffered: bool = False) -> Any:
+        try:
+            return super()._read_query_result(unbuffered=unbuffered)
+        except RuntimeError as error:
+            if "LOAD_LOCAL" not in str(error):
+                raise
+            raise self._refused() from None
+
+    def _refused(self) -> FileRequested:
+        self._force_close()
+        return FileRequested("the server asked for a file of this machine")
+
 
 IDLE_SECONDS: Final = 60
 _WRITE_SECONDS: Final = 600

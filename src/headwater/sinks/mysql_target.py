@@ -20,18 +20,17 @@ from pymysql.cursors import SSCursor
 from headwater import failpoints
 from headwater.sinks.batch import Batch
 from headwater.sinks.errors import SinkBusy, SinkRowError, SinkSchemaError
-from headwater.sinks.mysql_connection import STREAM, MySqlConnection
 from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
-from headwater.sinks.mysql_session import IDLE_SECONDS, Address, told
+from headwater.sinks.mysql_session import IDLE_SECONDS, STREAM, Address, MySqlConnection, told
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
 from headwater.sinks.sink import Committed, Mode, Token
+from headwater.sinks.sql_staged import SqlPart
 from headwater.sinks.sql_table import (
     MYSQL_NAME_CHARACTERS,
     ExistingColumn,
     OnDrop,
     OnRename,
     SqlColumn,
-    SqlPart,
     SqlTable,
     passing_id,
     steps,

@@ -10,7 +10,7 @@ string                               longtext; of a source's uuid varchar(36), o
 binary                               longblob
 string, binary of a key              varchar, varbinary: what an index holds, 3072 bytes in all
 date, timestamp                      date, datetime(6); with a zone in UTC
-list, struct, map                    longtext with JSON (:mod:`headwater.sinks.json_text`)
+list, struct, map                    longtext with JSON (:mod:`headwater.sinks.json_rows`)
 ===================================  ============================================================================
 """
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from headwater.sinks.json_text import from_json, to_json
+from headwater.sinks.json_rows import from_json, to_json
 from headwater.sinks.types import cast
 from headwater.sources.table import SOURCE_TYPE, SPECIAL_VALUES, SourceTable, SpecialValues
 

@@ -25,8 +25,7 @@ from headwater.sinks.change_rows import change_rows, changes_schema, history_row
 from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter, write_empty
 from headwater.sinks.errors import SinkBusy, SinkInputError, StagedLost
 from headwater.sinks.lake import of_another
-from headwater.sinks.manifest import Manifest, ManifestFile
-from headwater.sinks.manifests import STAGING, Manifests
+from headwater.sinks.manifests import STAGING, Manifest, ManifestFile, Manifests
 from headwater.sinks.partitions import Partitioning, Values
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import StagedFiles, Staging, files_of, parts_of, prove_files, stage_rows

@@ -17,7 +17,8 @@ import pyarrow as pa
 from headwater.sinks.fold import DELETED
 from headwater.sinks.postgres_text import array_of
 from headwater.sinks.sink import Mode
-from headwater.sinks.sql_table import SqlPart, SqlTable, unpacked
+from headwater.sinks.sql_staged import SqlPart, unpacked
+from headwater.sinks.sql_table import SqlTable
 from headwater.sinks.sql_target import Target
 from headwater.sinks.versions import CLOSES, IS_CURRENT, VALID_FROM, VALID_TO
 from headwater.sources.postgres.connection import Connection

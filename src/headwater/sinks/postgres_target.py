@@ -24,18 +24,18 @@ from psycopg import errors as pg
 from headwater import failpoints
 from headwater.sinks.batch import Batch
 from headwater.sinks.errors import SinkRowError, SinkSchemaError
-from headwater.sinks.json_text import from_json
+from headwater.sinks.json_rows import from_json
 from headwater.sinks.postgres_merge import PostgresMerge, name_of, plain, quoted
 from headwater.sinks.postgres_session import told
 from headwater.sinks.postgres_text import CSV_ROWS, csv_of, holds
 from headwater.sinks.sink import Committed, Mode, Token
+from headwater.sinks.sql_staged import SqlPart
 from headwater.sinks.sql_table import (
     POSTGRES_NAME_BYTES,
     ExistingColumn,
     OnDrop,
     OnRename,
     SqlColumn,
-    SqlPart,
     SqlTable,
     steps,
 )

@@ -10,7 +10,7 @@ string                               text; of a source's uuid, json, jsonb, nume
 binary                               bytea
 date, timestamp                      date, timestamp with or without time zone
 list of one of these                 an array of it
-list of lists, struct, map           jsonb (:mod:`headwater.sinks.json_text`)
+list of lists, struct, map           jsonb (:mod:`headwater.sinks.json_rows`)
 ===================================  =====================================================================
 """
 
@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from pyarrow import csv
 
-from headwater.sinks.json_text import to_json
+from headwater.sinks.json_rows import to_json
 from headwater.sources.table import SOURCE_TYPE, SPECIAL_VALUES, SpecialValues
 
 CSV_ROWS: Final = 20_000

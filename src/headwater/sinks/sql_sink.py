@@ -26,22 +26,18 @@ from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkBusy, SinkSchemaError, StagedLost
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
-from headwater.sinks.sql_driver import SqlDriver
-from headwater.sinks.sql_staged import Apart, Seen, keys_in, sources
-from headwater.sinks.sql_table import (
-    OnDrop,
-    OnRename,
+from headwater.sinks.sql_staged import (
+    KnownRows,
+    Seen,
     SqlPart,
-    SqlTable,
     StagedRelations,
-    check_table_name,
     is_done,
     is_left,
     packed,
-    place_name,
     relation_name,
 )
-from headwater.sinks.sql_target import Target
+from headwater.sinks.sql_table import OnDrop, OnRename, SqlTable, check_table_name, place_name
+from headwater.sinks.sql_target import SqlDriver, Target
 from headwater.sinks.types import conform
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces
 from headwater.sources.table import SourceTable
@@ -151,7 +147,7 @@ class SqlSink(ABC):
         made = self._table(table)
         ranges = replaced_ranges(table, part) if part.replaces and self.mode is not Mode.CHANGES else None
         columns: tuple[str, ...] | None = None
-        apart = Apart(made, part.changed)
+        known = KnownRows(made, part.changed)
         if self.mode is Mode.CHANGES:
             rows = (history_rows(batch, made.own, part) for batch in batches)
         elif part.columns is not None and self.mode is Mode.HISTORY:
@@ -165,11 +161,11 @@ class SqlSink(ABC):
         elif self.mode is Mode.HISTORY:
             rows = (history_versions(batch, made.own, part) for batch in batches)
         else:
-            rows = (conform(one, made.own) for one in apart.others(batches))
+            rows = (conform(one, made.own) for one in known.others(batches))
         parts = [self._put(made, token, rows)]
-        if apart.taken:
-            known = self._put(made, token, iter([conform(pa.Table.from_batches(apart.taken), made.own)]))
-            parts.append(known and replace(known, is_known=True))
+        if known.rows:
+            staged = self._put(made, token, iter([conform(pa.Table.from_batches(known.rows), made.own)]))
+            parts.append(staged and replace(staged, is_known=True))
         return _staged(
             table, token, True, parts, ranges=ranges, order=part.order, columns=columns, at_us=part.commit_time_us
         )
@@ -303,12 +299,12 @@ class SqlSink(ABC):
 
     def _apply(self, target: Target, made: SqlTable, batch: Batch, *, is_upsert: bool) -> None:
         if self.mode is Mode.CHANGES:
-            for source in sources(target, made, batch.all):
+            for source in target.sources(made, batch.all):
                 target.append(made, source)
             return
         if batch.is_truncated:
             self._empty(target, made, batch)
-        for source in sources(target, made, batch.changes):
+        for source in target.sources(made, batch.changes):
             if self.mode is Mode.MIRROR:
                 target.merge(made, source)
             else:
@@ -321,7 +317,7 @@ class SqlSink(ABC):
         sources = [target.source(made, part) for part in detail.parts]
         if one.ranges is not None:
             kept = () if made.is_whole and self.mode is Mode.MIRROR else sources
-            for keys in keys_in(target, made, one):
+            for keys in target.keys_in(made, one):
                 target.remove(made, keys, kept, detail.at_us or 0)
         is_empty = not target.has_rows(made)
         for part, source in zip(detail.parts, sources, strict=True):

@@ -1,23 +1,83 @@
-"""What tasks stage for a sink in a database, and what of it its target is given. Rows are in memory or in relations."""
+"""What tasks stage for a sink in a database. Pure.
+
+Rows travel inside the answer of a task, or in a *relation*: a separate table, whose name says of which query, table,
+generation and batch it is.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from typing import Any
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.sinks.batch import in_ranges, is_all
 from headwater.sinks.fold import DELETED
-from headwater.sinks.sink import Mode, Staged
-from headwater.sinks.sql_table import SqlPart, SqlTable, unpacked
-from headwater.sinks.sql_target import Target
+from headwater.sinks.sink import Mode, Token
+from headwater.sinks.sql_table import SqlTable
 from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.sources.unavailable import unavailable_names
 from headwater.stream.vnode import hash_keys
+
+_RELATION: Final = re.compile(r"s([0-9a-f]{16})_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_[0-9a-f]{10}")
+
+
+@dataclass(frozen=True, slots=True)
+class SqlPart:
+    """Rows that were staged.
+
+    :ivar checksum: of the rows of *relation*, as the target computed it when they were staged.
+    :ivar relation: their table; ``None``: they are *inside*, as an Arrow stream. :ivar schema: of them.
+    :ivar deletes: some are gone. :ivar adds: some are not. :ivar unavailable: columns that some do not know.
+    :ivar null_keys: some have a null in their key. :ivar is_known: they may be in the table already.
+    """
+
+    rows: int
+    size: int
+    schema: pa.Schema
+    relation: str | None = None
+    checksum: int = 0
+    inside: bytes | None = None
+    deletes: bool = False
+    adds: bool = True
+    unavailable: tuple[str, ...] = ()
+    null_keys: bool = False
+    is_known: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StagedRelations:
+    """What a task has staged for a table of a database.
+
+    :ivar columns: only these are written, of rows that the table has. :ivar at_us: the time of the first row.
+    """
+
+    parts: tuple[SqlPart, ...] = ()
+    columns: tuple[str, ...] | None = None
+    at_us: int | None = None
+
+    @property
+    def pieces(self) -> tuple[SqlPart, ...]:
+        return self.parts
+
+
+def packed(rows: pa.Table) -> bytes:
+    """*rows* as an Arrow stream, to be inside a part."""
+    stream = pa.BufferOutputStream()
+    with pa.ipc.new_stream(stream, rows.schema) as writer:
+        writer.write_table(rows)
+    made: bytes = stream.getvalue().to_pybytes()
+    return made
+
+
+def unpacked(part: SqlPart) -> pa.Table:
+    """The rows that are inside."""
+    return pa.ipc.open_stream(part.inside).read_all()
 
 
 class Seen:
@@ -53,55 +113,45 @@ class Seen:
         )
 
 
-class Apart:
-    """Rows that may be in the table already, kept apart from the others where no key tells them."""
+class KnownRows:
+    """Separates rows that may be in the table already from the others, where no key distinguishes them.
+
+    :ivar rows: these, as far as :meth:`others` has come.
+    """
 
     def __init__(self, made: SqlTable, changed: Any) -> None:
         self._keys = made.key
         wanted = changed is not None and made.is_whole and made.mode is Mode.MIRROR
         self._changed = np.sort(np.asarray(changed, np.uint64)) if wanted else np.zeros(0, np.uint64)
-        self.taken: list[pa.RecordBatch] = []
+        self.rows: list[pa.RecordBatch] = []
 
     def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
         for batch in batches:
             if self._changed.size:
                 is_known = np.isin(hash_keys(batch, self._keys), self._changed)
-                self.taken.append(batch.filter(pa.array(is_known)))
+                self.rows.append(batch.filter(pa.array(is_known)))
                 batch = batch.filter(pa.array(~is_known))
             yield pa.Table.from_batches([batch])
 
 
-def sources(target: Target, made: SqlTable, staged: Sequence[Staged]) -> Iterator[Any]:
-    """What was staged, in order; what came inside from several tasks is one, for it is of different keys."""
-    inside: list[SqlPart] = []
-    for one in staged:
-        parts: tuple[SqlPart, ...] = one.detail.parts
-        if len(parts) == 1 and parts[0].inside is not None and (not inside or parts[0].schema == inside[0].schema):
-            inside += parts
-            continue
-        for part in parts:
-            yield target.source(made, part)
-    if inside:
-        joined = replace(
-            inside[0],
-            deletes=any(part.deletes for part in inside),
-            adds=any(part.adds for part in inside),
-            unavailable=tuple(sorted({name for part in inside for name in part.unavailable})),
-            null_keys=any(part.null_keys for part in inside),
-        )
-        yield target.rows_source(made, pa.concat_tables([unpacked(part) for part in inside]), joined)
+def relation_name(table: SqlTable, token: Token) -> str:
+    """A name for a relation, of at most 63 characters."""
+    numbers = "_".join(f"{number:x}" for number in (token.generation, token.epoch, token.plan, token.attempt))
+    return f"s{_owner(table.name, token.query)}_{numbers}_{uuid.uuid4().hex[:10]}"
 
 
-def keys_in(target: Target, made: SqlTable, staged: Staged) -> Iterator[Any]:
-    """The keys that the table has in the ranges of *staged*, as sources; ``None`` where that is all of them."""
-    if is_all(staged.ranges or ()):
-        yield None
-        return
-    found: list[pa.Table] = []
-    for rows in target.read(made, made.key, current=made.mode is Mode.HISTORY):
-        keys = [rows.column(name) for name in made.key]
-        found.append(rows.filter(pa.array(in_ranges(staged, keys))))
-    found = [rows for rows in found if rows.num_rows]
-    if found:
-        joined = pa.concat_tables(found)
-        yield target.rows_source(made, joined, SqlPart(joined.num_rows, joined.nbytes, joined.schema))
+def is_left(relation: str, table: SqlTable, query: str, generation: int) -> bool:
+    """Whether *query* staged it for *table* before *generation*."""
+    found = _RELATION.fullmatch(relation)
+    return bool(found and found[1] == _owner(table.name, query) and int(found[2], 16) < generation)
+
+
+def is_done(relation: str, table: SqlTable, token: Token) -> bool:
+    """Whether it is of a batch that is committed when that of *token* is."""
+    found = _RELATION.fullmatch(relation)
+    mine = found and found[1] == _owner(table.name, token.query)
+    return bool(mine and found and int(found[3], 16) <= token.epoch and int(found[4], 16) <= token.plan)
+
+
+def _owner(table: str, query: str) -> str:
+    return blake2b(f"{query}\0{table}".encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""SqlTable: what a table of a query is in a database, what is staged for it, and how its columns follow. Pure.
+"""SqlTable: what a table of a query is in a database, and how its columns follow those of the source. Pure.
 
 ======================  =============================================================================================
 a column at the source  at the sink
@@ -9,18 +9,12 @@ renamed                 ``copy``: a new column with the old values, the old one 
 dropped                 ``keep``: stays, null in new rows; ``drop``: dropped, if we made it
 any other type          refused
 ======================  =============================================================================================
-
-Rows travel inside the answer of a task, or in a *relation*: a table of its own, whose name tells of which query, table,
-generation and batch it is.
 """
 
 from __future__ import annotations
 
-import re
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b
 from typing import Final, Literal
 
 import pyarrow as pa
@@ -28,7 +22,7 @@ import pyarrow as pa
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION, changes_schema
 from headwater.sinks.errors import SinkInputError, SinkSchemaError
 from headwater.sinks.fold import DELETED
-from headwater.sinks.sink import Mode, Token
+from headwater.sinks.sink import Mode
 from headwater.sinks.table_schema import free_name
 from headwater.sinks.types import sink_schema
 from headwater.sinks.versions import ADDED_NAMES, CLOSES, versions_schema
@@ -48,7 +42,6 @@ POSTGRES_NAME_BYTES: Final = 63
 MYSQL_NAME_CHARACTERS: Final = 64
 
 _PASSING: Final = "_headwater_"
-_RELATION: Final = re.compile(r"s([0-9a-f]{16})_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_[0-9a-f]{10}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,59 +262,6 @@ def _check_case(wanted: SqlTable, column: SqlColumn, known: dict[str, ExistingCo
         )
 
 
-@dataclass(frozen=True, slots=True)
-class SqlPart:
-    """Rows that were staged.
-
-    :ivar checksum: of the rows of *relation*, as the target computed it when they were staged.
-    :ivar relation: their table; ``None``: they are *inside*, as an Arrow stream. :ivar schema: of them.
-    :ivar deletes: some are gone. :ivar adds: some are not. :ivar unavailable: columns that some do not know.
-    :ivar null_keys: some have a null in their key. :ivar is_known: they may be in the table already.
-    """
-
-    rows: int
-    size: int
-    schema: pa.Schema
-    relation: str | None = None
-    checksum: int = 0
-    inside: bytes | None = None
-    deletes: bool = False
-    adds: bool = True
-    unavailable: tuple[str, ...] = ()
-    null_keys: bool = False
-    is_known: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class StagedRelations:
-    """What a task has staged for a table of a database.
-
-    :ivar columns: only these are written, of rows that the table has. :ivar at_us: the time of the first row.
-    """
-
-    parts: tuple[SqlPart, ...] = ()
-    columns: tuple[str, ...] | None = None
-    at_us: int | None = None
-
-    @property
-    def pieces(self) -> tuple[SqlPart, ...]:
-        return self.parts
-
-
-def packed(rows: pa.Table) -> bytes:
-    """*rows* as an Arrow stream, to be inside a part."""
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_stream(stream, rows.schema) as writer:
-        writer.write_table(rows)
-    made: bytes = stream.getvalue().to_pybytes()
-    return made
-
-
-def unpacked(part: SqlPart) -> pa.Table:
-    """The rows that are inside."""
-    return pa.ipc.open_stream(part.inside).read_all()
-
-
 def check_table_name(pattern: str) -> None:
     """:raises SinkInputError: not every table would have a name of its own."""
     try:
@@ -346,26 +286,3 @@ def place_name(place: tuple[str, str]) -> str:
     if "." in schema or '"' in schema:
         schema = '"' + schema.replace('"', '""') + '"'
     return f"{schema}.{table}"
-
-
-def relation_name(table: SqlTable, token: Token) -> str:
-    """A name for a relation, of at most 63 characters."""
-    numbers = "_".join(f"{number:x}" for number in (token.generation, token.epoch, token.plan, token.attempt))
-    return f"s{_owner(table.name, token.query)}_{numbers}_{uuid.uuid4().hex[:10]}"
-
-
-def is_left(relation: str, table: SqlTable, query: str, generation: int) -> bool:
-    """Whether *query* staged it for *table* before *generation*."""
-    found = _RELATION.fullmatch(relation)
-    return bool(found and found[1] == _owner(table.name, query) and int(found[2], 16) < generation)
-
-
-def is_done(relation: str, table: SqlTable, token: Token) -> bool:
-    """Whether it is of a batch that is committed when that of *token* is."""
-    found = _RELATION.fullmatch(relation)
-    mine = found and found[1] == _owner(table.name, token.query)
-    return bool(mine and found and int(found[3], 16) <= token.epoch and int(found[4], 16) <= token.plan)
-
-
-def _owner(table: str, query: str) -> str:
-    return blake2b(f"{query}\0{table}".encode(), digest_size=8).hexdigest()

@@ -1,23 +1,27 @@
 """Target: a session with the database of a sink, as :class:`headwater.sinks.sql_sink.SqlSink` uses it.
 
 One class per database implements it. A *source* is what :meth:`Target.source` gives: staged rows that statements can
-name. All statements of a batch run in one transaction.
+name. All statements of a batch run in one transaction. The library of a database is a :class:`SqlDriver`: it is loaded
+when a sink is first used, not when it is created, so that a missing one is reported then.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
 from headwater import failpoints
-from headwater.sinks.batch import Batch
-from headwater.sinks.sink import Committed, Token
-from headwater.sinks.sql_table import SqlPart, SqlTable
+from headwater.errors import HeadwaterError
+from headwater.sinks.batch import Batch, in_ranges, is_all
+from headwater.sinks.errors import SinkDriverMissing
+from headwater.sinks.sink import Committed, Mode, Staged, Token
+from headwater.sinks.sql_staged import SqlPart, unpacked
+from headwater.sinks.sql_table import SqlTable
 from headwater.system.pool import Pool
 
 REST_SECONDS: Final = 5.0
@@ -153,7 +157,74 @@ class Target(ABC):
     def refusal(self, table: SqlTable, rows: pa.Table) -> str | None:
         """Why the table does not take *rows*, if it does not. Nothing is left of the try."""
 
+    def sources(self, table: SqlTable, staged: Sequence[Staged]) -> Iterator[Any]:
+        """What was staged, in order; what came inside from several tasks is one, for it is of different keys."""
+        inside: list[SqlPart] = []
+        for one in staged:
+            parts: tuple[SqlPart, ...] = one.detail.parts
+            if len(parts) == 1 and parts[0].inside is not None and (not inside or parts[0].schema == inside[0].schema):
+                inside += parts
+                continue
+            for part in parts:
+                yield self.source(table, part)
+        if inside:
+            joined = replace(
+                inside[0],
+                deletes=any(part.deletes for part in inside),
+                adds=any(part.adds for part in inside),
+                unavailable=tuple(sorted({name for part in inside for name in part.unavailable})),
+                null_keys=any(part.null_keys for part in inside),
+            )
+            yield self.rows_source(table, pa.concat_tables([unpacked(part) for part in inside]), joined)
+
+    def keys_in(self, table: SqlTable, staged: Staged) -> Iterator[Any]:
+        """The keys that the table has in the ranges of *staged*, as sources; ``None`` where that is all of them."""
+        if is_all(staged.ranges or ()):
+            yield None
+            return
+        found: list[pa.Table] = []
+        for rows in self.read(table, table.key, current=table.mode is Mode.HISTORY):
+            keys = [rows.column(name) for name in table.key]
+            found.append(rows.filter(pa.array(in_ranges(staged, keys))))
+        found = [rows for rows in found if rows.num_rows]
+        if found:
+            joined = pa.concat_tables(found)
+            yield self.rows_source(table, joined, SqlPart(joined.num_rows, joined.nbytes, joined.schema))
+
 
 def target_pool() -> Pool[Target]:
     """Of one kind of database; a session that rested for a while may be closed at the other end."""
     return Pool(lambda target: target.is_alive(), lambda target: target.close(), rest_seconds=REST_SECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlDriver:
+    """The library of one kind of database.
+
+    :ivar name: of the kind. :ivar error: what all errors of the library are.
+    :ivar address: reads a connection string; the text of an address shows no password.
+    :ivar connect: a connection to an address.
+    :ivar target: a session, of a connection, its address, where our own tables are, and what becomes of columns that
+        are renamed, or dropped.
+    :ivar told: the error of our tree for one of the library, at an address, about a table, or ``""``, and our own.
+    """
+
+    name: str
+    error: type[Exception]
+    address: Callable[[str], Any]
+    connect: Callable[[Any], Any]
+    target: Callable[..., Target]
+    told: Callable[[Any, Any, str, str], HeadwaterError]
+
+
+@contextmanager
+def needs_library(module: str, database: str, extra: str) -> Iterator[None]:
+    """Around imports of what needs *module*. :raises SinkDriverMissing: it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != module:
+            raise
+        raise SinkDriverMissing(
+            f"The library for {database} is not installed.", next_step=f"Run: pip install 'headwater[{extra}]'"
+        ) from None

@@ -21,7 +21,7 @@ import pyarrow as pa
 from headwater import __version__
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.sink import Staged, Token
-from headwater.sinks.sql_table import SqlPart, StagedRelations
+from headwater.sinks.sql_staged import SqlPart, StagedRelations
 from headwater.sinks.staging import Part, StagedFiles, StagedRuns
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues

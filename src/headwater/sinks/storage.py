@@ -2,28 +2,110 @@
 
 On a local file system what is written is synced before it is named in a commit, so that a commit that survives a power
 cut has its rows. It can be pickled; the connection is made where it is used.
+
+The libraries below raise plain errors for an object store that does not answer or refuses the keys, and put the reason
+into the text: :func:`names_store_errors` gives them our names. Errors of the operating system have a number and are
+left alone, as is everything that is not known here.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO, Any, Final
-from urllib.parse import unquote, urlparse
+from typing import IO, Any, Final, TypeVar
+from urllib.parse import unquote, urlparse, urlsplit
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from headwater.sinks.errors import SinkUnwritable
-from headwater.sinks.store_errors import endpoint_of, store_error
+from headwater.errors import HeadwaterError
+from headwater.sinks.errors import SinkLoginRefused, SinkUnreachable, SinkUnwritable
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import chosen_directory
 from headwater.system.files import make_private, open_private, sync
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_REFUSED: Final = re.compile(
+    r"\b40[13] (Forbidden|Unauthorized)|HTTP status 40[13]\b|HTTP response code 40[13]\b|Access ?Denied|ACCESS_DENIED"
+    r"|InvalidAccessKeyId|INVALID_ACCESS_KEY_ID|SignatureDoesNotMatch|SIGNATURE_DOES_NOT_MATCH|ExpiredToken"
+    r"|EXPIRED_TOKEN|InvalidToken|INVALID_CLIENT_TOKEN_ID|TokenRefreshRequired|Unauthenticated",
+    re.IGNORECASE,
+)
+_NO_ANSWER: Final = re.compile(
+    r"error sending request|operation timed out|HTTP error|error decoding response body|request or response body error"
+    r"|non-2xx status code: (5\d\d|408|429)|\b(5\d\d) (Internal|Bad Gateway|Service|Gateway|Slow)|HTTP status 5\d\d\b"
+    r"|HTTP response code 5\d\d\b|NETWORK_CONNECTION|curlCode|SLOW_DOWN|SERVICE_UNAVAILABLE|INTERNAL_FAILURE"
+    r"|REQUEST_TIMEOUT|THROTTLING|DEADLINE_EXCEEDED|CURL error",
+    re.IGNORECASE,
+)
+_ADDRESS: Final = re.compile(r"https?://[^\s/?#'\"<>]+")
+
+
+def endpoint_of(options: Mapping[str, str]) -> str:
+    """The server that *options* of an object store name; empty: none."""
+    return next((value for name, value in options.items() if "endpoint" in name.lower()), "")
+
+
+def store_error(error: BaseException, root: str, endpoint: str) -> HeadwaterError | None:
+    """Our error for *error* of the object store that has *root*; ``None``: it is something else.
+
+    :param endpoint: its server, if the error does not name one.
+    """
+    text = str(error)
+    if isinstance(error, HeadwaterError) or getattr(error, "errno", None) is not None:
+        return None
+    refused = _REFUSED.search(text)
+    if refused is None and not _NO_ANSWER.search(text):
+        return None
+    address = _ADDRESS.search(text)
+    host = urlsplit(address[0] if address else endpoint).netloc.rpartition("@")[2]
+    server = f"The object store at {host} ({root})" if host else f"The object store of {root}"
+    if refused is not None:
+        return SinkLoginRefused(
+            f"{server} refused the keys: {refused[0]}.",
+            next_step="Write valid keys to the options of the sink, or to the files that they name.",
+        )
+    return SinkUnreachable(
+        f"{server} did not answer, or failed.",
+        next_step="No action needed if it is back soon: the batch is tried again until the object store answers.",
+    )
+
+
+@contextmanager
+def _named(sink: Any) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        found = store_error(error, *sink.object_store)
+        if found is None:
+            raise
+        raise found from error
+
+
+def names_store_errors(method: F) -> F:
+    """A method of a sink of files, with the errors of its object store in our words."""
+
+    @functools.wraps(method)
+    def wrapped(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _named(self):
+            return method(self, *args, **kwargs)
+
+    @functools.wraps(method)
+    def yielding(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with _named(self):
+            yield from method(self, *args, **kwargs)
+
+    return yielding if inspect.isgeneratorfunction(method) else wrapped  # type: ignore[return-value]
+
 
 BOUNDS: Final = {"timeout": "30s", "connect_timeout": "10s", "retry_timeout": "60s"}
 """How long one request to an object store waits for its answer, and for how long it is tried again."""

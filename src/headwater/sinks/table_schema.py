@@ -1,24 +1,40 @@
-"""Evolution: how the columns of a table at a sink follow those of its source. Pure.
+"""How the columns of a table at a sink follow those of its source. Pure.
 
-A column that the sink lacks is added at the end. A column that the source has no longer stays, and is null from then
-on, or goes, and the table is written anew. A column that was renamed, which its field id tells, is a new one: a mirror
-has the old values there, too, and is written anew for it. A type may become wider: the table is written anew. A name
-may become that of another column: values go by the field id. Any other change of a type is refused in a mirror, but
-for one that is emptied; where rows of before stay, their column becomes ``<name>_before``.
+**Mapping** (:class:`ColumnMapping`): the columns of the source under the names that the sink has for them.
+
+================  ==================================================================================================
+policy            what a column becomes at the sink
+================  ==================================================================================================
+on_drop keep      it stays, null from then on
+on_drop drop      it is removed; the table is rewritten
+on_rename copy    a new column with the old values; the old one is as one that was dropped
+on_rename keep    it keeps the name that it has there
+================  ==================================================================================================
+
+**Evolution**: a column that the sink lacks is added at the end. A column that the source does not have any longer
+stays, and is null from then on, or is removed, and the table is rewritten. A column that was renamed, which its field
+id shows, is a new one: a mirror has the old values there, too, and is rewritten for it. A type may become wider: the
+table is rewritten. A name may become that of another column: values are matched by the field id. Any other change of a
+type is refused in a mirror, but for one that is emptied; where earlier rows stay, their column becomes
+``<name>_before``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import chain, count
+from typing import Any, Self
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.sink import Mode
-from headwater.sources.table import FIELD_ID
+from headwater.sinks.types import sink_type
+from headwater.sources.table import FIELD_ID, UNAVAILABLE_COLUMN, SourceTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +75,32 @@ def evolve(
     before: list[pa.Field] = []
     sources: dict[str, str | None] = {}
     must_rewrite, by_name = False, emptied or mode is Mode.CHANGES
-    for field in existing:
-        place = wanted.get_field_index(field.name)
-        new = field if place < 0 else wanted.field(place)
-        is_other = not by_name and _is_other(field, new)
-        is_ours = FIELD_ID in (field.metadata or {})
-        is_narrower = is_ours and mode is not Mode.MIRROR and not holds(new.type, field.type)
+    for column in existing:
+        place = wanted.get_field_index(column.name)
+        new = column if place < 0 else wanted.field(place)
+        is_other = not by_name and _is_other(column, new)
+        is_ours = FIELD_ID in (column.metadata or {})
+        is_narrower = is_ours and mode is not Mode.MIRROR and not holds(new.type, column.type)
         if emptied and mode is Mode.MIRROR and is_ours:
-            must_rewrite |= new.type != field.type or _is_other(field, new)
-            fields.append(new if place >= 0 else field.remove_metadata())
-        elif not is_other and not is_narrower and holds(field.type, new.type):
-            fields.append(field)
-        elif not is_other and holds(new.type, field.type):
+            must_rewrite |= new.type != column.type or _is_other(column, new)
+            fields.append(new if place >= 0 else column.remove_metadata())
+        elif not is_other and not is_narrower and holds(column.type, new.type):
+            fields.append(column)
+        elif not is_other and holds(new.type, column.type):
             fields.append(new)
             must_rewrite = True
         elif is_other or mode is not Mode.MIRROR:
             fields.append(new)
             sources[new.name] = None
             must_rewrite = True
-            if mode is not Mode.MIRROR and (not is_other or _place(wanted, field) is None):
-                kept = pa.field(free_name(field.name, {*existing.names, *wanted.names}), field.type)
+            if mode is not Mode.MIRROR and (not is_other or _place(wanted, column) is None):
+                kept = pa.field(free_name(column.name, {*existing.names, *wanted.names}), column.type)
                 before.append(kept)
-                sources[kept.name] = field.name
+                sources[kept.name] = column.name
         else:
             raise SinkSchemaError(
                 table,
-                f"column {field.name!r} is {field.type} there and became {new.type}.",
+                f"column {column.name!r} is {column.type} there and became {new.type}.",
                 next_step="The table must be emptied there and read again.",
             )
     known = {name.lower() for name in existing.names}
@@ -161,3 +177,80 @@ def holds(kind: pa.DataType, other: pa.DataType) -> bool:
         and holds(kind.key_type, other.key_type)
         and holds(kind.item_type, other.item_type)
     )
+
+
+class DropPolicy(Enum):
+    """What becomes of a column that the source dropped."""
+
+    KEEP = "keep"
+    DROP = "drop"
+
+
+class RenamePolicy(Enum):
+    """What becomes of a column that the source gave another name."""
+
+    COPY = "copy"
+    KEEP = "keep"
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnMapping:
+    """How rows of a source's table become rows of the sink's.
+
+    :ivar table: as the sink has it. :ivar names: of columns that have another name there, by that of the source.
+    """
+
+    table: SourceTable
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, table: SourceTable, existing: pa.Schema | None, on_drop: DropPolicy, on_rename: RenamePolicy) -> Self:
+        """:param existing: the columns that the sink has; nothing where it has no table."""
+        columns = table.columns
+        if on_drop is DropPolicy.DROP:
+            columns = tuple(one for one in columns if not one.dropped or one.name in table.key_columns)
+        names: dict[str, str] = {}
+        if on_rename is RenamePolicy.KEEP and existing is not None:
+            names = _kept(table, existing)
+            columns = tuple(replace(one, name=names.get(one.name, one.name)) for one in columns)
+        if columns == table.columns:
+            return cls(table)
+        keys = tuple(names.get(name, name) for name in table.key_columns)
+        return cls(replace(table, columns=columns, key_columns=keys), names)
+
+    def batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows of the source, of a log or of history, under the names of the sink."""
+        if not self.names:
+            return batch
+        fields = [one.with_name(self.names.get(one.name, one.name)) for one in batch.schema]
+        arrays = [
+            self._unavailable(column) if one.name == UNAVAILABLE_COLUMN else column
+            for one, column in zip(fields, batch.columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+    def _unavailable(self, texts: Any) -> Any:
+        for name, there in self.names.items():
+            wrapped = pc.binary_join_element_wise("", texts, "", ",")
+            named = pc.replace_substring(wrapped, f",{name},", f",{there},", max_replacements=1)
+            texts = pc.utf8_slice_codeunits(named, 1, -1)
+        return texts
+
+
+def _kept(table: SourceTable, existing: pa.Schema) -> dict[str, str]:
+    """The columns of *table* that *existing* has under another name."""
+    names = {one.name for one in table.columns}
+    there = {
+        bytes((one.metadata or {})[FIELD_ID]): one
+        for one in existing
+        if FIELD_ID in (one.metadata or {}) and one.name not in names
+    }
+    found: dict[str, str] = {}
+    for one in table.columns:
+        other = there.get(str(one.field_id).encode())
+        kind = sink_type(one.type)
+        if other is None or one.name in existing.names or kind is None:
+            continue
+        if holds(other.type, kind) or holds(kind, other.type):
+            found[one.name] = other.name
+    return found

@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.fold import DELETED
-from headwater.sinks.keys import KeySet, last_rows
+from headwater.sinks.keys import KeySet, last_rows, same_rows
 from headwater.sinks.rewrite import WORKERS, Keeping, Mask, Rewrite
-from headwater.sinks.same_values import same_rows
 from headwater.sinks.types import conform
 from headwater.sinks.versions import ADDED_NAMES, CLOSES, IS_CURRENT, VALID_FROM, VALID_TO
 

@@ -21,7 +21,7 @@ from tests.store.sinks.iceberg_tables import open_table, scan
 
 from headwater import failpoints
 from headwater.failpoints import registered
-from headwater.sinks import iceberg_waste, rewrite
+from headwater.sinks import iceberg_snapshot, rewrite
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode
 
@@ -35,7 +35,7 @@ _OURS = ("sink.iceberg.", "sink.files.", "sink.staging.")
 
 def deliver(mode: str, path: str, armed: str, generation: int) -> None:
     """Deliver with failpoints armed; chores that are due now and then are due at once."""
-    iceberg_waste.KEPT_SNAPSHOTS = iceberg_waste.EXPIRED_SNAPSHOTS = 2  # type: ignore[misc]
+    iceberg_snapshot.KEPT_SNAPSHOTS = iceberg_snapshot.EXPIRED_SNAPSHOTS = 2  # type: ignore[misc]
     rewrite.SMALL_FILES = 2  # type: ignore[misc]
     failpoints.arm(armed)
     sink = IcebergSink(path, Mode(mode), file_bytes=64 << 10, retention_hours=0)

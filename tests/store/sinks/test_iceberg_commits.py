@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from headwater import failpoints
-from headwater.sinks import iceberg, iceberg_snapshot, iceberg_waste, rewrite
+from headwater.sinks import iceberg, iceberg_snapshot, rewrite
 from headwater.sinks.errors import SinkBusy, SinkDriverMissing, SinkInputError, SinkUnwritable
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode, Token
@@ -139,8 +139,8 @@ def test_a_token_whose_property_was_taken_away_is_found_in_the_snapshots(sink: I
 
 def test_metadata_and_files_of_many_commits_stay_few(sink: IcebergSink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "SMALL_FILES", 4)
-    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 5)
-    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 5)
+    monkeypatch.setattr(iceberg_snapshot, "KEPT_SNAPSHOTS", 5)
+    monkeypatch.setattr(iceberg_snapshot, "EXPIRED_SNAPSHOTS", 5)
     monkeypatch.setattr(iceberg_snapshot, "SMALL_MANIFESTS", 2)
     feed = Feed(IcebergSink(sink.warehouse, retention_hours=0))
     for epoch in range(1, 80):
@@ -161,8 +161,8 @@ def test_metadata_and_files_of_many_commits_stay_few(sink: IcebergSink, monkeypa
 def test_files_are_kept_for_readers_as_long_as_the_retention(
     sink: IcebergSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 2)
-    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 1)
+    monkeypatch.setattr(iceberg_snapshot, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(iceberg_snapshot, "EXPIRED_SNAPSHOTS", 1)
     feed = Feed(sink)
     feed.changes(1, (INSERT, order(1)))
     with open_table(sink) as reader:
@@ -174,8 +174,8 @@ def test_files_are_kept_for_readers_as_long_as_the_retention(
 
 
 def test_a_snapshot_with_a_name_is_kept(sink: IcebergSink, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 2)
-    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 1)
+    monkeypatch.setattr(iceberg_snapshot, "KEPT_SNAPSHOTS", 2)
+    monkeypatch.setattr(iceberg_snapshot, "EXPIRED_SNAPSHOTS", 1)
     feed = Feed(IcebergSink(sink.warehouse, retention_hours=0))
     feed.changes(1, (INSERT, order(1)))
     with open_table(sink) as table:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.sinks import delta_log, fold, iceberg_waste, rewrite
+from headwater.sinks import delta_log, fold, iceberg_snapshot, rewrite
 from headwater.sinks.errors import OtherAttempt, SinkSchemaError, SinkUnwritable
 from headwater.sinks.sink import Committed, Mode, Token
 from headwater.sinks.versions import IS_CURRENT
@@ -286,8 +286,8 @@ def test_a_table_of_another_mode_is_refused(lake: Lake, sink: SinkOfLake) -> Non
 def test_any_batches_give_what_a_list_of_versions_gives(seed: int, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rewrite, "SMALL_FILES", 3)
     monkeypatch.setattr(delta_log, "CHECKPOINT_COMMITS", 7)
-    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 3)
-    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 3)
+    monkeypatch.setattr(iceberg_snapshot, "EXPIRED_SNAPSHOTS", 3)
+    monkeypatch.setattr(iceberg_snapshot, "KEPT_SNAPSHOTS", 3)
     chance = random.Random(seed)
     sink = lake.sink(Mode.HISTORY, file_bytes=chance.choice([1, 2000, 1 << 20]))
     feed = Feed(sink)

@@ -14,7 +14,7 @@ import pytest
 from tests.servers.losing_proxy import losing_proxy
 from tests.servers.s3 import s3_server
 
-from headwater.sinks import iceberg_waste, storage
+from headwater.sinks import iceberg_snapshot, storage
 from headwater.sinks.errors import SinkLoginRefused, SinkUnreachable, StagedLost
 from headwater.sinks.sink import Committed, Mode
 from headwater.sources.secret_files import SecretUnreadable
@@ -124,8 +124,8 @@ def test_of_two_commits_of_one_batch_one_is_refused(lake: Lake, at: At) -> None:
 def test_what_snapshots_and_attempts_leave_in_a_bucket_is_removed(
     iceberg: IcebergLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg_waste, "KEPT_SNAPSHOTS", 1)
-    monkeypatch.setattr(iceberg_waste, "EXPIRED_SNAPSHOTS", 1)
+    monkeypatch.setattr(iceberg_snapshot, "KEPT_SNAPSHOTS", 1)
+    monkeypatch.setattr(iceberg_snapshot, "EXPIRED_SNAPSHOTS", 1)
     sink = iceberg.sink()
     feed = Feed(sink)
     feed.history(1, [order(key) for key in range(4)])

@@ -20,8 +20,7 @@ from headwater import failpoints
 from headwater.sinks import manifests as manifests_module
 from headwater.sinks import parquet
 from headwater.sinks.errors import SinkInputError, SinkSchemaError
-from headwater.sinks.manifest import ManifestDamaged
-from headwater.sinks.manifests import Manifests
+from headwater.sinks.manifests import ManifestDamaged, Manifests
 from headwater.sinks.open import open_sink
 from headwater.sinks.parquet import ParquetSink, committed_files, read
 from headwater.sinks.sink import Committed

@@ -15,7 +15,7 @@ from tests.servers.silent import silent_server
 from headwater.backfill.snapshot.consume_upstream.errors import UpstreamUnreadable
 from headwater.backfill.snapshot.consume_upstream.open import open_upstream
 from headwater.errors import HeadwaterError
-from headwater.sinks import iceberg_rest, kafka_channel, storage, webhook
+from headwater.sinks import iceberg_client, kafka_channel, storage, webhook
 from headwater.sinks.delta import DeltaSink
 from headwater.sinks.errors import SinkUnreachable
 from headwater.sinks.iceberg import IcebergSink
@@ -34,7 +34,7 @@ SECRET = "never-shown"
 @pytest.fixture
 def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(storage, "BOUNDS", {"timeout": "300ms", "retry_timeout": "300ms"})
-    monkeypatch.setattr(iceberg_rest, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(iceberg_client, "ANSWER_SECONDS", 0.3)
     monkeypatch.setattr(kafka_channel, "SECONDS", 2.0)
     monkeypatch.setattr(slate, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(slate, "RETRY_SECONDS", 0.3)

@@ -16,7 +16,7 @@ import pytest
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.delivery import packed
 from headwater.sinks.sink import Staged, Token
-from headwater.sinks.sql_table import SqlPart, StagedRelations
+from headwater.sinks.sql_staged import SqlPart, StagedRelations
 from headwater.sinks.staged_codec import NotStorable, decode, encode
 from headwater.sinks.staging import Part, StagedFiles, StagedRuns
 from headwater.sources.splits import Cut, KeyRange

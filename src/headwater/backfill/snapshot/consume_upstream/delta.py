@@ -34,8 +34,7 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
 )
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Cut, VnodeRange
 from headwater.log_store.columns import EPOCH
-from headwater.sinks.storage import Storage
-from headwater.sinks.store_errors import endpoint_of, store_error
+from headwater.sinks.storage import Storage, endpoint_of, store_error
 from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream import DEFAULT_VNODE_COUNT

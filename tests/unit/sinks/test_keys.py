@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headwater.sinks.same_values import same_rows, same_values
+from headwater.sinks.keys import same_rows, same_values
 
 NAN = float("nan")
 

@@ -1,20 +1,27 @@
-"""Files of Iceberg tables: what pyiceberg writes is on disk before the catalog names it. Needs pyiceberg.
+"""Our own parts in place of those of pyiceberg: durable files, and catalogs whose requests end. Needs pyiceberg.
 
-A catalog is told of a metadata file after it was written. Without this, a power cut could leave a catalog that is
-durable and names a file that is not.
+A catalog gets the name of a metadata file after it was written. If the file were not synced by then, a power cut could
+leave a durable catalog that names a missing file. pyiceberg's REST client waits for an answer without end; here each
+request is bounded.
 """
 
 from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlparse
 
 import pyarrow.fs as pafs
+import requests
+from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.io import InputFile, OutputFile
 from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.utils.config import Config, merge_config
 
 from headwater.sinks.storage import Storage
 from headwater.system.files import sync
@@ -96,3 +103,36 @@ def storage_of(location: str, options: dict[str, str]) -> Storage:
     if location.startswith("file:"):
         return Storage(urlparse(location).path)
     return ObjectStorage(location, options) if "://" in location else Storage(location)
+
+
+CONNECT_SECONDS: Final = 10.0
+ANSWER_SECONDS: Final = 60.0
+"""How long the catalog may be silent."""
+
+
+def _request(request: Callable[..., Any], method: str, url: str, **options: Any) -> Any:
+    """A bounded *request*; a read whose connection was closed meanwhile, as idle ones are, is sent again."""
+    bounded = partial(request, method, url, timeout=(CONNECT_SECONDS, ANSWER_SECONDS), **options)
+    try:
+        return bounded()
+    except requests.ConnectionError:
+        if method.upper() not in ("GET", "HEAD"):
+            raise
+        return bounded()
+
+
+class BoundedRestCatalog(RestCatalog):
+    """Like pyiceberg's own; a request to a catalog that says nothing fails."""
+
+    def _config_headers(self, session: Any) -> None:
+        """The first thing that is done with a new session, before a token is requested with it."""
+        super()._config_headers(session)
+        session.request = partial(_request, session.request)
+
+
+def load_rest_catalog(name: str, properties: dict[str, str]) -> Any:
+    """The catalog *name*, with the settings of pyiceberg's file and environment below *properties*."""
+    settings: Any = merge_config(Config().get_catalog_config(name) or {}, dict(properties))
+    if settings.get("type", "rest") != "rest" or "py-catalog-impl" in settings:
+        return load_catalog(name, **properties)
+    return BoundedRestCatalog(name, **settings)
