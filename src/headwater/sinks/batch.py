@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +16,20 @@ from headwater.sinks.types import cast
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the tokens of a table say.
+
+    :ivar is_upsert: there were rows before this backfill. :ivar generation: the oldest that may commit.
+    :ivar has_history: rows of this backfill were committed.
+    """
+
+    committed: Committed = field(default_factory=Committed)
+    is_upsert: bool = False
+    generation: int = 0
+    has_history: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,10 +87,11 @@ class DeltaLog:
 
     def __init__(self, storage: Storage, name: str, partition_by: Sequence[str] = ()) -> None:
         self._delta = delta_library()
-        self._storage = storage
+        self.storage = storage
         self._name = name
         self._partition_by = list(partition_by)
         self._known: _Known | None = None
+        self._begun: int | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +101,7 @@ class DeltaLog:
         if self._known is None:
             return
         with _lock:
-            _handles[self._storage.address] = self._known
+            _handles[self.storage.address] = self._known
             while len(_handles) > HELD_HANDLES:
                 del _handles[next(iter(_handles))]
         self._known = None
@@ -110,8 +111,8 @@ class DeltaLog:
         known = self._known
         if known is None:
             with _lock:
-                known = _handles.pop(self._storage.address, None)
-        if known is None or known.options != self._storage.options or not self._is_there(known, newest):
+                known = _handles.pop(self.storage.address, None)
+        if known is None or known.options != self.storage.options or not self._is_there(known, newest):
             known = self._open()
         self._known = known
         if known is None:
@@ -120,19 +121,21 @@ class DeltaLog:
         if known.version != known.handle.version():
             known.transactions = self._newer_transactions(known)
             known.version = known.handle.version()
+        if self._begun is None:
+            self._begun = known.version
         return True
 
     def _is_there(self, known: _Known, newest: bool) -> bool:
         try:
             if newest and not self._is_newest(known.handle.version()):
                 known.handle.update_incremental()
-            return self._storage.has(_entry(known.handle.version()))
+            return self.storage.has(_entry(known.handle.version()))
         except self._delta.exceptions.DeltaError:
             return False
 
     def _is_newest(self, version: int) -> bool:
         """Whether no entry follows *version*, where that is cheaper to see than to read on."""
-        return self._storage.is_local and not self._storage.has(_entry(version + 1))
+        return self.storage.is_local and not self.storage.has(_entry(version + 1))
 
     def _newer_transactions(self, known: _Known) -> dict[str, int | None]:
         """What *known* has of them, and what the entries since then say; nothing if those cannot be read."""
@@ -149,22 +152,22 @@ class DeltaLog:
 
     def _actions(self, version: int, kind: str) -> list[dict[str, Any]]:
         """The actions of one kind in the entry of *version*."""
-        with self._storage.files.open_input_stream(_entry(version)) as stream:
+        with self.storage.files.open_input_stream(_entry(version)) as stream:
             lines = stream.read().splitlines()
         found = (json.loads(line).get(kind) for line in lines if f'"{kind}"'.encode() in line)
         return [action for action in found if action]
 
     def _open(self) -> _Known | None:
         try:
-            handle = self._delta.DeltaTable(self._storage.address, storage_options=self._storage.client_options)
-            return _Known(handle, self._storage.options)
+            handle = self._delta.DeltaTable(self.storage.address, storage_options=self.storage.client_options)
+            return _Known(handle, self.storage.options)
         except self._delta.exceptions.TableNotFoundError:
             return None
         except self._delta.exceptions.DeltaError as error:
-            if store_error(error, self._storage.root, "") is not None:
+            if store_error(error, self.storage.root, "") is not None:
                 raise
             raise SinkUnwritable(
-                f"What is at {self._storage.root} is no Delta table that can be read: {type(error).__name__}.",
+                f"What is at {self.storage.root} is no Delta table that can be read: {type(error).__name__}.",
                 next_step="Move it away, or deliver to another directory.",
             ) from error
 
@@ -178,11 +181,11 @@ class DeltaLog:
         failpoints.hit(BEFORE_CREATE)
         try:
             self._delta.DeltaTable.create(
-                self._storage.address,
+                self.storage.address,
                 self._delta.Schema.from_arrow(schema),
                 partition_by=self._partition_by or None,
                 configuration={**configuration, CREATED: self._name},
-                storage_options=self._storage.client_options,
+                storage_options=self.storage.client_options,
                 raise_if_key_not_exists=False,
             )
         except self._delta.exceptions.DeltaError:
@@ -247,9 +250,9 @@ class DeltaLog:
     def paths(self) -> frozenset[str]:
         """The files of the table, and those that it had as far as its log remembers."""
         found = set(pa.table(self._handle.get_add_actions()).column("path").to_pylist())
-        for info in self._storage.list("_delta_log"):
+        for info in self.storage.list("_delta_log"):
             if info.path.endswith(".json"):
-                with self._storage.files.open_input_stream(info.path) as stream:
+                with self.storage.files.open_input_stream(info.path) as stream:
                     lines = stream.read().splitlines()
                 removed = (json.loads(line).get("remove") for line in lines if b'"remove"' in line)
                 found.update(one["path"] for one in removed if one)
@@ -297,7 +300,7 @@ class DeltaLog:
             return False
         before = self.version
         if added:
-            self._storage.sync(".")
+            self.storage.sync(".")
         failpoints.hit(BEFORE_COMMIT)
         try:
             self._handle.create_write_transaction(
@@ -332,18 +335,18 @@ class DeltaLog:
         return any(one.get(COMMIT_MARK) == mark for one in self._actions(version, "commitInfo"))
 
     def _refused(self, error: Exception) -> HeadwaterError:
-        found = store_error(error, self._storage.root, endpoint_of(self._storage.options))
+        found = store_error(error, self.storage.root, endpoint_of(self.storage.options))
         return found or SinkError(
             f"The Delta table {self._name} took no commit: {type(error).__name__}.",
             next_step="Look at the storage of the table: is it full, may this user write there?",
         )
 
-    def tidy(self, since: int, retention_hours: int) -> None:
-        """A checkpoint of the log, and away with old entries and files, if it is due after the version *since*.
+    def tidy(self, retention_hours: int) -> None:
+        """Write a checkpoint of the log and remove old entries and files, if it is due since this handle was opened.
 
         Nothing depends on it.
         """
-        if self.version // CHECKPOINT_COMMITS == since // CHECKPOINT_COMMITS:
+        if self.version // CHECKPOINT_COMMITS == (self._begun or 0) // CHECKPOINT_COMMITS:
             return
         failpoints.hit(BEFORE_CHECKPOINT)
         try:
@@ -363,7 +366,7 @@ class DeltaLog:
         )
 
     def _sync(self, version: int) -> None:
-        self._storage.sync(_entry(version), "_delta_log")
+        self.storage.sync(_entry(version), "_delta_log")
 
     def _allow(self, schema: pa.Schema) -> bool:
         """Let the table have the types of *schema*: other commits than an overwrite see to that by themselves.

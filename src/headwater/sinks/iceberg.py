@@ -13,19 +13,18 @@ snapshots expire, by the same commit in properties of the table:
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 
-from headwater.sinks.batch import Batch, refuse_late
+from headwater.sinks.batch import Batch, Held
 from headwater.sinks.data_files import DataFile
-from headwater.sinks.errors import SinkBusy, StagedLost
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
-from headwater.sinks.lake import COMMIT_ATTEMPTS, RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours
+from headwater.sinks.lake import RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours
+from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage, endpoint_of, names_store_errors
@@ -65,6 +64,7 @@ class IcebergSink(LakeSink):
     """
 
     capabilities: ClassVar = Capabilities((Mode.MIRROR, Mode.CHANGES, Mode.HISTORY), connections=16)
+    format_name: ClassVar[str] = "Iceberg"
 
     warehouse: str
     mode: Mode = Mode.MIRROR
@@ -90,35 +90,9 @@ class IcebergSink(LakeSink):
         with reaching(catalog.label):
             catalog.open().list_namespaces()
 
-    @names_store_errors
-    def check_table(self, table: SourceTable, query: str) -> None:
-        """:raises SinkSchemaError: others created its Iceberg table, and *adopt* is not set."""
-        with self._opened(table) as found:
-            if found.open():
-                self._require_ours(found, table)
-
     def target(self, table: SourceTable) -> str:
         """The name of *table* in the catalog."""
         return "/".join(map(path_component, identifier_of(table, self.namespace)))
-
-    @names_store_errors
-    def committed(self, table: SourceTable, query: str, backfill: str) -> Committed:
-        """What the Iceberg table of *table* has."""
-        with self._opened(table) as found:
-            return _Tokens(query, backfill).committed(found) if found.open() else Committed()
-
-    @names_store_errors
-    def commit(self, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
-        """One snapshot of the Iceberg table, which is made before.
-
-        :raises OtherAttempt: it has the history of this plan from another attempt.
-        :raises SinkSchemaError: the columns became what the Iceberg table cannot become, or others created the table.
-        :raises SinkBusy: others committed all the time. :raises StagedLost: a staged file is not as it was staged.
-        """
-        if not staged:
-            return False
-        with self._opened(table) as found:
-            return self._deliver(found, table, token, staged)
 
     @names_store_errors
     def abort(self, table: SourceTable, query: str, generation: int) -> None:
@@ -137,30 +111,6 @@ class IcebergSink(LakeSink):
                         storage.remove(info.path)
 
     @names_store_errors
-    def fence(self, table: SourceTable, query: str, generation: int) -> None:
-        """A snapshot with the generation alone; the table is created if it does not exist."""
-        with self._opened(table) as found:
-            if not found.open():
-                found.create(self._columns(table), self._partitions(table))
-            if self.adopt or found.is_ours():
-                self._fence(found, table, query, generation, must=True)
-
-    def _fence(self, found: IcebergTable, table: SourceTable, query: str, generation: int, *, must: bool) -> None:
-        """A process of an earlier generation that sleeps in its commit must not wake up to files that are removed.
-
-        A generation that is higher than ours is of a query whose state was removed: it began anew.
-        """
-        key, prefix = _Tokens(query, "").generation, file_prefix(query, generation)
-        for _ in range(COMMIT_ATTEMPTS):
-            has = int(found.token(key) or 0)
-            if has == generation or (has < generation and not must):
-                return
-            made = {key: str(generation)}
-            if found.commit([], [], made, prefix, self.retention_hours, is_data_change=False):
-                return
-        raise _busy(table)
-
-    @names_store_errors
     def shown(self, table: SourceTable, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """The rows of the newest snapshot."""
         there = self._columns(table)
@@ -174,88 +124,50 @@ class IcebergSink(LakeSink):
         for file in files:
             yield from conform(read_columns(storage, file.path, names, columns), wanted).to_batches()
 
-    def _deliver(self, found: IcebergTable, table: SourceTable, token: Token, staged: Sequence[Staged]) -> bool:
-        wanted = self._columns(table)
-        if not found.open(newest=False):
-            found.create(wanted, self._partitions(table))
-        self._require_ours(found, table)
-        tokens = _Tokens(token.query, token.backfill)
-        for attempt in range(1, COMMIT_ATTEMPTS + 1):
-            batch = Batch.left_of(staged, token, tokens.committed(found))
-            if batch is None:
-                self._staging(table, token).clean(token)
-                return False
-            refuse_late(table, token, int(found.token(tokens.generation) or 0))
-            plan = found.plan(wanted, emptied=batch.is_truncated)
-            if batch.is_empty and not plan.is_changed:
-                return True
-            if self._commit(found, table, token, tokens, batch, plan):
-                self._staging(table, token).clean(token)
-                self._tidy(found, table, token)
-                return True
-            time.sleep(COMMIT_BACKOFF.delay(attempt))
-        raise _busy(table)
+    def _opened(self, table: SourceTable) -> IcebergTable:
+        iceberg_library()
+        from headwater.sinks.iceberg_table import IcebergTable
 
-    def _require_ours(self, found: IcebergTable, table: SourceTable) -> None:
+        return IcebergTable(self._catalog, identifier_of(table, self.namespace), table.full_name, self.mode)
+
+    def _held(self, found: IcebergTable, table: SourceTable, query: str, backfill: str = "") -> Held:
+        changes, generation, history, upsert = map(found.token, _keys(query, backfill))
+        plan, _, attempt = (history or "0/0").partition("/")
+        committed = Committed(int(changes or 0), int(plan), int(attempt))
+        return Held(committed, upsert == "1", int(generation or 0), history is not None)
+
+    def _tokens(self, table: SourceTable, token: Token, batch: Batch, *, is_upsert: bool) -> dict[str, str]:
+        changes, _, history, upsert = _keys(token.query, token.backfill)
+        return {
+            **({changes: str(token.epoch)} if batch.has_changes else {}),
+            **({history: f"{token.plan}/{token.attempt}"} if batch.history else {}),
+            **({upsert: "1"} if is_upsert else {}),
+        }
+
+    def _fence_token(self, table: SourceTable, query: str, generation: int) -> dict[str, str]:
+        return {_keys(query, "")[1]: str(generation)}
+
+    def _create(self, found: IcebergTable, table: SourceTable) -> None:
+        found.create(self._columns(table), self._partitions(table))
+
+    def _is_ours(self, found: IcebergTable, table: SourceTable, query: str) -> bool:
+        return found.is_ours()
+
+    def _require_ours(self, found: IcebergTable, table: SourceTable, query: str) -> None:
         if not self.adopt and not found.is_ours():
             name = ".".join(identifier_of(table, self.namespace))
             raise not_ours(table, f"the Iceberg table {name}", "namespace or warehouse")
 
-    def _commit(
-        self, found: IcebergTable, table: SourceTable, token: Token, tokens: _Tokens, batch: Batch, plan: Plan
-    ) -> bool:
-        try:
-            self._prove(found.storage, table, token, batch)
-        except StagedLost:
-            before = tokens.committed(found)
-            found.open()
-            if tokens.committed(found) == before:
-                raise
-            return False  # another process committed the batch meanwhile, and its files
-        rewrite = self._rewrite(found, table, token, plan)
-        made = tokens.of(token, batch)
-        overlaps = found.token(tokens.upsert) == "1"
-        has_rows = bool(rewrite.files) and self.mode is not Mode.CHANGES
-        if batch.history and found.token(tokens.history) is None and has_rows:
-            overlaps = True
-            made[tokens.upsert] = "1"
-        try:
-            if batch.is_truncated and self.mode is Mode.MIRROR:
-                rewrite.truncate()
-            if plan.must_rewrite:
-                rewrite.recast({})
-            batch, waste = _relaid(rewrite, batch)
-            waste += self._apply(rewrite, table, token, batch, overlaps=overlaps)
-        except BaseException:
-            rewrite.discard()
-            raise
-        prefix = file_prefix(token.query, token.generation)
-        if not found.commit(rewrite.added, rewrite.removed, made, prefix, self.retention_hours, plan=plan):
-            rewrite.discard()
-            return False
-        rewrite.settle()
-        for file in waste:
-            found.storage.remove(file.path)
-        return True
+    def _plan(self, found: IcebergTable, table: SourceTable, *, emptied: bool = False) -> Plan:
+        return found.plan(self._columns(table), emptied=emptied)
 
-    def _tidy(self, found: IcebergTable, table: SourceTable, token: Token) -> None:
-        """Join small files, and away with what nobody needs. The batch is committed, whatever happens here."""
-        if self.mode is not Mode.CHANGES:
-            rewrite = self._rewrite(found, table, token, found.plan(self._columns(table)))
-            if rewrite.compact():
-                prefix = file_prefix(token.query, token.generation)
-                if found.commit(rewrite.added, rewrite.removed, {}, prefix, self.retention_hours, is_data_change=False):
-                    rewrite.settle()
-                else:
-                    rewrite.discard()
-        found.remove_waste(self.retention_hours)
-
-    def _rewrite(self, found: IcebergTable, table: SourceTable, token: Token, plan: Plan) -> ById:
+    def _rewrite(self, found: IcebergTable, table: SourceTable, token: Token, plan: Plan | None) -> Rewrite:
         from headwater.sinks.iceberg_files import DATA, IcebergRewrite, IcebergVersionRewrite
 
+        plan = plan or self._plan(found, table)
         files = [] if self.mode is Mode.CHANGES and not plan.must_rewrite else found.files(table.key_columns)
         kind = IcebergVersionRewrite if self.mode is Mode.HISTORY else IcebergRewrite
-        made = kind(
+        rewrite = kind(
             found.storage,
             files,
             plan.layout.arrow,
@@ -264,8 +176,38 @@ class IcebergSink(LakeSink):
             DATA + file_prefix(token.query, token.generation),
             replace(found.partitioning, schema=plan.layout.schema),
         )
-        made.names = plan.names
-        return made
+        rewrite.names = plan.names
+        return rewrite
+
+    def _put(
+        self,
+        found: IcebergTable,
+        query: str,
+        generation: int,
+        tokens: dict[str, Any],
+        rewrite: Rewrite | None,
+        plan: Plan | None,
+    ) -> bool:
+        added, removed = ([], []) if rewrite is None else (rewrite.added, rewrite.removed)
+        prefix, is_data_change = file_prefix(query, generation), plan is not None
+        return found.commit(
+            added, removed, tokens, prefix, self.retention_hours, plan=plan, is_data_change=is_data_change
+        )
+
+    def _relaid(self, rewrite: ById, batch: Batch) -> tuple[Batch, list[DataFile]]:
+        """*batch* with files whose columns have the ids that they have now, and the files that this replaced."""
+        waste: list[DataFile] = []
+
+        def fitted(one: Staged) -> Staged:
+            files: list[DataFile] = []
+            for file in one.detail.files:
+                relaid = rewrite.relaid(file)
+                waste.extend([] if relaid == [file] else [file])
+                files += relaid
+            return replace(one, detail=replace(one.detail, files=tuple(files)))
+
+        changes, history = (tuple(map(fitted, parts)) for parts in (batch.changes, batch.history))
+        return replace(batch, changes=changes, history=history), waste
 
     @property
     def _catalog(self) -> IcebergCatalog:
@@ -280,12 +222,6 @@ class IcebergSink(LakeSink):
     @property
     def _root(self) -> Storage:
         return self._catalog.storage()
-
-    def _opened(self, table: SourceTable) -> IcebergTable:
-        iceberg_library()
-        from headwater.sinks.iceberg_table import IcebergTable
-
-        return IcebergTable(self._catalog, identifier_of(table, self.namespace), table.full_name, self.mode)
 
     def _planned(self, table: SourceTable) -> Storage:
         """Where a table that is not there yet will be."""
@@ -324,40 +260,7 @@ class IcebergSink(LakeSink):
         return IcebergWriter(storage, layout.columns(schema.names), self._file_bytes, prefix, by)
 
 
-def _busy(table: SourceTable) -> SinkBusy:
-    return SinkBusy(
-        f"The Iceberg table of {table.full_name} was committed to by others {COMMIT_ATTEMPTS} times in a row.",
-        next_step="Look for another query or job that writes to it.",
-    )
-
-
-class _Tokens:
-    """The keys of the tokens of one table."""
-
-    def __init__(self, query: str, backfill: str) -> None:
-        self.changes, self.generation = (f"headwater.{what}.{query}" for what in ("changes", "generation"))
-        self.history, self.upsert = (f"headwater.{what}.{query}.{backfill}" for what in ("history", "upsert"))
-
-    def committed(self, found: IcebergTable) -> Committed:
-        plan, _, attempt = (found.token(self.history) or "0/0").partition("/")
-        return Committed(int(found.token(self.changes) or 0), int(plan), int(attempt))
-
-    def of(self, token: Token, batch: Batch) -> dict[str, str]:
-        made = {self.changes: str(token.epoch)} if batch.has_changes else {}
-        return {**made, self.history: f"{token.plan}/{token.attempt}"} if batch.history else made
-
-
-def _relaid(rewrite: ById, batch: Batch) -> tuple[Batch, list[DataFile]]:
-    """*batch* with files whose columns have the ids that they have now, and the files that this replaced."""
-    waste: list[DataFile] = []
-
-    def fitted(one: Staged) -> Staged:
-        files: list[DataFile] = []
-        for file in one.detail.files:
-            made = rewrite.relaid(file)
-            waste.extend([] if made == [file] else [file])
-            files += made
-        return replace(one, detail=replace(one.detail, files=tuple(files)))
-
-    changes, history = (tuple(map(fitted, parts)) for parts in (batch.changes, batch.history))
-    return replace(batch, changes=changes, history=history), waste
+def _keys(query: str, backfill: str) -> tuple[str, str, str, str]:
+    """The keys of the tokens of one table: changes, generation, history, upsert."""
+    of_backfill = (f"headwater.{what}.{query}.{backfill}" for what in ("history", "upsert"))
+    return f"headwater.changes.{query}", f"headwater.generation.{query}", *of_backfill  # type: ignore[return-value]

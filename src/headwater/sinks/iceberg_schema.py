@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from zlib import crc32
 
 import pyarrow as pa
@@ -125,6 +125,8 @@ class Plan:
     is_changed: bool
     must_rewrite: bool
     names: Mapping[int, str]
+    renamed: ClassVar[Mapping[str, str | None]] = {}
+    """Columns keep their ids: files are read by these."""
 
 
 def new_layout(wanted: pa.Schema) -> Layout:

@@ -338,7 +338,7 @@ class IcebergTable:
                 _delete(self._table.io, one.metadata_file)
         return True
 
-    def remove_waste(self, retention_hours: int) -> None:
+    def tidy(self, retention_hours: int) -> None:
         """Remove what no reader needs any more. Nothing depends on it."""
         try:
             self._waste(retention_hours).remove(self._paths())

@@ -18,7 +18,7 @@ import pymysql
 from pymysql.cursors import SSCursor
 
 from headwater import failpoints
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, Held
 from headwater.sinks.errors import SinkBusy, SinkRowError, SinkSchemaError
 from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
 from headwater.sinks.mysql_session import IDLE_SECONDS, STREAM, Address, MySqlConnection, told
@@ -35,7 +35,7 @@ from headwater.sinks.sql_table import (
     passing_id,
     steps,
 )
-from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, Held
+from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.target_names import is_cut
 

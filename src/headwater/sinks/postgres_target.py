@@ -22,7 +22,7 @@ import pyarrow as pa
 from psycopg import errors as pg
 
 from headwater import failpoints
-from headwater.sinks.batch import Batch
+from headwater.sinks.batch import Batch, Held
 from headwater.sinks.errors import SinkRowError, SinkSchemaError
 from headwater.sinks.json_rows import from_json
 from headwater.sinks.postgres_merge import PostgresMerge, name_of, plain, quoted
@@ -39,7 +39,7 @@ from headwater.sinks.sql_table import (
     SqlTable,
     steps,
 )
-from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, Held
+from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE
 from headwater.sinks.types import cast
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.postgres.connection import Connection, Dsn

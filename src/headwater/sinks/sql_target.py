@@ -10,14 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
 from headwater import failpoints
 from headwater.errors import HeadwaterError
-from headwater.sinks.batch import Batch, in_ranges, is_all
+from headwater.sinks.batch import Batch, Held, in_ranges, is_all
 from headwater.sinks.errors import SinkDriverMissing
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sinks.sql_staged import SqlPart, unpacked
@@ -28,18 +28,6 @@ REST_SECONDS: Final = 5.0
 
 BEFORE_PREPARE = failpoints.register("sink.sql.before_prepare")
 AFTER_PREPARE = failpoints.register("sink.sql.after_prepare")
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """What the tokens of a table say, once they are locked.
-
-    :ivar is_upsert: there were rows before this backfill. :ivar generation: the oldest that may commit.
-    """
-
-    committed: Committed = field(default_factory=Committed)
-    is_upsert: bool = False
-    generation: int = 0
 
 
 class Target(ABC):

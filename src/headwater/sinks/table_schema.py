@@ -53,6 +53,11 @@ class Evolution:
     must_rewrite: bool
     dropped: tuple[str, ...] = ()
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether a batch without rows has to be committed for them."""
+        return self.must_rewrite
+
 
 def evolve(
     table: str,

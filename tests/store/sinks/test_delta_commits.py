@@ -8,7 +8,8 @@ import deltalake
 import pytest
 
 from headwater import failpoints
-from headwater.sinks import delta, delta_log, rewrite
+from headwater.sinks import delta_log, rewrite
+from headwater.sinks import lake as lake_module
 from headwater.sinks.errors import SinkBusy
 from headwater.sinks.sink import Committed, Mode
 
@@ -33,7 +34,7 @@ def test_a_commit_of_another_writer_in_between_is_taken_into_account(lake: Delta
 def test_a_table_that_others_commit_to_all_the_time_is_said_to_be_busy(
     lake: DeltaLake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delta, "COMMIT_ATTEMPTS", 2)
+    monkeypatch.setattr(lake_module, "COMMIT_ATTEMPTS", 2)
     feed = Feed(lake.sink())
     feed.changes(1, (INSERT, order(1)))
 

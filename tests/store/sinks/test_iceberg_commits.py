@@ -13,7 +13,8 @@ import pyarrow as pa
 import pytest
 
 from headwater import failpoints
-from headwater.sinks import iceberg, iceberg_snapshot, rewrite
+from headwater.sinks import iceberg_snapshot, rewrite
+from headwater.sinks import lake as lake_module
 from headwater.sinks.errors import SinkBusy, SinkDriverMissing, SinkInputError, SinkUnwritable
 from headwater.sinks.iceberg import IcebergSink
 from headwater.sinks.sink import Committed, Mode, Token
@@ -52,7 +53,7 @@ def test_a_commit_of_another_writer_in_between_is_taken_into_account(sink: Icebe
 def test_a_table_that_others_commit_to_all_the_time_is_said_to_be_busy(
     sink: IcebergSink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(iceberg, "COMMIT_ATTEMPTS", 2)
+    monkeypatch.setattr(lake_module, "COMMIT_ATTEMPTS", 2)
     feed = Feed(sink)
     feed.changes(1, (INSERT, order(1)))
     data, before = files_in(sink, "data"), files_in(sink, "metadata")
