@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +17,7 @@ from headwater.sinks.types import cast
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream.epoch import ORIGIN_UNIX_MS, PHYSICAL_SHIFT
+from headwater.stream.vnode import hash_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,30 @@ class Batch:
     @property
     def is_empty(self) -> bool:
         return not self.history and not self.has_changes
+
+
+class KnownRows:
+    """Separates rows whose keys may be in the table already from the others.
+
+    :param keys: its key columns. :param changed: the hashes of keys that may be there.
+    :ivar rows: these, as far as :meth:`others` has come.
+    """
+
+    def __init__(self, keys: Sequence[str], changed: Any) -> None:
+        self._keys = keys
+        self._changed = None if changed is None else np.sort(np.asarray(changed, np.uint64))
+        self.rows: list[pa.RecordBatch] = []
+
+    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if self._changed is not None and self._changed.size:
+                hashes = hash_keys(batch, self._keys)
+                indexes = np.minimum(np.searchsorted(self._changed, hashes), self._changed.size - 1)
+                is_known = self._changed[indexes] == hashes
+                if is_known.any():
+                    self.rows.append(batch.filter(pa.array(is_known)))
+                    batch = batch.filter(pa.array(~is_known))
+            yield batch
 
 
 def rows_after(batch: pa.RecordBatch, epoch: int) -> pa.RecordBatch:

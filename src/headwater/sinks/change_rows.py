@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headwater.log_store.columns import OP
 from headwater.sinks.sink import HistoryPart
-from headwater.sinks.types import conform
+from headwater.sinks.types import array_of, conform
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN
 from headwater.stream.op import REREAD, Op, change_types_of
 
@@ -70,7 +70,7 @@ def _with(rows: pa.Table, added: list[Any]) -> pa.Table:
 
 def versions_of(positions: Any) -> Any:
     """The number of the commit of each position: its first eight bytes."""
-    positions = positions.combine_chunks() if isinstance(positions, pa.ChunkedArray) else positions
+    positions = array_of(positions)
     width = positions.type.byte_width
     data = positions.buffers()[1]
     start = positions.offset * width

@@ -35,7 +35,7 @@ from headwater.sinks.lake import (
     not_ours,
     of_another,
 )
-from headwater.sinks.partitions import Partitioning
+from headwater.sinks.partitions import PartitionBy, Partitioning, partition_texts
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Token
 from headwater.sinks.staging import Staging
@@ -73,7 +73,7 @@ class DeltaSink(LakeSink):
     storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     file_bytes: int | None = None
     retention_hours: int = RETENTION_HOURS
-    partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
+    partition_by: PartitionBy = ()
     on_drop: DropPolicy = DropPolicy.KEEP
     on_rename: RenamePolicy = RenamePolicy.COPY
     adopt: bool = False
@@ -234,8 +234,7 @@ class DeltaSink(LakeSink):
         return self._partitioning(fitted).added(fitted.full_name, self._columns(fitted))
 
     def _partitioning(self, table: SourceTable) -> Partitioning:
-        by = self.partition_by
-        texts = by.get(table.full_name, ()) if isinstance(by, Mapping) else by
+        texts = partition_texts(self.partition_by, table.full_name)
         return Partitioning.parse(texts, *([IS_CURRENT] if self.mode is Mode.HISTORY else []))
 
     @property

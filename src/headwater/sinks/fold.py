@@ -9,8 +9,8 @@ Nothing here runs Python per row; what is held is the folded rows and :data:`FOL
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from headwater.log_store.columns import OP, valid_rows
 from headwater.sinks.keys import KeySet, last_rows
+from headwater.sinks.types import array_of, by_bytes
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
 from headwater.sources.unavailable import Mask, names_column, unavailable_names, unavailable_texts
 from headwater.stream.op import Op
@@ -43,8 +44,9 @@ def fold(table: SourceTable, batches: Iterable[pa.RecordBatch], truncated: tuple
     """
     names = table.schema.names
     state = _net(pa.schema([*table.schema, _op_field(), _UNAVAILABLE_FIELD]).empty_table(), table.key_columns)
-    for rows in _pieces(_valid(batches, truncated, [*names, OP, UNAVAILABLE_COLUMN])):
-        state = _net(_joined(state, rows), table.key_columns)
+    valid = (valid_rows(batch, truncated).select([*names, OP, UNAVAILABLE_COLUMN]) for batch in batches)
+    for group in by_bytes(valid, FOLD_BYTES):
+        state = _net(_joined(state, pa.Table.from_batches(group)), table.key_columns)
     deleted = pc.equal(state.column(OP), int(Op.DELETE))
     made = state.select(names).append_column(_DELETED_FIELD, deleted)
     return made.append_column(_UNAVAILABLE_FIELD, state.column(UNAVAILABLE_COLUMN))
@@ -54,28 +56,6 @@ def _op_field() -> pa.Field:
     return pa.field(OP, pa.int8(), False)
 
 
-def _valid(
-    batches: Iterable[pa.RecordBatch], truncated: tuple[int, int] | None, names: list[str]
-) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        left = valid_rows(batch, truncated)
-        if left.num_rows:
-            yield left.select(names)
-
-
-def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        held.append(batch)
-        size += batch.nbytes
-        if size >= FOLD_BYTES:
-            yield pa.Table.from_batches(held)
-            held, size = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
-
-
 def _joined(state: pa.Table, rows: pa.Table) -> pa.Table:
     return pa.concat_tables([state, rows.cast(state.schema)]) if state.num_rows else rows.cast(state.schema)
 
@@ -83,7 +63,7 @@ def _joined(state: pa.Table, rows: pa.Table) -> pa.Table:
 def _net(rows: pa.Table, key_columns: Sequence[str]) -> pa.Table:
     """One row per key, its op ``DELETE`` or ``INSERT``, or ``UPDATE_INSERT`` where the sink may know more of it."""
     keys = KeySet(rows, key_columns)
-    ops = _array(rows.column(OP)).to_numpy()
+    ops = array_of(rows.column(OP)).to_numpy()
     adds = (ops == Op.INSERT) | (ops == Op.UPDATE_INSERT)
     last = last_rows(keys.ids, keys.count)
     order = np.sort(last)
@@ -114,7 +94,3 @@ def _completed(
         left[name] = lacks & ~fills & (was_deleted < 0)
     place = net.schema.get_field_index(UNAVAILABLE_COLUMN)
     return net.set_column(place, _UNAVAILABLE_FIELD, unavailable_texts(left, net.num_rows))
-
-
-def _array(values: Any) -> Any:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

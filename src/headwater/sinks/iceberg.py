@@ -24,6 +24,7 @@ from headwater.sinks.batch import Batch, Held
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
 from headwater.sinks.lake import RETENTION_HOURS, LakeSink, file_prefix, is_left, not_ours
+from headwater.sinks.partitions import PartitionBy, partition_texts
 from headwater.sinks.rewrite import Rewrite
 from headwater.sinks.sink import Capabilities, Committed, Mode, Staged, Token
 from headwater.sinks.staging import RowWriter, Staging
@@ -72,7 +73,7 @@ class IcebergSink(LakeSink):
     catalog_uri: str | None = field(default=None, repr=False)
     catalog_options: Mapping[str, str] = field(default_factory=dict, repr=False)
     namespace: str | None = None
-    partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
+    partition_by: PartitionBy = ()
     file_bytes: int | None = None
     retention_hours: int = RETENTION_HOURS
     adopt: bool = False
@@ -232,8 +233,7 @@ class IcebergSink(LakeSink):
         return storage_of(location, current_options(self.catalog_options))
 
     def _partitions(self, table: SourceTable) -> tuple[str, ...]:
-        by = self.partition_by
-        texts = by.get(table.full_name, ()) if isinstance(by, Mapping) else by
+        texts = partition_texts(self.partition_by, table.full_name)
         return (*texts, *((IS_CURRENT,) if self.mode is Mode.HISTORY else ()))
 
     def _writer(self, table: SourceTable, token: Token, schema: pa.Schema) -> RowWriter:

@@ -42,6 +42,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headwater.sinks.row_batch import Append, Clear, Delete, RowBatch, Step
+from headwater.sinks.types import array_of
 from headwater.sources.table import SourceTable
 
 SLICE_ROWS: Final = 20_000
@@ -94,7 +95,7 @@ def plain(rows: pa.Table) -> pa.Table:
 
 
 def _unquoted(values: Any) -> Any:
-    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    values = array_of(values)
     return values.cast(pa.string()) if not pt.is_nested(values.type) else _texts(values, False)
 
 

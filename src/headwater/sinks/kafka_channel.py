@@ -416,13 +416,7 @@ def _error_of(error: Any, place: str, table: str | None) -> Exception:
         return SinkUnwritable(
             f"Kafka refuses {place}: {name}.", next_step="Look at the sink's settings, and at what its user may do."
         )
-    if name in (
-        "_INVALID_ARG",
-        "TOPIC_EXCEPTION",
-        "INVALID_REPLICATION_FACTOR",
-        "INVALID_PARTITIONS",
-        "INVALID_CONFIG",
-    ):
+    if name in _REFUSED:
         return SinkInputError(f"Kafka cannot use the settings of {place}: {name}.", next_step="Look at the options.")
     if name in ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_TIMED_OUT", "_RESOLVE", "REQUEST_TIMED_OUT"):
         return SinkUnreachable(f"Kafka at {place} does not answer: {name}.", next_step="Start it, or try again.")

@@ -29,6 +29,7 @@ from headwater import __version__
 from headwater.sinks.change_rows import CHANGE_TYPE, COMMIT_VERSION
 from headwater.sinks.json_rows import json_objects, json_texts, objects_of, slices
 from headwater.sinks.row_batch import Append
+from headwater.sinks.types import array_of
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 from headwater.sources.unavailable import names_column, unavailable_names
 from headwater.stream.op import REREAD, Op
@@ -185,15 +186,15 @@ def _images(own: pa.Table, unavailable: Any, places: Any) -> Any:
 
 
 def _is_reread(rows: pa.Table) -> Any:
-    return pc.equal(_array(rows.column(CHANGE_TYPE)), REREAD)
+    return pc.equal(array_of(rows.column(CHANGE_TYPE)), REREAD)
 
 
 def _ops(types: Any, *, is_history: bool) -> Any:
     made = pa.repeat(pa.scalar('"c"'), len(types))
     if is_history:
         made = pa.repeat(pa.scalar('"r"'), len(types))
-    made = pc.if_else(pc.equal(_array(types), _POSTIMAGE), '"u"', made)
-    return pc.if_else(pc.equal(_array(types), _DELETE), '"d"', made)
+    made = pc.if_else(pc.equal(array_of(types), _POSTIMAGE), '"u"', made)
+    return pc.if_else(pc.equal(array_of(types), _DELETE), '"d"', made)
 
 
 def _parts(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
@@ -204,16 +205,12 @@ def _parts(tables: Iterator[pa.Table]) -> Iterator[tuple[int, pa.Table]]:
 
 
 def _bytes(texts: Any) -> list[Any]:
-    found: list[Any] = _array(texts).cast(pa.binary()).to_pylist()
+    found: list[Any] = array_of(texts).cast(pa.binary()).to_pylist()
     return found
 
 
 def _numpy(values: Any) -> Any:
-    return _array(values).to_numpy(zero_copy_only=False)
-
-
-def _array(values: Any) -> Any:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    return array_of(values).to_numpy(zero_copy_only=False)
 
 
 def merged(new: Sequence[bytes], old: Sequence[bytes | None]) -> list[bytes]:

@@ -28,7 +28,7 @@ from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Sta
 from headwater.sinks.staging import StagedRuns, prove_files
 from headwater.sinks.storage import Storage
 from headwater.sinks.table_schema import holds
-from headwater.sinks.types import conform, sink_schema
+from headwater.sinks.types import by_bytes, conform, sink_schema
 from headwater.sources.table import SourceTable
 from headwater.stream import vnodes_of
 from headwater.versioned.compaction import MERGE_RUNS, compact_soon, merged_rows
@@ -105,7 +105,7 @@ class KeptTables:
             told = {*part.columns, *table.key_columns}
             kind, others = PATCH, ",".join(name for name in table.schema.names if name not in told)
         runs: list[RunInfo] = []
-        for portion in _by_bytes(batches, HISTORY_BYTES):
+        for portion in by_bytes(batches, HISTORY_BYTES):
             rows = [_history_rows(batch, table, kind, others) for batch in portion]
             piece = net(rows, table.key_columns, table.schema)
             runs.append(self._write(table, token, [piece.rows], plain=kind == ROW))
@@ -309,27 +309,13 @@ def _portions(
     table: SourceTable, batches: Iterator[pa.RecordBatch], truncated: tuple[int, int] | None
 ) -> Iterator[list[pa.RecordBatch]]:
     left = (valid_rows(batch, truncated) for batch in batches)
-    for portion in _by_bytes(left, PIECE_BYTES):
+    for portion in by_bytes(left, PIECE_BYTES):
         made: list[pa.RecordBatch] = []
         for batch in portion:
             own = fitted(batch, table.schema)
             rows = pa.RecordBatch.from_arrays(own, schema=table.schema)
             made.append(of_log(batch, own, table.schema, vnodes_of(rows, table.key_columns, VNODES)))
         yield made
-
-
-def _by_bytes(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[list[pa.RecordBatch]]:
-    held: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.num_rows:
-            held.append(batch)
-            size += batch.nbytes
-        if size >= most:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
 
 
 def _history_rows(batch: pa.RecordBatch, table: SourceTable, kind: int, others: str | None) -> pa.RecordBatch:

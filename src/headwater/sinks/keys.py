@@ -14,6 +14,8 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 from numpy.typing import NDArray
 
+from headwater.sinks.types import array_of
+
 I64 = NDArray[np.int64]
 
 
@@ -92,7 +94,7 @@ def same_rows(one: pa.Table, other: pa.Table, columns: Iterable[str]) -> Mask:
     """Where the rows of both tables, which are of one length, have the same values in *columns*."""
     same = np.ones(one.num_rows, np.bool_)
     for name in columns:
-        same &= same_values(_array(one.column(name)), _array(other.column(name)))
+        same &= same_values(array_of(one.column(name)), array_of(other.column(name)))
     return same
 
 
@@ -124,7 +126,7 @@ def _same(one: Any, other: Any) -> Mask:
         mine, theirs = (values.to_numpy(zero_copy_only=False) for values in (one, other))
         found: Mask = (mine == theirs) | (np.isnan(mine) & np.isnan(theirs))
         return found
-    equal: Mask = _array(pc.equal(one, other)).to_numpy(zero_copy_only=False)
+    equal: Mask = array_of(pc.equal(one, other)).to_numpy(zero_copy_only=False)
     return equal
 
 
@@ -142,7 +144,3 @@ def _same_lists(one: Any, other: Any) -> Mask:
 def _valid(values: Any) -> Mask:
     found: Mask = values.is_valid().to_numpy(zero_copy_only=False)
     return found
-
-
-def _array(values: Any) -> Any:
-    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headwater.sinks.batch import Batch, in_ranges, replaced_ranges, rows_after, truncated_us
+from headwater.sinks.batch import Batch, KnownRows, in_ranges, replaced_ranges, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, changes_schema, history_rows
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import SinkSchemaError
@@ -31,7 +31,6 @@ from headwater.sinks.types import conform, sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import VALID_FROM, as_staged, history_versions, version_pieces, versions_schema
 from headwater.sources.table import UNAVAILABLE_COLUMN, SourceTable
-from headwater.stream.vnode import hash_keys
 
 FILE_BYTES: Final = 4 << 20
 LARGEST_FILE_BYTES: Final = 32 << 20
@@ -130,7 +129,7 @@ class LakeRows(ABC):
             parts = staging.put_all(token, (self._staged_rows(batch, own, part, others) for batch in rows))
             detail = StagedFiles((), tuple(parts), only_existing=True, since_us=part.commit_time_us)
             return Staged.of(table, token, True, detail)
-        known = _KnownRows(fitted, part.changed)
+        known = KnownRows(fitted.key_columns, part.changed)
         files = writer.write_all(self._new_rows(batch, own, part) for batch in known.others(rows))
         parts = staging.put_all(token, (self._staged_rows(batch, own, part) for batch in known.rows))
         detail = StagedFiles(tuple(files), tuple(parts), since_us=part.commit_time_us)
@@ -220,29 +219,6 @@ class LakeRows(ABC):
 
     def _staging(self, table: SourceTable, token: Token) -> Staging:
         return Staging(self._root, table, token.query)
-
-
-class _KnownRows:
-    """Separates rows whose keys may be in the table already from the others.
-
-    :ivar rows: these, as far as :meth:`others` has come.
-    """
-
-    def __init__(self, table: SourceTable, changed: Any) -> None:
-        self._keys = table.key_columns
-        self._changed = None if changed is None else np.sort(np.asarray(changed, np.uint64))
-        self.rows: list[pa.RecordBatch] = []
-
-    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if self._changed is not None and self._changed.size:
-                hashes = hash_keys(batch, self._keys)
-                indexes = np.minimum(np.searchsorted(self._changed, hashes), self._changed.size - 1)
-                is_known = self._changed[indexes] == hashes
-                if is_known.any():
-                    self.rows.append(batch.filter(pa.array(is_known)))
-                    batch = batch.filter(pa.array(~is_known))
-            yield batch
 
 
 def _upserts(rows: pa.Table, unavailable: str | None) -> pa.Table:

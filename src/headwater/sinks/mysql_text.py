@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headwater.sinks.json_rows import from_json, to_json
-from headwater.sinks.types import cast
+from headwater.sinks.types import array_of, cast
 from headwater.sources.table import SOURCE_TYPE, SPECIAL_VALUES, SourceTable, SpecialValues
 
 KEY_BYTES: Final = 3072
@@ -172,7 +172,7 @@ def _literals(values: Any) -> Any:
 
 
 def _texts(values: Any) -> Any:
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    array = array_of(values)
     kind = array.type
     if pt.is_binary(kind):
         return _digits(array)
@@ -198,7 +198,7 @@ def _digits(array: Any) -> Any:
 
 def _content(lines: Any) -> bytes:
     """All texts of an array, one after the other."""
-    array = lines.combine_chunks() if isinstance(lines, pa.ChunkedArray) else lines
+    array = array_of(lines)
     _, places, data = array.buffers()
     if data is None or not len(array):
         return b""

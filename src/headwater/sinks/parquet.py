@@ -26,7 +26,7 @@ from headwater.sinks.data_files import DataFile, FileWriter, PartitionWriter, wr
 from headwater.sinks.errors import SinkBusy, SinkInputError, StagedLost
 from headwater.sinks.lake import of_another
 from headwater.sinks.manifests import STAGING, Manifest, ManifestFile, Manifests
-from headwater.sinks.partitions import Partitioning, Values
+from headwater.sinks.partitions import PartitionBy, Partitioning, Values, partition_texts
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.staging import StagedFiles, Staging, files_of, parts_of, prove_files, stage_rows
 from headwater.sinks.storage import Storage
@@ -64,7 +64,7 @@ class ParquetSink:
     file_bytes: int = FILE_BYTES
     join_files: int | None = None
     retention_hours: int = RETENTION_HOURS
-    partition_by: tuple[str, ...] | Mapping[str, tuple[str, ...]] = ()
+    partition_by: PartitionBy = ()
 
     def __post_init__(self) -> None:
         by = self.partition_by
@@ -246,8 +246,7 @@ class ParquetSink:
         return PartitionWriter(self._root.of_table(table), schema, by, self.file_bytes, _prefix(token))
 
     def _partitioning(self, table: SourceTable) -> Partitioning:
-        by = self.partition_by
-        return Partitioning.parse(by.get(table.full_name, ()) if isinstance(by, Mapping) else by)
+        return Partitioning.parse(partition_texts(self.partition_by, table.full_name))
 
     def _small(self, table: SourceTable, query: str) -> Staging:
         return Staging(self._root, table, query)

@@ -34,10 +34,18 @@ from headwater.sinks.keys import KeySet
 Values = Mapping[str, str | None]
 """Of one partition: by column its value as a text."""
 
+PartitionBy = tuple[str, ...] | Mapping[str, tuple[str, ...]]
+"""The option ``partition_by``: of every table, or by the name of the table."""
+
 _PART = re.compile(r"(?:(year|month|day)\(([^()]+)\)|([^()]+))")
 _WALL = pa.timestamp("us")
 _FIRST_DAY, _LAST_DAY = dt.date.min, dt.date.max
 _TYPES: Final[Mapping[str, pa.DataType]] = {"year": pa.int32(), "month": pa.string(), "day": pa.date32()}
+
+
+def partition_texts(by: PartitionBy, table: str) -> tuple[str, ...]:
+    """What *by* says of the table with this name."""
+    return by.get(table, ()) if isinstance(by, Mapping) else by
 
 
 @dataclass(frozen=True, slots=True)

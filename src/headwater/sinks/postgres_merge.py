@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from headwater.sinks.fold import DELETED
-from headwater.sinks.postgres_text import array_of
+from headwater.sinks.postgres_text import literal_of
 from headwater.sinks.sink import Mode
 from headwater.sinks.sql_staged import SqlPart, unpacked
 from headwater.sinks.sql_table import SqlTable
@@ -79,7 +79,7 @@ class PostgresMerge(Target):
         if rows.nbytes > ARRAY_BYTES:
             return Source(self.temporary(table, rows), part, names)
         prefix = self._next_name()
-        values = {f"{prefix}_{place}": array_of(column) for place, column in enumerate(rows.columns)}
+        values = {f"{prefix}_{place}": literal_of(column) for place, column in enumerate(rows.columns)}
         arrays = ", ".join(f"%({name})s::text[]" for name in values)
         own = [quoted(name) for name in names]
         typed = ", ".join(

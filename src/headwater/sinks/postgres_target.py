@@ -40,7 +40,7 @@ from headwater.sinks.sql_table import (
     steps,
 )
 from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE
-from headwater.sinks.types import cast
+from headwater.sinks.types import array_of, cast
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.postgres.connection import Connection, Dsn
 from headwater.sources.postgres.convert import convert_column
@@ -439,7 +439,7 @@ def _typed(table: SqlTable, columns: Sequence[str], data: bytes) -> pa.Table:
 
 
 def _values(table: SqlTable, field: pa.Field, texts: Any) -> Any:
-    array = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    array = array_of(texts)
     kind = next((one.type for one in table.source.columns if one.name == field.name), field.type)
     column = next((one for one in table.columns if one.name == field.name), None)
     if column is not None and column.type == "jsonb" and not pa.types.is_string(field.type):

@@ -26,6 +26,7 @@ import pyarrow.types as pt
 from pyarrow import csv
 
 from headwater.sinks.json_rows import to_json
+from headwater.sinks.types import array_of
 from headwater.sources.table import SOURCE_TYPE, SPECIAL_VALUES, SpecialValues
 
 CSV_ROWS: Final = 20_000
@@ -108,7 +109,7 @@ def csv_of(rows: pa.Table) -> Any:
     return stream.getvalue()
 
 
-def array_of(values: Any) -> str:
+def literal_of(values: Any) -> str:
     """All *values* as one literal of ``text[]``."""
     elements = _quoted(texts_of(values))
     joined = pc.binary_join(pa.ListArray.from_arrays(pa.array([0, len(elements)], pa.int32()), elements), ",")
@@ -118,7 +119,7 @@ def array_of(values: Any) -> str:
 def texts_of(values: Any) -> Any:
     """Each of *values* as the server reads it; an array."""
     plain = _plain(values)
-    plain = plain.combine_chunks() if isinstance(plain, pa.ChunkedArray) else plain
+    plain = array_of(plain)
     return plain if pt.is_string(plain.type) else plain.cast(pa.string())
 
 
@@ -133,7 +134,7 @@ def _plain(values: Any) -> Any:
 
 
 def _hexadecimal(values: Any) -> Any:
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    array = array_of(values)
     array = array.cast(pa.large_binary())
     _, places, data = array.buffers()
     offsets = np.frombuffer(places, np.int64)[array.offset : array.offset + len(array) + 1]
@@ -146,7 +147,7 @@ def _hexadecimal(values: Any) -> Any:
 
 def _literals(values: Any) -> Any:
     """Lists as literals of arrays."""
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    array = array_of(values)
     lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
     offsets = pa.array(np.append(0, np.cumsum(lengths)), pa.int32())
     elements = _quoted(texts_of(array.flatten()))

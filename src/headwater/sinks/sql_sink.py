@@ -21,13 +21,12 @@ import pyarrow.compute as pc
 
 from headwater import failpoints
 from headwater.errors import TransientError
-from headwater.sinks.batch import Batch, refuse_late, replaced_ranges, rows_after, truncated_us
+from headwater.sinks.batch import Batch, KnownRows, refuse_late, replaced_ranges, rows_after, truncated_us
 from headwater.sinks.change_rows import change_rows, history_rows
 from headwater.sinks.errors import SinkBusy, SinkSchemaError, StagedLost
 from headwater.sinks.fold import fold, folded_schema
 from headwater.sinks.sink import Capabilities, Committed, HistoryPart, Mode, Staged, Token
 from headwater.sinks.sql_staged import (
-    KnownRows,
     Seen,
     SqlPart,
     StagedRelations,
@@ -147,7 +146,8 @@ class SqlSink(ABC):
         made = self._table(table)
         ranges = replaced_ranges(table, part) if part.replaces and self.mode is not Mode.CHANGES else None
         columns: tuple[str, ...] | None = None
-        known = KnownRows(made, part.changed)
+        is_apart = made.is_whole and self.mode is Mode.MIRROR
+        known = KnownRows(made.key, part.changed if is_apart else None)
         if self.mode is Mode.CHANGES:
             rows = (history_rows(batch, made.own, part) for batch in batches)
         elif part.columns is not None and self.mode is Mode.HISTORY:
@@ -161,7 +161,7 @@ class SqlSink(ABC):
         elif self.mode is Mode.HISTORY:
             rows = (history_versions(batch, made.own, part) for batch in batches)
         else:
-            rows = (conform(one, made.own) for one in known.others(batches))
+            rows = (conform(pa.Table.from_batches([one]), made.own) for one in known.others(batches))
         parts = [self._put(made, token, rows)]
         if known.rows:
             staged = self._put(made, token, iter([conform(pa.Table.from_batches(known.rows), made.own)]))

@@ -13,16 +13,14 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from headwater.sinks.fold import DELETED
-from headwater.sinks.sink import Mode, Token
+from headwater.sinks.sink import Token
 from headwater.sinks.sql_table import SqlTable
 from headwater.sources.table import UNAVAILABLE_COLUMN
 from headwater.sources.unavailable import unavailable_names
-from headwater.stream.vnode import hash_keys
 
 _RELATION: Final = re.compile(r"s([0-9a-f]{16})_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_([0-9a-f]+)_[0-9a-f]{10}")
 
@@ -111,27 +109,6 @@ class Seen:
             unavailable=tuple(sorted(self._unavailable)),
             null_keys=self._null_keys,
         )
-
-
-class KnownRows:
-    """Separates rows that may be in the table already from the others, where no key distinguishes them.
-
-    :ivar rows: these, as far as :meth:`others` has come.
-    """
-
-    def __init__(self, made: SqlTable, changed: Any) -> None:
-        self._keys = made.key
-        wanted = changed is not None and made.is_whole and made.mode is Mode.MIRROR
-        self._changed = np.sort(np.asarray(changed, np.uint64)) if wanted else np.zeros(0, np.uint64)
-        self.rows: list[pa.RecordBatch] = []
-
-    def others(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-        for batch in batches:
-            if self._changed.size:
-                is_known = np.isin(hash_keys(batch, self._keys), self._changed)
-                self.rows.append(batch.filter(pa.array(is_known)))
-                batch = batch.filter(pa.array(~is_known))
-            yield pa.Table.from_batches([batch])
 
 
 def relation_name(table: SqlTable, token: Token) -> str:

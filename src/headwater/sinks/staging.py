@@ -22,6 +22,7 @@ from headwater.sinks.data_files import DataFile
 from headwater.sinks.errors import StagedLost
 from headwater.sinks.sink import Staged, Token
 from headwater.sinks.storage import Storage
+from headwater.sinks.types import by_bytes
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import directory_name
 from headwater.versioned.run_file import RunInfo
@@ -113,7 +114,7 @@ class Staging:
 
     def put_all(self, token: Token, tables: Iterable[pa.Table]) -> list[Part]:
         """Stage *tables*, small ones together."""
-        return [self.put(token, rows) for rows in _portions(tables)]
+        return [self.put(token, pa.concat_tables(group)) for group in by_bytes(tables, PART_BYTES)]
 
     def get(self, part: Part) -> pa.Table:
         """The rows of *part*. :raises StagedLost: its file is missing, or has another number of rows."""
@@ -136,7 +137,7 @@ class Staging:
 
     def gather(self, parts: Sequence[Part]) -> Iterator[pa.Table]:
         """The rows of *parts*, small ones together."""
-        return _portions(map(self.get, parts))
+        return map(pa.concat_tables, by_bytes(map(self.get, parts), PART_BYTES))
 
     def clean(self, token: Token) -> None:
         """Remove what batches up to that of *token*, which is committed, have staged."""
@@ -192,21 +193,6 @@ def stage_rows(
         if size > INLINE_BYTES:
             return writer.write_all(chain(held, tables)), []
     return [], [staging.put(token, pa.concat_tables(held))] if held else []
-
-
-def _portions(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """*tables*, small ones together."""
-    held: list[pa.Table] = []
-    size = 0
-    for rows in tables:
-        if rows.num_rows:
-            held.append(rows)
-            size += rows.nbytes
-        if size >= PART_BYTES:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_tables(held)
 
 
 def _write(stream: object, rows: pa.Table, compression: str | None) -> None:

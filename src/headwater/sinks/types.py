@@ -24,13 +24,16 @@ What has no row here is refused.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from headwater.sinks.errors import SinkSchemaError
 from headwater.sources.table import SourceTable
+
+T = TypeVar("T", pa.Table, pa.RecordBatch)
 
 MAX_DIGITS: Final = 38
 FORBIDDEN: Final = frozenset(" ,;{}()\n\t=")
@@ -138,3 +141,23 @@ def cast(values: Any, kind: pa.DataType) -> Any:
     if getattr(kind, "extension_name", None) == "arrow.uuid":
         return values.cast(kind.storage_type).cast(kind)
     return values.cast(kind)
+
+
+def array_of(values: Any) -> Any:
+    """*values*, a column of a table or an array, as one array."""
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def by_bytes(rows: Iterable[T], most: int) -> Iterator[list[T]]:
+    """*rows* (tables or batches) that are not empty, in groups of about *most* bytes."""
+    group: list[T] = []
+    size = 0
+    for one in rows:
+        if one.num_rows:
+            group.append(one)
+            size += one.nbytes
+        if size >= most:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -32,7 +32,7 @@ from headwater.sinks.change_rows import COMMIT_VERSION, versions_of
 from headwater.sinks.fold import DELETED
 from headwater.sinks.keys import KeySet
 from headwater.sinks.sink import HistoryPart
-from headwater.sinks.types import conform
+from headwater.sinks.types import array_of, conform
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 from headwater.sources.unavailable import names_column, unavailable_names, unavailable_texts
 from headwater.stream.op import Op
@@ -216,7 +216,7 @@ def _told(rows: pa.Table, by_key: _ByKey) -> pa.Table:
 
 
 def _numpy(values: Any) -> Any:
-    array = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    array = array_of(values)
     return array.to_numpy(zero_copy_only=False)
 
 
