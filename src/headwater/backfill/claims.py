@@ -18,7 +18,7 @@ from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, parked_history, read_changes, read_history
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
-from headwater.sinks.dead_letters import DeadLetters, ParkedRows, Refusing, Sieve
+from headwater.sinks.dead_letters import DeadLetters, ParkedRows, RejectsRows, RowFilter
 from headwater.sinks.delivery import TableFailure
 from headwater.sinks.errors import SinkRowError
 from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
@@ -171,15 +171,15 @@ def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: 
     parking = _parking(delivery, unit)
     if parking is not None:
         rows = parking.through(rows)
-    sieve = Sieve(cast(Refusing, sink), unit.table) if claim.tries else None
-    if sieve is not None:
-        rows = sieve.through(rows)
+    row_filter = RowFilter(cast(RejectsRows, sink), unit.table) if claim.tries else None
+    if row_filter is not None:
+        rows = row_filter.through(rows)
     if isinstance(unit, LogUnit):
         result.staged.append(sink.stage_changes(unit.table, claim.token, rows, unit.truncated))
     else:
         assert part is not None
         result.staged.append(sink.stage_history(unit.table, claim.token, part, rows))
-    refused = [*(sieve.refused if sieve is not None else ()), *(parking.rows if parking is not None else ())]
+    refused = [*(row_filter.refused if row_filter is not None else ()), *(parking.rows if parking is not None else ())]
     if refused:
         result.parked.append(
             delivery.letters.stage_changes(unit.table, claim.token, refused)

@@ -46,7 +46,7 @@ _PLACE: Final = "_place"
 _PIECE_ROWS: Final = 8192
 
 
-class Refusing(Protocol):
+class RejectsRows(Protocol):
     """A sink that can tell which rows it refuses."""
 
     def refused(self, table: SourceTable, rows: pa.Table) -> list[tuple[int, str]]:
@@ -55,13 +55,13 @@ class Refusing(Protocol):
 
 
 @dataclass
-class Sieve:
+class RowFilter:
     """Lets the rows of *table* through that *sink* takes.
 
     :ivar refused: the others, with ``_reason`` after the table's columns.
     """
 
-    sink: Refusing
+    sink: RejectsRows
     table: SourceTable
     refused: list[pa.RecordBatch] = field(default_factory=list)
 

@@ -201,7 +201,7 @@ class KafkaSink(RowSink):
                     yield _completed(row_messages(table, piece), there, only_existing=isinstance(step, Update))
 
     def _rows(self, table: SourceTable) -> dict[bytes, bytes]:
-        """The rows of the mirror's topic, all of it read: for what a compacted topic cannot be told otherwise."""
+        """The rows of the mirror's topic, all of it read: a compacted topic has no other way to find them."""
         newest = dict(self._cluster.newest_values(self.topic_of(table)))
         return {key: value for key, value in newest.items() if value is not None}
 
@@ -234,7 +234,7 @@ class KafkaSink(RowSink):
 
 
 def _completed(messages: Messages, there: Mapping[bytes, bytes | None], *, only_existing: bool) -> Messages:
-    """Rows of which some columns are told, with the others from *there*."""
+    """Rows of which some columns are known, with the others from *there*."""
     pairs = zip(messages.keys, messages.values, strict=True)
     used = [(key, value) for key, value in pairs if value is not None and (there.get(key) or not only_existing)]
     keys = [key for key, _ in used]

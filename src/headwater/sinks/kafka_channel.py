@@ -155,7 +155,7 @@ class KafkaCluster:
     def topics(self) -> dict[str, int]:
         """The topics that there are, with their numbers of partitions. :raises SinkError: nobody answers."""
         admin = self.admin
-        with told(self.brokers), self.logging_in(admin):
+        with report_errors(self.brokers), self.logging_in(admin):
             found = admin.list_topics(timeout=SECONDS / 4).topics
         return {name: len(topic.partitions) for name, topic in found.items()}
 
@@ -169,7 +169,7 @@ class KafkaCluster:
         failpoints.hit(BEFORE_TOPICS)
         admin = self.admin  # what it promised ends with it
         for name, done in admin.create_topics(lacking, operation_timeout=SECONDS / 2).items():
-            with told(self.named(name)):
+            with report_errors(self.named(name)):
                 try:
                     done.result(SECONDS)
                 except kafka_library().KafkaException as error:
@@ -179,7 +179,7 @@ class KafkaCluster:
 
     def record(self, topic: str) -> TokenRecord:
         """The newest committed record of a token topic that is there; an empty one where it has none."""
-        with told(self.named(topic)), self.consumer() as consumer:
+        with report_errors(self.named(topic)), self.consumer() as consumer:
             first, end = self._ends(consumer, topic)
             for start in dict.fromkeys((max(first, end - TAIL), first)):
                 newest = None
@@ -209,7 +209,7 @@ class KafkaCluster:
     def newest_values(self, topic: str) -> Iterator[tuple[bytes, bytes | None]]:
         """Key and value of every committed message of *topic*, oldest first in each partition."""
         partitions = self.topics().get(topic, 0)
-        with told(self.named(topic)), self.consumer() as consumer:
+        with report_errors(self.named(topic)), self.consumer() as consumer:
             starts = {partition: kafka_library().OFFSET_BEGINNING for partition in range(partitions)}
             for message in self._messages(consumer, topic, starts, 10_000):
                 yield message.key(), message.value()
@@ -280,7 +280,7 @@ class KafkaChannel:
         self.tokens = tokens
         self._producer = cluster.producer(tokens)
         failpoints.hit(BEFORE_INIT)
-        with told(cluster.brokers), cluster.logging_in(self._producer):
+        with report_errors(cluster.brokers), cluster.logging_in(self._producer):
             self._producer.init_transactions(SECONDS)
         failpoints.hit(AFTER_INIT)
         self.record = cluster.record(tokens)
@@ -292,7 +292,7 @@ class KafkaChannel:
         :raises Overtaken: another process opened a channel since; nothing of it is there.
         :raises SinkError: whether it is there tells the next channel.
         """
-        with told(self.cluster.named(topic), table):
+        with report_errors(self.cluster.named(topic), table):
             self._sent, self._reports = 0, _Reports()
             self._producer.begin_transaction()
             failpoints.hit(AFTER_BEGIN)
@@ -397,8 +397,8 @@ def token_topics(name: str, replication: int) -> dict[str, tuple[int, int, Mappi
 
 
 @contextmanager
-def told(place: str, table: str | None = None) -> Iterator[None]:
-    """Errors of the library as ours, without anything that was sent."""
+def report_errors(place: str, table: str | None = None) -> Iterator[None]:
+    """Raise errors of the library as ours, without anything that was sent."""
     kafka = kafka_library()
     try:
         yield

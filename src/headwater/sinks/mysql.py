@@ -59,7 +59,7 @@ class MySqlSink(SqlSink):
 
             from headwater.sinks import mysql_session as session
             from headwater.sinks.mysql_target import MySqlTarget
-        return SqlDriver("mysql", MySQLError, session.address, session.connect, MySqlTarget, session.told)
+        return SqlDriver("mysql", MySQLError, session.address, session.connect, MySqlTarget, session.sink_error)
 
     def _table(self, table: SourceTable) -> SqlTable:
         from headwater.sinks.mysql_text import key_length, sql_type

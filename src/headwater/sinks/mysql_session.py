@@ -189,8 +189,8 @@ def _login(place: Address) -> MySqlConnection:
     )
 
 
-def told(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:
-    """The error of our tree for one of the library. :param table: the full name of the table at the source."""
+def sink_error(error: pymysql.err.MySQLError, place: Address, table: str, own: str) -> HeadwaterError:
+    """Our error for one of the library. :param table: the full name of the table at the source."""
     if isinstance(error, FileRequested):
         return SinkUnwritable(
             f"{place} asked for a file of this machine, which was not sent: no honest server does that.",

@@ -19,9 +19,9 @@ from pymysql.cursors import SSCursor
 
 from headwater import failpoints
 from headwater.sinks.batch import Batch, Held
-from headwater.sinks.errors import SinkBusy, SinkRowError, SinkSchemaError
+from headwater.sinks.errors import SinkBusy, SinkSchemaError
 from headwater.sinks.mysql_merge import MySqlMerge, listed, name_of, quoted
-from headwater.sinks.mysql_session import IDLE_SECONDS, STREAM, Address, MySqlConnection, told
+from headwater.sinks.mysql_session import IDLE_SECONDS, STREAM, Address, MySqlConnection, sink_error
 from headwater.sinks.mysql_text import holds, lines_of, normal, tuples_of, values_of
 from headwater.sinks.sink import Committed, Mode, Token
 from headwater.sinks.sql_staged import SqlPart
@@ -35,7 +35,7 @@ from headwater.sinks.sql_table import (
     passing_id,
     steps,
 )
-from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE
+from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, row_reason
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.target_names import is_cut
 
@@ -438,10 +438,10 @@ class MySqlTarget(MySqlMerge):
                 self._connection.rollback()
                 self._allow_rest()
         except pymysql.err.MySQLError as error:
-            found = told(error, self._address, table.source.full_name, self._own)
-            if not isinstance(found, SinkRowError):
+            reason = row_reason(sink_error(error, self._address, table.source.full_name, self._own))
+            if reason is None:
                 raise
-            return found.reason if found.column is None else f"column {found.column}: {found.reason}"
+            return reason
         finally:
             if self._temporary:
                 self._run(f"DROP TEMPORARY TABLE IF EXISTS {', '.join(self._temporary)}")

@@ -26,8 +26,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from headwater.sinks.json_rows import from_json, to_json
+from headwater.sinks.sql_table import named_type
 from headwater.sinks.types import array_of, cast
-from headwater.sources.table import SOURCE_TYPE, SPECIAL_VALUES, SourceTable, SpecialValues
+from headwater.sources.table import SourceTable
 
 KEY_BYTES: Final = 3072
 LONGEST_KEY: Final = 768
@@ -69,9 +70,7 @@ def sql_type(field: pa.Field, source: pa.DataType | None, key: tuple[str, ...] =
 
     :param key: columns of an index, whose texts have at most *length* characters.
     """
-    told = field.metadata or {}
-    is_text = told.get(SPECIAL_VALUES, b"").decode() == SpecialValues.TEXT.value
-    found = _type(field.type, source, "" if is_text else told.get(SOURCE_TYPE, b"").decode())
+    found = _type(field.type, source, named_type(field))
     if field.name in key and found in ("longtext", "longblob"):
         return f"varchar({length})" if found == "longtext" else f"varbinary({length * 4})"
     return found

@@ -57,7 +57,7 @@ class PostgresSink(SqlSink):
 
             from headwater.sinks import postgres_session as session
             from headwater.sinks.postgres_target import PostgresTarget
-        return SqlDriver("postgres", Error, session.address, session.connect, PostgresTarget, session.told)
+        return SqlDriver("postgres", Error, session.address, session.connect, PostgresTarget, session.sink_error)
 
     def _place(self, table: SourceTable) -> tuple[str, str]:
         names = (self.schema or table.namespace or "public", table_name(self.table, table))

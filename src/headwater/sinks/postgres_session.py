@@ -56,8 +56,8 @@ def connect(dsn: Dsn) -> Connection:
     return connection
 
 
-def told(error: psycopg.Error, dsn: Dsn, table: str, own_schema: str) -> HeadwaterError:
-    """The error of our tree for one of psycopg.
+def sink_error(error: psycopg.Error, dsn: Dsn, table: str, own_schema: str) -> HeadwaterError:
+    """Our error for one of psycopg.
 
     :param table: the full name of the table at the source, or nothing.
     """

@@ -23,10 +23,10 @@ from psycopg import errors as pg
 
 from headwater import failpoints
 from headwater.sinks.batch import Batch, Held
-from headwater.sinks.errors import SinkRowError, SinkSchemaError
+from headwater.sinks.errors import SinkSchemaError
 from headwater.sinks.json_rows import from_json
 from headwater.sinks.postgres_merge import PostgresMerge, name_of, plain, quoted
-from headwater.sinks.postgres_session import told
+from headwater.sinks.postgres_session import sink_error
 from headwater.sinks.postgres_text import CSV_ROWS, csv_of, holds
 from headwater.sinks.sink import Committed, Mode, Token
 from headwater.sinks.sql_staged import SqlPart
@@ -39,7 +39,7 @@ from headwater.sinks.sql_table import (
     SqlTable,
     steps,
 )
-from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE
+from headwater.sinks.sql_target import AFTER_PREPARE, BEFORE_PREPARE, row_reason
 from headwater.sinks.types import array_of, cast
 from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.postgres.connection import Connection, Dsn
@@ -401,10 +401,10 @@ class PostgresTarget(PostgresMerge):
                 else:
                     self.append(table, source)
         except psycopg.Error as error:
-            found = told(error, self._dsn, table.source.full_name, self._own)
-            if not isinstance(found, SinkRowError):
+            reason = row_reason(sink_error(error, self._dsn, table.source.full_name, self._own))
+            if reason is None:
                 raise
-            return found.reason if found.column is None else f"column {found.column}: {found.reason}"
+            return reason
         finally:
             self._shaped = known
         return None

@@ -26,8 +26,8 @@ import pyarrow.types as pt
 from pyarrow import csv
 
 from headwater.sinks.json_rows import to_json
+from headwater.sinks.sql_table import named_type
 from headwater.sinks.types import array_of
-from headwater.sources.table import SOURCE_TYPE, SPECIAL_VALUES, SpecialValues
 
 CSV_ROWS: Final = 20_000
 """Rows that are encoded at a time, while the server reads those before."""
@@ -51,9 +51,7 @@ _VARCHAR: Final = re.compile(r"character varying(\(\d+\))?|character\(\d+\)")
 
 def sql_type(field: pa.Field, source: pa.DataType | None) -> str:
     """The type of a column for *field*, whose type at the source is *source*, as ``format_type`` prints it."""
-    told = field.metadata or {}
-    is_text = told.get(SPECIAL_VALUES, b"").decode() == SpecialValues.TEXT.value
-    return _type(field.type, source, "" if is_text else told.get(SOURCE_TYPE, b"").decode())
+    return _type(field.type, source, named_type(field))
 
 
 def _type(kind: pa.DataType, source: pa.DataType | None, named: str) -> str:

@@ -107,7 +107,7 @@ class SqlSink(ABC):
             with self.sessions.borrowed((self.dsn, own, self.on_rename, self.on_drop), connect) as target:
                 yield target
         except driver.error as error:
-            raise driver.told(error, address, "" if table is None else table.full_name, own) from None
+            raise driver.sink_error(error, address, "" if table is None else table.full_name, own) from None
 
     def check(self) -> None:
         """:raises SinkError: it cannot be reached, or we may not write there."""
@@ -285,7 +285,7 @@ class SqlSink(ABC):
             target.shape(made, partial(self._empty, target, made, batch) if is_emptied else None, check)
         except self._driver.error as error:  # a view on it, another owner, …: this table's alone
             name = made.source.full_name
-            found = self._driver.told(error, self._driver.address(self.dsn), name, self._own)
+            found = self._driver.sink_error(error, self._driver.address(self.dsn), name, self._own)
             if isinstance(found, TransientError):
                 raise found from None
             step = "Allow the change there: the server's log has the statement."

@@ -26,7 +26,7 @@ from headwater.sinks.sink import Mode
 from headwater.sinks.table_schema import free_name
 from headwater.sinks.types import sink_schema
 from headwater.sinks.versions import ADDED_NAMES, CLOSES, versions_schema
-from headwater.sources.table import FIELD_ID, SourceTable
+from headwater.sources.table import FIELD_ID, SOURCE_TYPE, SPECIAL_VALUES, SourceTable, SpecialValues
 
 OnRename = Literal["copy", "rename"]
 OnDrop = Literal["keep", "drop"]
@@ -108,6 +108,13 @@ class SqlTable:
     def staged(self, schema: pa.Schema) -> tuple[SqlColumn, ...]:
         """The columns of a relation with rows of *schema*."""
         return columns_of(schema, self.source, self.type_of)
+
+
+def named_type(field: pa.Field) -> str:
+    """What the type of a column is called at the source; nothing where it is text for its special values."""
+    metadata = field.metadata or {}
+    is_text = metadata.get(SPECIAL_VALUES, b"").decode() == SpecialValues.TEXT.value
+    return "" if is_text else metadata.get(SOURCE_TYPE, b"").decode()
 
 
 def is_whole(table: SourceTable) -> bool:

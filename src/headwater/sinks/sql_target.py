@@ -18,7 +18,7 @@ import pyarrow as pa
 from headwater import failpoints
 from headwater.errors import HeadwaterError
 from headwater.sinks.batch import Batch, Held, in_ranges, is_all
-from headwater.sinks.errors import SinkDriverMissing
+from headwater.sinks.errors import SinkDriverMissing, SinkRowError
 from headwater.sinks.sink import Committed, Mode, Staged, Token
 from headwater.sinks.sql_staged import SqlPart, unpacked
 from headwater.sinks.sql_table import SqlTable
@@ -185,6 +185,13 @@ def target_pool() -> Pool[Target]:
     return Pool(lambda target: target.is_alive(), lambda target: target.close(), rest_seconds=REST_SECONDS)
 
 
+def row_reason(error: HeadwaterError) -> str | None:
+    """Why a table does not take a row; ``None``: *error* is about something else."""
+    if not isinstance(error, SinkRowError):
+        return None
+    return error.reason if error.column is None else f"column {error.column}: {error.reason}"
+
+
 @dataclass(frozen=True, slots=True)
 class SqlDriver:
     """The library of one kind of database.
@@ -194,7 +201,7 @@ class SqlDriver:
     :ivar connect: a connection to an address.
     :ivar target: a session, of a connection, its address, where our own tables are, and what becomes of columns that
         are renamed, or dropped.
-    :ivar told: the error of our tree for one of the library, at an address, about a table, or ``""``, and our own.
+    :ivar sink_error: our error for one of the library, at an address, about a table, or ``""``, and our own tables.
     """
 
     name: str
@@ -202,7 +209,7 @@ class SqlDriver:
     address: Callable[[str], Any]
     connect: Callable[[Any], Any]
     target: Callable[..., Target]
-    told: Callable[[Any, Any, str, str], HeadwaterError]
+    sink_error: Callable[[Any, Any, str, str], HeadwaterError]
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_a_postgres_that_falls_silent_is_unreachable(newest_postgres: Database) 
         proxy.resume()
         with pytest.raises(psycopg.OperationalError) as failure, session.cursor().copy("COPY t FROM STDIN") as copy:
             copy.write(b"1\n")
-        assert isinstance(postgres_session.told(failure.value, dsn, "s.t", "headwater"), SinkUnreachable)
+        assert isinstance(postgres_session.sink_error(failure.value, dsn, "s.t", "headwater"), SinkUnreachable)
 
 
 def test_a_mariadb_that_falls_silent_is_unreachable(
@@ -45,4 +45,4 @@ def test_a_mariadb_that_falls_silent_is_unreachable(
             proxy.resume()
             with pytest.raises(pymysql.err.MySQLError) as failure:
                 cursor.execute("SELECT 1")
-        assert isinstance(mysql_session.told(failure.value, place, "s.t", "headwater"), SinkUnreachable)
+        assert isinstance(mysql_session.sink_error(failure.value, place, "s.t", "headwater"), SinkUnreachable)
