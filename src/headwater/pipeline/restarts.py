@@ -7,21 +7,20 @@ from collections.abc import Callable
 from typing import Final
 
 from headwater.spark.failure import Failure, Remedy
+from headwater.system.retry import RESTART, Backoff
 
-FIRST_PAUSE: Final = 1.0
-LONGEST_PAUSE: Final = 60.0
 UNSURE_ATTEMPTS: Final = 5
 """So often a failure that nobody knows is tried again before a person is called."""
 
 
 class RestartPolicy:
-    """Pauses that grow with each failure, up to a minute, and are forgotten once there was progress.
+    """Pauses that grow with each failure, and are forgotten once there was progress.
 
-    :param random_share: of a pause that is waited, between 0 and 1; injected for tests.
+    :param backoff: how long the pauses are. :param random_share: between 0 and 1; injected for tests.
     """
 
-    def __init__(self, random_share: Callable[[], float] = random.random) -> None:
-        self._random_share = random_share
+    def __init__(self, backoff: Backoff = RESTART, random_share: Callable[[], float] = random.random) -> None:
+        self._backoff, self._random_share = backoff, random_share
         self._failures = 0
         self._has_started = False
 
@@ -40,5 +39,4 @@ class RestartPolicy:
         self._failures += 1
         if failure.remedy is Remedy.UNSURE and self._failures > UNSURE_ATTEMPTS:
             return None
-        longest = min(LONGEST_PAUSE, FIRST_PAUSE * (1 << min(self._failures - 1, 10)))
-        return longest * (0.5 + 0.5 * self._random_share())
+        return self._backoff.delay(self._failures, self._random_share)

@@ -29,6 +29,7 @@ from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.spark_host import SparkHost
 from headwater.sinks.errors import SINK_NAME
 from headwater.spark.failure import Failure
+from headwater.system.retry import DELIVERY
 
 Note = Callable[[str, dict[str, Any]], None]
 
@@ -46,7 +47,10 @@ class SinkState(Enum):
 class SupervisedQuery(ABC):
     """One part of a pipeline that is looked after by its name; one thread.
 
+    After a failed delivery it waits as :data:`~headwater.system.retry.DELIVERY` says, until a batch is delivered.
+
     :param note: writes an entry of the journal. :param control: has the state that it is to be in.
+    :param clock: seconds, for the pauses.
     :ivar epoch: the newest epoch that is delivered. :ivar batches: since it was first started. :ivar rows: delivered
         since then.
     :ivar seen_ms: when it last answered, where it can be asked.
@@ -56,9 +60,18 @@ class SupervisedQuery(ABC):
     kind: ClassVar[str]
     """What entries of the journal call it."""
 
-    def __init__(self, config: PipelineConfig, label: str, host: SparkHost, note: Note, control: SinkControl) -> None:
+    def __init__(
+        self,
+        config: PipelineConfig,
+        label: str,
+        host: SparkHost,
+        note: Note,
+        control: SinkControl,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._config, self.label, self._host, self._note, self._control = config, label, host, note, control
-        self._policy = RestartPolicy()
+        self._policy, self._clock = RestartPolicy(DELIVERY), clock
         self._retry_at = 0.0
         desired = control.desired_state(label)
         self.state = SinkState.STARTING if desired is DesiredState.RUNNING else SinkState(desired.value)
@@ -75,9 +88,7 @@ class SupervisedQuery(ABC):
         """Look after it: start it, notice what it did, start it again."""
         if self.state is SinkState.RUNNING:
             self._look()
-        elif self.state is SinkState.STARTING or (
-            self.state is SinkState.WAITING and time.monotonic() >= self._retry_at
-        ):
+        elif self.state is SinkState.STARTING or (self.state is SinkState.WAITING and self._clock() >= self._retry_at):
             try:
                 self._start()
             except Exception as error:
@@ -124,7 +135,7 @@ class SupervisedQuery(ABC):
             self._tell("failed", **fields)
             return
         self.restarts += 1
-        self.state, self._retry_at = SinkState.WAITING, time.monotonic() + pause
+        self.state, self._retry_at = SinkState.WAITING, self._clock() + pause
         self._tell("restarts", **fields, pause_seconds=round(pause, 1))
 
     def _begin_anew(self) -> None:

@@ -36,6 +36,15 @@ class Backoff:
         return self.ceiling(failures) * (1 - self.jitter + self.jitter * share())
 
 
+REWIND_BASE_DELAY: Final = 1.0
+REWIND_BACKOFF_FACTOR: Final = 2.0
+REWIND_MAX_DELAY: Final = 180.0
+DELIVERY: Final = Backoff(REWIND_BASE_DELAY, REWIND_BACKOFF_FACTOR, REWIND_MAX_DELAY)
+"""A delivery that failed: up to 1, 2, 4 … 180 s. The loop then goes back to what the sink has; progress resets it."""
+
+RESTART: Final = Backoff(base=1.0, factor=2, maximum=60.0, jitter=0.5)
+"""A process or a session that ended: half of 1, 2, 4 … 60 s at least."""
+
 READ: Final = Backoff(base=0.05, factor=4, maximum=3.0, jitter=0)
 """A read of a database whose connection broke: 0.05, 0.2, 0.8 and 3 s. Then Spark tries the task again."""
 READ_RETRIES: Final = 4

@@ -8,11 +8,12 @@ import os
 import pytest
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, InputError, TransientError
-from headwater.pipeline.restarts import LONGEST_PAUSE, UNSURE_ATTEMPTS, RestartPolicy
+from headwater.pipeline.restarts import UNSURE_ATTEMPTS, RestartPolicy
 from headwater.sinks.errors import OtherAttempt, SinkLoginRefused, SinkUnwritable, StagedLost
 from headwater.sources.dsn import DsnUnreadable
 from headwater.sources.errors import LoginRefused, SnapshotExpired, SourceUnreachable
 from headwater.spark.failure import Failure, Remedy, ToldError, told
+from headwater.system.retry import RESTART
 
 
 def failure(remedy: Remedy) -> Failure:
@@ -23,7 +24,7 @@ def test_pauses_grow_to_a_minute_and_are_forgotten_after_progress() -> None:
     policy = RestartPolicy(random_share=lambda: 1.0)
     pauses = [policy.pause(failure(Remedy.RETRY)) for _ in range(10)]
     assert pauses[:4] == [1.0, 2.0, 4.0, 8.0]
-    assert pauses[-1] == LONGEST_PAUSE
+    assert pauses[-1] == RESTART.maximum
     policy.progressed()
     assert policy.pause(failure(Remedy.RETRY)) == 1.0
 
@@ -44,10 +45,10 @@ def test_what_nobody_knows_is_tried_a_few_times() -> None:
 
 
 def test_a_refused_login_ends_the_first_start_and_is_tried_again_where_it_worked() -> None:
-    policy = RestartPolicy(lambda: 1.0)
+    policy = RestartPolicy(random_share=lambda: 1.0)
     assert policy.pause(failure(Remedy.LOGIN)) is None
     policy.started()
-    assert [policy.pause(failure(Remedy.LOGIN)) for _ in range(10)][-1] == LONGEST_PAUSE
+    assert [policy.pause(failure(Remedy.LOGIN)) for _ in range(10)][-1] == RESTART.maximum
 
 
 @pytest.mark.parametrize(
