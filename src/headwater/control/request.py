@@ -159,13 +159,16 @@ class Inbox:
         self._shown: dict[str, float] = {}
         self._served: deque[Served] = deque(maxlen=_MOST_SERVED)
 
-    def open(self, answers: Answers, target: str = "", *, now: bool = False) -> list[Request]:
+    def open(
+        self, answers: Answers, target: str = "", *, now: bool = False, only: type[Command] | None = None
+    ) -> list[Request]:
         """The requests to *target* that are not answered, oldest first; they cannot be withdrawn any more.
 
         Those whose answer is sealed are removed. The board is looked at every ``poll_seconds``, by one thread at a
         time; in between there are none.
 
-        :param now: look at once. :raises StateError: the board cannot be read.
+        :param now: look at once. :param only: leave all other commands alone.
+        :raises StateError: the board cannot be read.
         """
         if (now or time.monotonic() - self._looked >= self._board.poll_seconds) and self._looking.acquire(now):
             try:
@@ -178,6 +181,8 @@ class Inbox:
         queued = [request for request in self._requests.values() if request.target == target]
         unanswered = []
         for request in sorted(queued, key=lambda request: request.asked_us):
+            if only is not None and not isinstance(request.command, only):
+                continue
             if answers.is_sealed(request.id):
                 self.finish(request, answers)
             elif request.id not in answers and self._claim(request):

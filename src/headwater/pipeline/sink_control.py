@@ -85,11 +85,11 @@ class SinkControl:
             self._seal(store)
         failpoints.hit(AFTER_DESIRED)
 
-    def requests(self) -> list[Request]:
-        """Those that are not done."""
+    def requests(self, only: type[PipelineCommand] | None = None) -> list[Request]:
+        """Those that are not done. :param only: of this kind."""
         with self._opened() as store:
             self._seal(store)
-            return inbox_of(self._state).open(self._answers)
+            return inbox_of(self._state).open(self._answers, only=only)
 
     def answer(self, request: Request, error: HeadwaterError | None, result: dict[str, Any] | None = None) -> None:
         """Say what became of *request*; durable on return."""

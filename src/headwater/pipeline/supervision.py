@@ -18,6 +18,7 @@ from headwater.capture import TableState
 from headwater.control.command import (
     AddSink,
     PauseSinks,
+    PipelineCommand,
     ResumeSinks,
     SinkCommand,
     StopPipeline,
@@ -219,6 +220,7 @@ class Supervisor:
         while not self._stop.is_set():
             try:
                 if self._capture is None:
+                    self._serve(StopPipeline)  # also while the source does not answer
                     self._capture = self._prepare()
                 self._step(self._capture)
             except (HeadwaterError, OSError) as error:  # of this process: its store does not answer, the disk is full
@@ -266,9 +268,9 @@ class Supervisor:
         self._note_commands(capture)
         self._note_progress()
 
-    def _serve(self) -> None:
-        """Do what was asked of the pipeline and its sinks."""
-        for request in self._control.requests():
+    def _serve(self, only: type[PipelineCommand] | None = None) -> None:
+        """Do what was asked of the pipeline and its sinks. :param only: commands of this kind."""
+        for request in self._control.requests(only):
             problem: HeadwaterError | None = None
             effect: dict[str, Any] = {}
             try:

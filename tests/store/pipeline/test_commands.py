@@ -220,5 +220,7 @@ def test_a_run_that_waits_for_its_database_says_so_and_stops_when_it_is_told(tmp
         assert time.monotonic() < end
         time.sleep(0.05)
     assert pipeline.is_running
-    pipeline.stop()
+    Pipeline.of(pipeline.config).stop()  # as another process does
+    assert pipeline.wait(30)
     assert pipeline.status().state == "stopped"
+    assert pipeline.requests() == []
