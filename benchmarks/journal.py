@@ -14,8 +14,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from _harness import Figure, interleaved, main, progress, scratch
-from headwater.journal import Durability, Entry, FsStore, Store, new_id
 from headwater.journal.codec import Prepared, line
+from headwater.journal.entry import Durability, Entry, new_id
+from headwater.journal.fs_store import FsStore
+from headwater.journal.store import Store
 
 FIELDS = {
     "epoch": 432_345_564_227_567_616,

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
@@ -21,27 +22,15 @@ from rich.text import Text
 
 from headwater.cli.terminal import err, fail, out
 from headwater.errors import InputError, NotFoundError
-from headwater.journal import (
-    Entry,
-    FsStore,
-    Rewound,
-    Store,
-    children,
-    export_jsonl,
-    export_markdown,
-    fork_at,
-    hide,
-    origin_of,
-    prune,
-    repair,
-    rescue,
-    verify,
-)
-from headwater.journal import fork as fork_whole
-from headwater.journal.damage import Verification
-from headwater.journal.entry import SEGMENT_START, is_id
+from headwater.journal.damage import Verification, repair, rescue, verify
+from headwater.journal.entry import SEGMENT_START, Entry, Rewound, is_id
 from headwater.journal.errors import JournalError, SegmentNotFoundError
-from headwater.journal.export import SECRET_NAMES, when
+from headwater.journal.export import SECRET_NAMES, export_jsonl, export_markdown, hide, when
+from headwater.journal.fork import children, fork_at, origin_of
+from headwater.journal.fork import fork as fork_whole
+from headwater.journal.fs_store import FsStore
+from headwater.journal.retention import prune
+from headwater.journal.store import Store
 
 VARIABLE = "HEADWATER_JOURNAL"
 DEFAULT_LOCATION = Path(".headwater/journal")
@@ -208,8 +197,8 @@ def _row(store: Store, session: str, segment: str) -> dict[str, Any] | None:
 def show(
     root: Root,
     segment: Segment,
-    from_seq: Annotated[int | None, typer.Option("--from", min=1, help="Start at this entry.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="At most so many entries.")] = 50,
+    from_seq: Annotated[int, typer.Option("--from", min=1, help="Start at this entry.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of entries.")] = 50,
     tail: Annotated[bool, typer.Option("--tail", help="The newest entries instead of the first.")] = False,
     kind: Annotated[str | None, typer.Option(help="Only entries of this kind.")] = None,
     as_json: Json = False,
@@ -217,15 +206,10 @@ def show(
     """The entries of a segment."""
     with open_existing(root) as store:
         ids = _resolve(store, segment)
-        entries: Iterable[Entry] = store.iter(*ids, from_seq=from_seq, reverse=tail)
-        picked: list[Entry] = []
-        for entry in entries:
-            if len(picked) == limit:
-                break
-            if kind is None or entry.kind == kind:
-                picked.append(entry)
-        if tail:
-            picked.reverse()
+        if tail and kind is None:
+            from_seq = max(from_seq, store.head(*ids).seq - limit + 1)
+        entries = (entry for entry in store.iter(*ids, from_seq=from_seq) if kind is None or entry.kind == kind)
+        picked = list(deque(entries, limit) if tail else itertools.islice(entries, limit))
         head = store.head(*ids)
     if as_json:
         for entry in picked:

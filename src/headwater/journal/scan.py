@@ -285,17 +285,12 @@ def entry_at(source: Source, offset: int, data: bytes) -> Entry:
 
     :raises DamageError: it does not fit.
     """
-    return entry_and_crc_before(source, offset, data)[0]
-
-
-def entry_and_crc_before(source: Source, offset: int, data: bytes) -> tuple[Entry, int]:
-    """The same, and the checksum of the line before that it was checked against."""
     seq = codec.stated_seq(data)
     crc = crc_before(source, offset)
     try:
         if seq is None:
             raise DamagedLineError("does not begin like an entry")
-        return codec.decode(data, seq, crc), crc
+        return codec.decode(data, seq, crc)
     except DamagedLineError as reason:
         raise DamageError(Place(offset, Head((seq or 1) - 1, crc)), reason) from None
 

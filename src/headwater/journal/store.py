@@ -20,7 +20,6 @@ from typing import Any, Literal, Self
 
 from headwater.errors import InputError
 from headwater.journal import codec, scan
-from headwater.journal.codec import DamagedLineError
 from headwater.journal.entry import EMPTY, SEGMENT_START, Entry, Head, Limits, Rewound, Truncation, check_id
 from headwater.journal.errors import (
     BoundaryNotFoundError,
@@ -222,37 +221,27 @@ class Store(ABC):
             except SegmentCutError:
                 continue
 
-    def iter(
-        self,
-        session: str,
-        segment: str,
-        *,
-        from_seq: int | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> Iterator[Entry]:
+    def iter(self, session: str, segment: str, *, from_seq: int = 1, limit: int | None = None) -> Iterator[Entry]:
         """Entries one by one in bounded memory, as they stand now.
 
-        :param from_seq: start at this entry: default the first, or the newest when *reverse*.
-        :param limit: at most so many.
-        :raises SegmentCutError: the segment was truncated below the reader's place.
+        :param from_seq: start at this entry. :param limit: at most this many.
+        :raises SegmentCutError: the segment was truncated below the reader's position.
         """
-        if (from_seq is not None and from_seq < 1) or (limit is not None and limit < 0):
+        if from_seq < 1 or (limit is not None and limit < 0):
             raise InputError(f"Received from_seq={from_seq}, limit={limit}; valid are from_seq ≥ 1 and limit ≥ 0.")
-        if reverse:
-            entries = self._backward(session, segment, from_seq)
-        else:
-            blocks = self.blocks(session, segment, from_seq=from_seq or 1)
-            entries = itertools.chain.from_iterable(blocks)
-        return itertools.islice(entries, limit)
+        return itertools.islice(itertools.chain.from_iterable(self.blocks(session, segment, from_seq=from_seq)), limit)
 
     def tail(self, session: str, segment: str, n: int) -> list[Entry]:
         """The newest *n* entries, oldest first."""
-        while True:
+        while n > 0:
+            first = max(1, self.head(session, segment).seq - n + 1)
             try:
-                return list(self.iter(session, segment, limit=n, reverse=True))[::-1]
+                entries = list(self.iter(session, segment, from_seq=first))
             except SegmentCutError:
                 continue
+            if entries or first == 1:  # else it was cut below `first` meanwhile
+                return entries[-n:]
+        return []
 
     def blocks(
         self, session: str, segment: str, *, from_seq: int = 1, after: Head | None = None
@@ -303,32 +292,6 @@ class Store(ABC):
             except scan.DamageError as found:
                 return scan.corrupt(source, found)
         return None
-
-    def _backward(self, session: str, segment: str, from_seq: int | None) -> Iterator[Entry]:
-        with self.source(session, segment) as source:
-            try:
-                end = scan.end_of(source)
-            except scan.DamageError:
-                end = self._settled_end(session, segment)
-            if from_seq is not None and from_seq < end.head.seq:
-                following = scan.find_seq(source, from_seq + 1, end.offset)
-                if following is None:
-                    raise BoundaryNotFoundError(segment, from_seq, end.head)
-                end = scan.Place(following, Head(from_seq, 0))
-            expected: Head | None = None  # what the entry given last continues: others may cut and append meanwhile
-            try:
-                for offset, data in scan.lines_backward(source, end.offset):
-                    entry, before = scan.entry_and_crc_before(source, offset, data)
-                    if expected is not None and entry.head != expected:
-                        raise scan.DamageError(scan.Place(offset, expected), DamagedLineError("of another history"))
-                    if entry.seq == 1:
-                        scan.check_header(source, session, segment, [entry])
-                    yield entry
-                    expected = Head(entry.seq - 1, before)
-            except scan.DamageError:
-                with self.source(session, segment, still=True) as settled:
-                    scan.check(settled)
-                raise SegmentCutError(segment, expected.seq if expected else end.head.seq) from None
 
     def follow(
         self,

@@ -17,7 +17,9 @@ from typing import Any, Final
 
 from headwater.control.request import user_name
 from headwater.errors import HeadwaterError
-from headwater.journal import Entry, FsStore, RunLog
+from headwater.journal.entry import Entry
+from headwater.journal.fs_store import FsStore
+from headwater.journal.run_log import RunLog
 from headwater.journal.run_state import RunKind
 from headwater.system.owner_lock import OwnerLock
 

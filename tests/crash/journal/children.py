@@ -11,19 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-from headwater.journal import (
-    Durability,
-    Entry,
-    FsStore,
-    Head,
-    Store,
-    fork_at,
-    new_id,
-    prune,
-    repair,
-    rescue,
-    verify,
-)
+from headwater.journal.damage import repair, rescue, verify
+from headwater.journal.entry import Durability, Entry, Head, new_id
 from headwater.journal.errors import (
     AlreadyExistsError,
     HeadConflictError,
@@ -31,6 +20,10 @@ from headwater.journal.errors import (
     SegmentCutError,
     SegmentDeletedError,
 )
+from headwater.journal.fork import fork_at
+from headwater.journal.fs_store import FsStore
+from headwater.journal.retention import prune
+from headwater.journal.store import Store
 
 
 def open_store(root: Path, durability: str = "fsync") -> Store:
@@ -180,7 +173,7 @@ def read_big(root: str, session: str, segment: str, count: str) -> None:
     assert store.head(session, segment).seq == total
     assert [entry.seq for entry in store.tail(session, segment, 3)] == [total - 2, total - 1, total]
     assert sum(1 for _ in store.iter(session, segment)) == total
-    assert sum(1 for _ in store.iter(session, segment, reverse=True, limit=300)) == 300
+    assert len(store.tail(session, segment, 30)) == 30
     middle = total // 2
     assert next(store.iter(session, segment, from_seq=middle)).seq == middle
     assert verify(store, session, segment).ok

@@ -9,7 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from headwater.journal import Entry, FsStore, RunLog
+from headwater.journal.entry import Entry
+from headwater.journal.fs_store import FsStore
+from headwater.journal.run_log import RunLog
 
 
 def test_the_command_follows_and_fails_like_a_command(tmp_path: Path) -> None:

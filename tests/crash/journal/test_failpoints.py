@@ -16,8 +16,12 @@ from tests.crash.journal.children import open_store
 from tests.crash.journal.launch import finish, start
 
 from headwater import failpoints
-from headwater.journal import Entry, FsStore, Store, children, new_id, origin_of, repair, verify
+from headwater.journal.damage import repair, verify
+from headwater.journal.entry import Entry, new_id
 from headwater.journal.errors import SegmentDeletedError
+from headwater.journal.fork import children, origin_of
+from headwater.journal.fs_store import FsStore
+from headwater.journal.store import Store
 
 JOURNAL_FAILPOINTS = sorted(name for name in failpoints.registered() if name.startswith("journal."))
 

@@ -13,8 +13,10 @@ import pytest
 from tests.crash.journal.children import open_store
 from tests.crash.journal.launch import SOAK, finish, start
 
-from headwater.journal import EMPTY, Entry, FsStore, new_id, verify
 from headwater.journal.codec import Prepared, line
+from headwater.journal.damage import verify
+from headwater.journal.entry import EMPTY, Entry, new_id
+from headwater.journal.fs_store import FsStore
 from headwater.system.owner_lock import OwnedElsewhereError
 
 ROUNDS = 200 if SOAK else 12

@@ -7,8 +7,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.property.journal.test_model import ENTRIES
 
-from headwater.journal import Entry, Head, Limits
 from headwater.journal.codec import DamagedLineError, decode, lines, prepare, stated_crc, stated_seq
+from headwater.journal.entry import Entry, Head, Limits
 
 HEADS = st.builds(Head, seq=st.integers(0, 2**62), crc=st.integers(0, 2**32 - 1))
 

@@ -8,7 +8,9 @@ from typing import Any
 
 from tests.store.journal.memory_store import MemoryStore
 
-from headwater.journal import Durability, FsStore, Limits, Store
+from headwater.journal.entry import Durability, Limits
+from headwater.journal.fs_store import FsStore
+from headwater.journal.store import Store
 
 NAMES = ("fs", "memory")
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.store.journal.backends import NAMES, Backend
 
-from headwater.journal import Store, new_id
+from headwater.journal.entry import new_id
+from headwater.journal.store import Store
 
 
 @pytest.fixture(params=NAMES)

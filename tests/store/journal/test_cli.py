@@ -14,7 +14,9 @@ from typer.testing import CliRunner, Result
 
 from headwater.cli.main import app
 from headwater.errors import HeadwaterError, InputError, NotFoundError
-from headwater.journal import Entry, FsStore, RunLog, new_id
+from headwater.journal.entry import Entry, new_id
+from headwater.journal.fs_store import FsStore
+from headwater.journal.run_log import RunLog
 
 
 @pytest.fixture(params=["journal", "journal.db"])

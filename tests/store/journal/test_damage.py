@@ -13,23 +13,12 @@ from tests.store.journal.backends import Backend
 
 from headwater import failpoints
 from headwater.errors import CorruptionError
-from headwater.journal import (
-    EMPTY,
-    Entry,
-    Head,
-    Limits,
-    Store,
-    codec,
-    damage,
-    new_id,
-    origin_of,
-    repair,
-    rescue,
-    salvage,
-    scan,
-    verify,
-)
+from headwater.journal import codec, damage, scan
+from headwater.journal.damage import repair, rescue, salvage, verify
+from headwater.journal.entry import EMPTY, Entry, Head, Limits, new_id
 from headwater.journal.errors import BusyError, CorruptError, UnsupportedVersionError
+from headwater.journal.fork import origin_of
+from headwater.journal.store import Store
 
 Ids = tuple[str, str]
 
@@ -49,7 +38,7 @@ def test_a_torn_tail_cut_at_every_byte_is_ignored_and_replaced(backend: Backend,
         backend.put_bytes(*ids, whole[:cut])
         assert len(store.read_all(*ids)) == 2
         assert store.read_entry_count(*ids) == 2
-        assert [e.seq for e in store.iter(*ids, reverse=True)] == [2, 1]
+        assert [e.seq for e in store.tail(*ids, 5)] == [1, 2]
         assert verify(store, *ids).torn_bytes == cut - begin
         store.append(*ids, Entry("x", {"n": 3}, ts=1003))
         assert backend.bytes_of(*ids) == whole
@@ -254,7 +243,7 @@ def test_bad_committed_lines_are_named_exactly(backend: Backend, ids: Ids) -> No
     backend.put_bytes(*ids, prefix)
     assert [e.fields["n"] for e in store.read_all(*ids)] == [1, 2]
     assert store.read_entry_count(*ids) == 2
-    assert [e.seq for e in store.iter(*ids, reverse=True)] == [2, 1]
+    assert [e.seq for e in store.tail(*ids, 5)] == [1, 2]
     assert [e.seq for e in store.iter(*ids, from_seq=2)] == [2]
     for bad in (b"\xe3\n", b"not json\n", b"{}\n", b'{"a":1}{"b":2}\n', b"[1]\n", b"\0\0\0\n", lines[0]):
         backend.put_bytes(*ids, prefix + bad)
@@ -307,7 +296,7 @@ def test_a_segment_of_other_ids_is_refused(backend: Backend) -> None:
     with pytest.raises(CorruptError, match="segment_id"):
         store.read_all(session, two)
     with pytest.raises(CorruptError, match="segment_id"):
-        list(store.iter(session, two, reverse=True))
+        store.tail(session, two, 1)
     assert not verify(store, session, two).ok
     with pytest.raises(CorruptError, match="segment_id"):
         repair(store, session, two)

@@ -14,7 +14,8 @@ import pytest
 from tests.store.journal.backends import Backend
 
 from headwater.errors import ClosedError, InputError
-from headwater.journal import Entry, FsStore, new_id, replay, verify
+from headwater.journal.damage import verify
+from headwater.journal.entry import Entry, new_id
 from headwater.journal.errors import (
     AccessDeniedError,
     BusyError,
@@ -24,6 +25,8 @@ from headwater.journal.errors import (
     StoreIoError,
     SyncFailedError,
 )
+from headwater.journal.fs_store import FsStore
+from headwater.journal.run_state import replay
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "journal"
 Ids = tuple[str, str]

@@ -8,23 +8,21 @@ import pytest
 from tests.store.journal.backends import Backend
 
 from headwater.errors import InputError
-from headwater.journal import (
-    EMPTY,
-    Entry,
-    Store,
+from headwater.journal.entry import EMPTY, Entry, new_id
+from headwater.journal.errors import BoundaryNotFoundError, InvalidEntryError, SegmentNotFoundError
+from headwater.journal.fork import (
+    Branch,
     children,
     compact,
     ensure_head_or_fork,
     fork,
     fork_at,
     lineage,
-    new_id,
     origin_of,
-    replay,
     start,
 )
-from headwater.journal.errors import BoundaryNotFoundError, InvalidEntryError, SegmentNotFoundError
-from headwater.journal.fork import Branch
+from headwater.journal.run_state import replay
+from headwater.journal.store import Store
 
 
 def some_run(store: Store) -> Branch:

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from headwater.journal import Entry, FsStore, new_id, repair, salvage, verify
+from headwater.journal.damage import repair, salvage, verify
+from headwater.journal.entry import Entry, new_id
 from headwater.journal.errors import BusyError
+from headwater.journal.fs_store import FsStore
 from headwater.journal.trace import TraceFiles
 
 

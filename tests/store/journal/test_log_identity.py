@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from tests.store.journal.backends import Backend
 
-from headwater.journal import Entry, FsStore, Head, new_id
+from headwater.journal.entry import Entry, Head, new_id
 from headwater.journal.errors import SegmentDeletedError, SegmentNotFoundError
+from headwater.journal.fs_store import FsStore
 
 
 @pytest.fixture

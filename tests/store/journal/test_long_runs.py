@@ -8,17 +8,13 @@ import pytest
 from tests.store.journal.backends import Backend
 from tests.store.journal.memory_store import MemoryStore
 
-from headwater.journal import (
-    Entry,
-    Limits,
-    RunLog,
-    Store,
-    fork,
-    fork_at,
-    run_state,
-)
+from headwater.journal import run_state
+from headwater.journal.entry import Entry, Limits
 from headwater.journal.errors import HeadConflictError
+from headwater.journal.fork import fork, fork_at
+from headwater.journal.run_log import RunLog
 from headwater.journal.run_state import RunKind
+from headwater.journal.store import Store
 
 
 @pytest.fixture

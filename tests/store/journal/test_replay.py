@@ -25,10 +25,9 @@ from typing import Any
 
 import pytest
 
-from headwater.journal import Entry, Limits, RunKind, RunState, replay
 from headwater.journal.codec import decode, lines, prepare
-from headwater.journal.entry import EMPTY
-from headwater.journal.run_state import Item
+from headwater.journal.entry import EMPTY, Entry, Limits
+from headwater.journal.run_state import Item, RunKind, RunState, replay
 
 Pair = tuple[str, dict[str, Any]]
 

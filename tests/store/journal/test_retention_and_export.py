@@ -10,10 +10,10 @@ from tests.store.journal.backends import Backend
 
 from headwater import failpoints
 from headwater.errors import InputError
-from headwater.journal import Entry, Limits, export_jsonl, export_markdown, hide, new_id, prune
 from headwater.journal import fs_store as journal_fs
-from headwater.journal.export import HIDDEN
-from headwater.journal.retention import BETWEEN
+from headwater.journal.entry import Entry, Limits, new_id
+from headwater.journal.export import HIDDEN, export_jsonl, export_markdown, hide
+from headwater.journal.retention import BETWEEN, prune
 
 DAY = 86_400_000
 

@@ -9,13 +9,16 @@ from typing import Any
 
 import pytest
 
-from headwater.journal import Entry, RunLog, Store, new_id, origin_of
+from headwater.journal.entry import Entry, new_id
 from headwater.journal.errors import (
     HeadConflictError,
     InvalidEntryError,
     SegmentNotFoundError,
     StoreIoError,
 )
+from headwater.journal.fork import origin_of
+from headwater.journal.run_log import RunLog
+from headwater.journal.store import Store
 
 
 def kinds(store: Store, log: RunLog) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 from tests.store.journal.backends import Backend
 
 from headwater.errors import FencedError, InputError
-from headwater.journal import EMPTY, Entry, Rewound, Store, new_id
+from headwater.journal.entry import EMPTY, Entry, Rewound, new_id
 from headwater.journal.errors import (
     BoundaryNotFoundError,
     CorruptError,
@@ -19,6 +19,7 @@ from headwater.journal.errors import (
     SegmentDeletedError,
     SegmentNotFoundError,
 )
+from headwater.journal.store import Store
 from headwater.system.owner_lock import OwnedElsewhereError
 
 Ids = tuple[str, str]

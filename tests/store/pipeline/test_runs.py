@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from headwater.cli.main import app
 from headwater.control.request import user_name
-from headwater.journal import Entry, FsStore
+from headwater.journal.entry import Entry
+from headwater.journal.fs_store import FsStore
 from headwater.pipeline import run_journal
 from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.run_journal import FOLDER, RunJournal, read_runs, run_entries

@@ -12,7 +12,8 @@ from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableE
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.errors import HeadwaterError
-from headwater.journal import FsStore, RunLog
+from headwater.journal.fs_store import FsStore
+from headwater.journal.run_log import RunLog
 from headwater.state.location import split_location
 
 _log = logging.getLogger(__name__)
