@@ -17,6 +17,7 @@ from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_table import QueryTable
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import SnapshotUnit, SplitUnit
+from headwater.capture.source_state import SourceRecord
 from headwater.errors import TransientError
 from headwater.sinks.sink import Committed
 from headwater.sources.errors import RefusedValue, SourceBusy
@@ -61,11 +62,14 @@ class HistoryPlans:
         """The batch is over: its snapshot may end."""
         self._held.let_go()
 
-    def plan(self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges]) -> bool:
-        """Hand out history; whether there is a new plan. Where the source fails, nothing is handed out."""
+    def plan(self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges], place: SourceRecord | None) -> bool:
+        """Hand out history; whether there is a new plan. Where the source fails, nothing is handed out.
+
+        :param place: the place of *end* in the log of the source, if it is known.
+        """
         plan = self._state.plan.following
         try:
-            kept = self._hand_out_kept()
+            kept = self._hand_out_kept(ranges, end, found, place)
             snapshot, handed = self._plan_source(ranges, end, found)
         except BaseException:  # the next attempt hands it out again, under the same number
             for table in self._tables.values():
@@ -76,12 +80,22 @@ class HistoryPlans:
         self._keep(snapshot, ranges, end, handed, kept)
         return True
 
-    def _hand_out_kept(self) -> dict[str, int]:
-        """Rows of tables that we keep ourselves, by table; nothing is asked of the source for them."""
+    def _hand_out_kept(
+        self, ranges: LogRanges, end: int, found: Mapping[str, TableChanges], place: SourceRecord | None
+    ) -> dict[str, int]:
+        """Rows of tables that we keep ourselves, by table; nothing is asked of the source for them.
+
+        Where the place of *end* is not known they get the position at which their log begins: that is before every
+        later change, too.
+        """
         plan, made = self._state.plan.following, {}
         left = self._budget()
         for name, table in self._tables.items():
-            rows = None if table.kept is None or left <= 0 else table.kept.hand_out(plan, left)
+            if table.kept is None or left <= 0 or found[name].truncated is not None:
+                continue
+            begin = ranges.captured[name].since if place is None else place.offset
+            time_us = table.kept.executor.commit_time_us if place is None else place.commit_time_us
+            rows = table.kept.hand_out(plan, left, end, begin.position_after(None), time_us)
             if rows is not None:
                 made[name] = rows
                 left -= rows

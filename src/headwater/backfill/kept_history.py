@@ -1,14 +1,13 @@
 """KeptHistory: the history of one table of a query, read from the table that we keep ourselves.
 
-The query's own offset tells the epoch: everything up to it is in the snapshot, everything after it in the log, which
-the query's consumer holds. The snapshot's epoch is pinned under the name of the query, so that it outlives a process;
-the pin goes once the last row of it is delivered. Nothing is asked of the source.
+Each plan reads its parts at the epoch at which its batch ends. That is pinned under the name of the query, so it can be
+read until it is delivered, also by another process. The pin moves on with the next plan, and goes once the last row is
+delivered. Nothing is asked of the source.
 
 ==================================  ================================================================================
 what                                when
 ==================================  ================================================================================
-``begin``                           before the first plan: pins, and is sealed with the state after it
-``hand_out``, ``units``             each plan of the snapshot; the query's epoch stands still
+``hand_out``, ``units``             each plan of the snapshot
 ``let_go``                          what comes after the snapshot is sealed: the pin goes
 ==================================  ================================================================================
 """
@@ -24,13 +23,12 @@ from zlib import crc32
 from headwater import failpoints
 from headwater.backfill.plans import PlanRecord, QueryState
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.snapshot.executor import SnapshotBackfillExecutor, SnapshotOptions
 from headwater.backfill.snapshot.parts import Layout, groups
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.tasks import Slots, tasks_of
 from headwater.backfill.units import SnapshotUnit
-from headwater.stream import DEFAULT_VNODE_COUNT, VnodeBitmap
+from headwater.stream import DEFAULT_VNODE_COUNT
 from headwater.versioned import BaseGone, NotComplete, TableNotKept, VersionedTable
 from headwater.versioned.errors import NotYet
 
@@ -40,7 +38,6 @@ BEFORE_LET_GO = failpoints.register("snapshot_backfill.before_let_go")
 AFTER_LET_GO = failpoints.register("snapshot_backfill.after_let_go")
 
 _RETRY_SECONDS: Final = 1.0
-_HELD: Final = (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT)
 
 
 class KeptHistory:
@@ -63,7 +60,7 @@ class KeptHistory:
                 table,
                 state.snapshots,
                 view,
-                VnodeBitmap.full(DEFAULT_VNODE_COUNT),
+                DEFAULT_VNODE_COUNT,
                 SnapshotOptions(options.rows_per_second, options.interval_seconds),
             )
 
@@ -74,26 +71,21 @@ class KeptHistory:
     @property
     def is_reading(self) -> bool:
         """Whether rows of the snapshot are left to be handed out."""
-        return self.phase is SnapshotPhase.WAITING or (
-            self.phase is SnapshotPhase.SNAPSHOT and not self.executor.is_exhausted
-        )
+        return self.executor.is_reading and not self.executor.is_exhausted
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether no epoch is chosen yet."""
-        return self.phase is SnapshotPhase.WAITING
+    def readable_epoch(self) -> int | None:
+        """Up to which the query can go while parts are left to be read; ``None``: as far as it likes.
 
-    @property
-    def rows_allowed(self) -> int:
-        """Changes that the next batch may have."""
-        return NO_LIMIT if self.phase in _HELD else self.executor.allows(time.monotonic())
-
-    @property
-    def holds_epochs(self) -> bool:
-        """Whether the query stays at its epoch: the snapshot is read, or the catch-up stands still."""
-        if self.phase is SnapshotPhase.SNAPSHOT:
-            return True
-        return self.phase is SnapshotPhase.CHANGE_LOG and self.executor.allows(time.monotonic()) <= 0
+        A versioned table stands still before a change that its log does not tell, until it has read its own history
+        once more, which the pin of this query holds back. So the query waits there until the snapshot is read.
+        """
+        if self.phase is not SnapshotPhase.SNAPSHOT or self.executor.is_exhausted:
+            return None
+        try:
+            return self._kept.newest_epoch
+        except (NotComplete, NotYet, TableNotKept):
+            return None
 
     @property
     def _kept(self) -> VersionedTable:
@@ -102,40 +94,33 @@ class KeptHistory:
             self._opened = VersionedTable.open(self._options.store, self._name, self._options.kept)
         return self._opened
 
-    def begin(self, epoch: int, position: bytes, commit_time_us: int) -> bool:
-        """Pin *epoch* and plan its snapshot; whether that could be done now.
+    def hand_out(self, plan: int, budget: int, epoch: int, position: bytes, commit_time_us: int) -> int | None:
+        """Hand out about *budget* rows to *plan*, read at *epoch*; how many, ``None``: nothing can be read now.
 
-        :param position: of its rows: after all changes up to *epoch*, before all later ones.
+        :param position: of these rows: before all changes after *epoch*.
         """
-        if time.monotonic() < self._retry_at:
-            return False
-        failpoints.hit(BEFORE_BEGIN)
+        now = time.monotonic()
+        if self.executor.wants(now) <= 0 or now < self._retry_at:
+            return None
+        if self.phase is SnapshotPhase.WAITING:
+            failpoints.hit(BEFORE_BEGIN)
         self.is_late = False
         try:
             self._kept.pin(self._options.query, epoch, name=self._pin)
             layout = self._layout(epoch)
         except BaseGone as error:
             self.waiting, self.is_late = error.message, True
-            return False
+            return None
         except (NotComplete, NotYet, TableNotKept) as error:
-            self.waiting, self._retry_at = error.message, time.monotonic() + _RETRY_SECONDS
-            return False
+            self.waiting, self._retry_at = error.message, now + _RETRY_SECONDS
+            return None
         failpoints.hit(AFTER_PIN)
-        self.executor.begin(epoch, layout, position, commit_time_us)
         self.waiting, self._is_let_go = None, False
-        return True
+        parts = self.executor.hand_out(plan, budget, epoch, layout, position, commit_time_us)
+        return sum(part.rows for part in parts) if parts else None
 
     def _layout(self, epoch: int) -> Layout:
         return Layout(self._kept.blocks(epoch, (0, self._kept.vnode_count)))
-
-    def hand_out(self, plan: int, budget: int) -> int | None:
-        """Hand out about *budget* rows to *plan*; how many, ``None``: nothing can be read now."""
-        if self.executor.wants(time.monotonic()) <= 0:
-            return None
-        if self.executor.layout is None:
-            self.executor.see(self._layout(self.executor.epoch))
-        parts = self.executor.hand_out(plan, budget)
-        return sum(part.rows for part in parts) if parts else None
 
     def units(self, plan: PlanRecord, slots: Slots) -> list[SnapshotUnit]:
         """What tasks read of *plan*."""
@@ -160,7 +145,7 @@ class KeptHistory:
 
     def let_go(self) -> None:
         """What was sealed no longer needs the snapshot: its pin goes, if there is one."""
-        if self._is_let_go or self.phase in _HELD:
+        if self._is_let_go or self.executor.is_reading:
             return
         self.end()
 

@@ -255,7 +255,7 @@ class QueryPlanner:
             is_kept = is_newer and name in plan.positions and self._history.is_committed(name, plan)
             upto = plan.number if is_kept else start.plan
             table.roll_back(upto, start.epoch)
-            table.deliver(upto)
+            table.deliver(upto, start.epoch)
         if is_newer:
             self._state.plan = PlanRecord(number=start.plan, issued=max(plan.number, plan.issued))
             self._state.put_plan()
@@ -297,8 +297,7 @@ class QueryPlanner:
             self._seen = ranges.newest
             self.returning = self._tables.returning(ranges.captured)
             limit = ranges.newest if upto is None else min(upto, ranges.newest)
-            late = self._tables.begin_kept(start.epoch, self._place_of(start.epoch, ranges))
-            limit, max_rows = self._tables.held_back(limit, start.epoch, max_rows)
+            limit = max(self._tables.readable_upto(limit), start.epoch)
             self._logs.start_from(start.epoch)
             limits = ReadLimits(limit, max_rows, self._options.max_epochs, one_shape=not self._options.keyed)
             sealed = self._logs.next_item(limits, views=ranges.views)
@@ -311,17 +310,17 @@ class QueryPlanner:
                 changes = found[name] = table.see(found[name], ranges.since(name, end), start.epoch, end)
                 if self._tables[name].reads_source:
                     self._tables[name].latest = ranges.latest(name)
-                self._tables[name].catch_up(changes.rows, ranges, end)
+                self._tables[name].catch_up(ranges, end)
             if end == ranges.newest and ranges.record is not None:
                 self._end = (end, ranges.record)
                 for name, changes in found.items():
                     if not changes:
                         self._tables[name].settle(ranges.record.offset, end)
-                        self._tables[name].reach(end)
             if self._keeping is not None:
                 self._keeping.hold(self._tables.values())
-            planned = self._history.plan(ranges, end, found)
-        if not planned and not any(found.values()) and not (late and end > start.epoch):
+            planned = self._history.plan(ranges, end, found, self._place_of(end, ranges))
+        is_late = self._tables.is_late and end > start.epoch
+        if not planned and not any(found.values()) and not is_late:
             return start
         made = QueryOffset(end, self._state.plan.number if planned else start.plan)
         self._ranged = (start, made, ranged)

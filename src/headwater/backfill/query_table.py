@@ -18,9 +18,10 @@ from headwater.backfill.kept_history import KeptHistory
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.plans import QueryState, TableRecord
 from headwater.backfill.query import SINGLE, SOURCE, TABLES, QueryOptions
+from headwater.backfill.snapshot.parts import VnodeFilter
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.table_columns import has_columns, is_renamed, readable_columns
-from headwater.backfill.units import DROP_ALL, ChangeFilter
+from headwater.backfill.units import ChangeFilter
 from headwater.backfill.unseen_commits import greatest, still_unseen
 from headwater.log_store import Consumer
 from headwater.sources.offset import CdcOffset
@@ -222,10 +223,9 @@ class QueryTable:
                 self.executor.renew(renewal)
         return changes
 
-    def catch_up(self, rows: int, ranges: LogRanges, end: int) -> None:
-        """The next batch, up to *end*, has so many *rows*; while the log after a snapshot of ours is delivered."""
+    def catch_up(self, ranges: LogRanges, end: int) -> None:
+        """The next batch ends at *end*, with the snapshot of our own table behind it."""
         if self.kept is not None and self.kept.phase is SnapshotPhase.CHANGE_LOG:
-            self.kept.executor.take(rows)
             self.kept.executor.lag(ranges.lag(self.name, end))
 
     def _begin_anew(self, since: str, emptied: bool) -> None:
@@ -328,10 +328,10 @@ class QueryTable:
         self.record.heap_since = self.record.heap_files = None
         self._state.put_table(self.name)
 
-    def deliver(self, plan: int) -> None:
-        """What plans up to *plan* handed out is at the sink."""
+    def deliver(self, plan: int, epoch: int) -> None:
+        """What plans up to *plan* handed out, and changes up to *epoch*, are at the sink."""
         if self.kept is not None:
-            self.kept.executor.deliver(plan)
+            self.kept.executor.deliver(plan, epoch)
 
     def roll_back(self, plan: int, epoch: int | None) -> None:
         if self.kept is not None:
@@ -342,17 +342,16 @@ class QueryTable:
                 self._forget_heap()
 
     def settle(self, position: CdcOffset, epoch: int) -> None:
-        if self.kept is not None and epoch > self.kept.executor.epoch:
-            self.reach(epoch)
+        self.reach()
         if self.executor is not None:
             self.executor.settle(position, epoch)
         if self.record.heap_since is not None and self.is_done:
             self._forget_heap()
 
-    def reach(self, epoch: int) -> None:
-        """Its log has nothing after *epoch*, up to which everything is delivered."""
+    def reach(self) -> None:
+        """Its log has nothing after what is delivered."""
         if self.kept is not None:
-            self.kept.executor.consume(epoch, has_more=False)
+            self.kept.executor.reach()
             self._go_on()
 
     def restart(self) -> None:
@@ -400,9 +399,9 @@ class QueryTable:
         self._state.put_table(self.name)
         self.executor = self._backfill()
 
-    def filter(self, plan: int) -> ChangeFilter | None:
+    def filter(self, plan: int) -> ChangeFilter | VnodeFilter | None:
         if self.kept is not None:
-            return DROP_ALL if self.kept.phase is SnapshotPhase.WAITING else None
+            return self.kept.executor.filter()
         return None if self.executor is None else self.executor.filter(plan)
 
     def save(self) -> None:

@@ -16,9 +16,8 @@ from headwater.backfill.log_ranges import LogRanges
 from headwater.backfill.plans import QueryState
 from headwater.backfill.query import TABLES, QueryOptions
 from headwater.backfill.query_table import QueryTable
-from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.since import resolve_since
-from headwater.capture.source_state import CapturedTable, SourceRecord, TableState
+from headwater.capture.source_state import CapturedTable, TableState
 from headwater.log_store import KvLogStoreReader
 from headwater.sinks.sink import Committed
 from headwater.sources.snapshots import SnapshotSource
@@ -135,30 +134,14 @@ class QueryTables(Mapping[str, QueryTable]):
 
     # -- history of tables that we keep ----------------------------------------------------------------------------
 
-    def begin_kept(self, epoch: int, record: SourceRecord | None) -> bool:
-        """Begin the snapshots of tables that we keep, at the *epoch* of the query; whether it must go on for that.
+    @property
+    def is_late(self) -> bool:
+        """Whether the query must go on before the history of a table can be read that we keep: it is further on."""
+        return any(kept.is_late for kept in self.kept)
 
-        :param record: the place of that epoch in the source's log, if anybody knows it.
-        """
-        waiting = [kept for kept in self.kept if kept.is_waiting]
-        if not waiting or record is None:
-            return bool(waiting)
-        position = record.offset.position_after(None)
-        for kept in waiting:
-            kept.begin(epoch, position, record.commit_time_us)
-        self.save()
-        return any(kept.is_late for kept in waiting)
-
-    def held_back(self, limit: int, epoch: int, max_rows: int | None) -> tuple[int, int | None]:
-        """Up to which epoch, and how many changes, may be delivered while tables that we keep are read.
-
-        :param limit: up to which otherwise. :param epoch: of the query. :param max_rows: how many otherwise.
-        """
-        kept = self.kept
-        if any(one.holds_epochs for one in kept):
-            return epoch, max_rows
-        allowed = min((one.rows_allowed for one in kept), default=NO_LIMIT)
-        return limit, max_rows if allowed >= (max_rows or NO_LIMIT) else max(allowed, 1)
+    def readable_upto(self, limit: int) -> int:
+        """*limit*, or up to where the tables that we keep can be read."""
+        return min([limit, *(epoch for kept in self.kept if (epoch := kept.readable_epoch) is not None)])
 
     # -- state, status ---------------------------------------------------------------------------------------------
 

@@ -18,8 +18,9 @@ from headwater.backfill.cdc.external import external_table
 from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.errors import LogBehind
 from headwater.backfill.query import QueryOptions
+from headwater.backfill.snapshot.mark import apply_mark
 from headwater.backfill.snapshot.vnode_stream import VnodeStream
-from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit
+from headwater.backfill.units import ChangeFilter, LogUnit, SnapshotUnit, SplitUnit
 from headwater.capture.source_state import SourceState
 from headwater.control.request import leave_note
 from headwater.errors import HeadwaterError
@@ -64,15 +65,17 @@ def read_changes(
     """
     table = unit.table
     order = None
-    if unit.filter is not None and needs_order(unit.filter):
+    if isinstance(unit.filter, ChangeFilter) and needs_order(unit.filter):
         order = external_table(options.source, table).order
     with _store(options.store).snapshot() as view:
         log = LogView.open(view, table.full_name)
         wanted = VnodeBitmap.from_ranges([range(unit.first_vnode, unit.end_vnode)], log.log.vnode_count)
         for stored in log.read_range(unit.after, unit.upto, wanted):
             batch = conform(stored, table)
-            if unit.filter is not None:
+            if isinstance(unit.filter, ChangeFilter):
                 batch = apply_filter(batch, unit.filter, order, table.key_columns, unit.truncated)
+            elif unit.filter is not None:
+                batch = apply_mark(batch, unit.filter, log.log.vnode_count, table.key_columns)
             if batch.num_rows:
                 yield batch if columns is None else batch.select([*columns, *LOG_COLUMNS])
 

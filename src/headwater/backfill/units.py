@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from headwater.backfill.snapshot.parts import VnodePart
+from headwater.backfill.snapshot.parts import VnodeFilter, VnodePart
 from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import SnapshotMark, mark_from_json
 from headwater.sources.splits import Cut, KeyRange, SplitKind
@@ -81,7 +81,7 @@ class LogUnit:
     first_vnode: int
     end_vnode: int
     plan: int
-    filter: ChangeFilter | None = None
+    filter: ChangeFilter | VnodeFilter | None = None
     truncated: tuple[int, int] | None = None
     rows: int = 0
     size: int = 0

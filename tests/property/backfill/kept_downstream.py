@@ -13,16 +13,17 @@ from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
+from tests.logs import LogConsumer
 from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
 from tests.store.versioned.written import WrittenTable
 from tests.unit.backfill.snapshot.memory_table import MemoryTable
 from tests.unit.backfill.snapshot.runner import Downstream
 
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.reader import read_history
-from headwater.backfill.snapshot.parts import VnodePart
-from headwater.backfill.units import SnapshotUnit
-from headwater.stream import OP_COLUMN, Chunk, Op, VnodeBitmap, vnodes_of
+from headwater.backfill.reader import read_changes, read_history
+from headwater.backfill.snapshot.parts import VnodeFilter, VnodePart
+from headwater.backfill.units import LogUnit, SnapshotUnit
+from headwater.stream import Epoch, vnodes_of
 from headwater.versioned.compaction import compact
 
 NUMBERS = table_of({"id": pa.int64(), "v": pa.int64()}, key=("id",))
@@ -38,6 +39,7 @@ class KeptTable(MemoryTable):
         self.opened = self.kept.open()
         super().__init__(self.opened.vnode_count)
         self._versions = {self.kept.newest: dict(first)}
+        self._consumer = LogConsumer.open(self.kept.location, NUMBERS.full_name, "downstream")
 
     def commit(self, epoch: int, upserts: Mapping[int, int] | None = None, deletes: tuple[int, ...] = ()) -> None:
         """The next epoch, which the log numbers."""
@@ -51,6 +53,9 @@ class KeptTable(MemoryTable):
     def hold(self, epoch: int) -> None:
         self.opened.pin("downstream", epoch, name="downstream")
 
+    def forget(self, epoch: int) -> None:
+        self._consumer.commit(Epoch(epoch))
+
     def compact(self) -> None:
         """Fold what no pin needs, and make one run of all; the truth is remembered."""
         self.kept.fold()
@@ -60,43 +65,31 @@ class KeptTable(MemoryTable):
     def blocks(self, epoch: int, vnodes: tuple[int, int]) -> list[tuple[int, bytes, int, int]]:
         return list(self.opened.blocks(epoch, vnodes))
 
+    def vnodes(self, rows: pa.RecordBatch, epoch: int) -> pa.UInt16Array:
+        return vnodes_of(rows, NUMBERS.key_columns, self.vnode_count)
+
     def close(self) -> None:
+        self._consumer.close()
         self.opened.close()
         self.kept.close()
         shutil.rmtree(self._folder)
 
 
 class KeptDownstream(Downstream):
-    """Its parts are read as a task of Spark reads them, its changes by ranges of vnodes."""
+    """Its parts and its changes are read as a task of Spark reads them."""
 
-    def __init__(self, table: KeptTable, owners: tuple[str, ...], budget: int) -> None:
+    def __init__(self, table: KeptTable, budget: int) -> None:
         self._kept = table
-        super().__init__(table, owners=owners, budget=budget)
+        kept = table.kept
+        names = (NUMBERS.full_name,)
+        self._query = QueryOptions(kept.location, "", "downstream", names, history=False, kept=str(kept.root))
+        super().__init__(table, budget=budget)
 
-    def _read(self, part: VnodePart, epoch: int) -> list[Chunk]:
-        kept = self._kept.kept
+    def _read(self, part: VnodePart, epoch: int) -> Iterator[pa.RecordBatch]:
         unit = SnapshotUnit(self._kept.opened.table(epoch), epoch, (part,), 1, 0, b"", 0, part.rows)
-        options = QueryOptions(
-            kept.location, "", "downstream", (NUMBERS.full_name,), history=False, kept=str(kept.root)
-        )
-        made = [_chunk(rows) for rows in read_history(options, unit)]
-        self.read_rows += sum(chunk.rows.num_rows for chunk in made)
-        return made
+        yield from read_history(self._query, unit)
 
-    def _changes(self, after: int, upto: int, vnodes: VnodeBitmap) -> list[Chunk]:
-        return [_chunk(rows) for owned in _ranges(vnodes) for rows in self._kept.opened.changes(after, upto, owned)]
-
-
-def _chunk(rows: pa.RecordBatch) -> Chunk:
-    own = rows.select(NUMBERS.schema.names)
-    is_log = OP_COLUMN in rows.schema.names
-    ops = rows.column(OP_COLUMN) if is_log else pa.array([int(Op.INSERT)] * rows.num_rows, pa.int8())
-    return Chunk(own, ops, vnodes_of(own, NUMBERS.key_columns, 256))
-
-
-def _ranges(vnodes: VnodeBitmap) -> Iterator[tuple[int, int]]:
-    """Neighbours as one range."""
-    owned = list(vnodes)
-    starts = [0, *(place + 1 for place, (one, following) in enumerate(pairwise(owned)) if following != one + 1)]
-    for first, end in pairwise([*starts, len(owned)] if owned else []):
-        yield owned[first], owned[end - 1] + 1
+    def _changes(self, after: int, upto: int, handed_out: VnodeFilter | None) -> Iterator[pa.RecordBatch]:
+        for first, end in pairwise((0, 64, 128, 192, 256)):
+            unit = LogUnit(self._kept.opened.table(upto), after, upto, first, end, 1, handed_out)
+            yield from read_changes(self._query, unit)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
-from tests.property.backfill.upstream_machine import NAMES, Owners
+from tests.property.backfill.upstream_machine import Owners
 from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
 from tests.store.versioned.written import WrittenTable
 from tests.unit.backfill.upstream_model import MemoryUpstream, Rows
@@ -115,10 +115,6 @@ class UpstreamMachine(RuleBasedStateMachine):
     @rule(kind=KINDS, mutation=ORDERS)
     def ask(self, kind: BarrierKind, mutation: Mutation) -> None:
         self.owners.barrier(kind, mutation)
-
-    @rule(owners=st.lists(st.integers(0, len(NAMES) - 1), min_size=1, max_size=8))
-    def rescale(self, owners: list[int]) -> None:
-        self.owners.rescale(owners)
 
     @rule()
     def crash(self) -> None:

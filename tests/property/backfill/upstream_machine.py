@@ -7,7 +7,7 @@ happened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import count
 from typing import Protocol
 
@@ -27,7 +27,6 @@ from headwater.stream import (
     Mutation,
     Resume,
     Throttle,
-    UpdateVnodeBitmap,
     VnodeBitmap,
 )
 
@@ -109,8 +108,6 @@ class Owners:
             made += len(parts)
         if barrier.is_durable:
             self._seal()
-            if isinstance(mutation, UpdateVnodeBitmap):
-                self._take_over(mutation)
             self._hold()
         self.check()
         return made
@@ -129,29 +126,6 @@ class Owners:
             self.table.hold("machine", min(needed))
         except RetentionMiss:
             assert self.may_stop
-
-    def rescale(self, owners: Sequence[int]) -> None:
-        """Vnodes in ranges of one size, each with the owner of its number in *owners*."""
-        by_vnode = [owners[vnode * len(owners) // self.count] for vnode in range(self.count)]
-        given = {
-            name: VnodeBitmap.of([vnode for vnode in range(self.count) if by_vnode[vnode] == number], self.count)
-            for number, name in enumerate(NAMES)
-        }
-        self.trace.append(f"rescale {list(owners)}")
-        self.barrier(BarrierKind.CHECKPOINT, UpdateVnodeBitmap.of(given))
-
-    def _take_over(self, mutation: UpdateVnodeBitmap) -> None:
-        with self._store.snapshot() as view:
-            for executor in self.executors.values():
-                executor.take_over(view)
-            for owner, vnodes in mutation.bitmaps:
-                if owner not in self.executors:
-                    made = UpstreamTableExecutor.load(
-                        self.table, self._states, view, self.snapshot_epoch, vnodes, self.options, owner=owner
-                    )
-                    made.plan(Barrier(self._pair, BarrierKind.INITIAL), self.now)
-                    self.executors[owner] = made
-        self.owned = dict(mutation.bitmaps)
 
     def crash(self) -> None:
         """All processes are gone; pauses and throttles of theirs, too."""

@@ -25,7 +25,6 @@ from headwater.stream import (
     Resume,
     Stop,
     Throttle,
-    UpdateVnodeBitmap,
     VnodeBitmap,
 )
 
@@ -75,9 +74,6 @@ class Run:
                 executor.save(self.batch)
             self.store.seal(self.pair.curr, self.batch)
             self.batch = WriteBatch()
-            with self.store.snapshot() as view:
-                for executor in self.executors.values():
-                    executor.take_over(view)
         return parts
 
 
@@ -190,33 +186,6 @@ def test_a_stop_ends_those_it_names(upstream: MemoryUpstream, store: StateStore)
     run.barrier(Stop(("a",)))
     upstream.commit({1: 100})
     assert run.barrier() == []
-
-
-@pytest.mark.parametrize("barriers", range(6))
-def test_m3_vnodes_move_in_every_phase(upstream: MemoryUpstream, store: StateStore, barriers: int) -> None:
-    """From one owner to two, and three, and back, with the work half done in between."""
-    run = Run(upstream, store, UpstreamOptions(batch_rows=6))
-    for _ in range(barriers):
-        run.barrier()
-    upstream.commit(dict.fromkeys(range(0, 60, 2), 1), 20)
-    full = VnodeBitmap.full(upstream.vnode_count)
-    for owners in (2, 3, 1):
-        names = ["a", "b", "c"][:owners]
-        given = dict(zip(names, full.split(owners), strict=True))
-        nothing = {owner: VnodeBitmap.empty(upstream.vnode_count) for owner in "abc" if owner not in given}
-        run.own({owner: VnodeBitmap.empty(upstream.vnode_count) for owner in names if owner not in run.executors})
-        run.barrier(UpdateVnodeBitmap.of(given | nothing))
-        run.barrier(kind=BarrierKind.BARRIER)
-        upstream.commit({owners: -owners})
-    while run.barrier():
-        pass
-    assert run.downstream.rows == newest(upstream)
-
-
-def test_vnodes_move_with_a_durable_barrier_only(upstream: MemoryUpstream, store: StateStore) -> None:
-    run = Run(upstream, store)
-    with pytest.raises(BarrierOutOfOrder):
-        run.barrier(UpdateVnodeBitmap.of({"a": VnodeBitmap.full(8)}), BarrierKind.BARRIER)
 
 
 def test_s9_m10_a_retention_miss_stops_and_a_new_snapshot_goes_on(upstream: MemoryUpstream, store: StateStore) -> None:

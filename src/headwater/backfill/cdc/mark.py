@@ -72,7 +72,11 @@ def apply_filter(
 
     :param truncated: see :func:`mark_cdc_chunk`.
     """
-    keep = mark_cdc_chunk(batch, kept, order, key_columns, truncated)
+    return kept_rows(batch, mark_cdc_chunk(batch, kept, order, key_columns, truncated))
+
+
+def kept_rows(batch: pa.RecordBatch, keep: NDArray[np.bool_]) -> pa.RecordBatch:
+    """The changes of *batch* for which *keep* says so; half an update is a delete or an insert."""
     if not keep.any():
         return batch.slice(0, 0)
     ops = batch.column(OP_COLUMN).to_numpy()

@@ -1,16 +1,18 @@
 """SnapshotBackfillExecutor: the backfill of one table from our own versioned table. Pure: time and layout are given.
 
-As with the other executors all is decided when a plan is made, on one process. The order of the calls:
+The query never stands still for it. Each plan reads its parts of the table at the epoch at which its batch ends, so
+that every part has all changes up to there, and later changes of its keys are delivered as they come: the table goes
+live vnode by vnode. Changes of keys that are not handed out are left out (:meth:`filter`); a later part has them.
 
-1. ``begin`` at the epoch up to which the downstream has nothing, once that is pinned;
-2. ``hand_out`` parts of the version at that epoch, plan after plan; ``save``, sealed before the plan is given away;
-3. ``deliver``: plans up to this one are at the sink. With the last of them the change log begins;
-4. ``consume``: changes up to an epoch are at the sink, and whether the log had more. Without more the table is live.
+The order of the calls:
 
-A plan that nobody kept is rolled back; what it handed out is handed out again. The live edge is attached after the
-catch-up only, so nothing is drained, held back or thrown away while the snapshot is read, and nobody waits for anybody
-in a circle. Pause, resume and throttle are followed in every phase: they stop or slow the reading of the snapshot and
-the catch-up with the log (:meth:`allows`). Live changes flow on; what was told then counts when it begins anew.
+1. ``hand_out`` parts at an epoch that is pinned; ``save``, sealed before the plan is given away;
+2. ``deliver``: plans up to this one, and changes up to an epoch, are at the sink. After the last part the change log
+   alone counts;
+3. ``reach``: the log has nothing more. The table is live.
+
+A plan that is not kept is rolled back; what it handed out is handed out again, at a later epoch. Pause, resume and
+throttle stop or slow the reading of the snapshot; changes flow on.
 
 The transitions are those of :class:`~headwater.backfill.snapshot.record.SnapshotPhase`.
 """
@@ -20,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headwater.backfill.progress import Phase, RecentRate, TableProgress, seconds_left
-from headwater.backfill.rate_limit import NO_LIMIT, RateLimit
+from headwater.backfill.rate_limit import RateLimit
 from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption, ProgressWentBack
-from headwater.backfill.snapshot.parts import Layout, VnodePart, hand_out, take_back
-from headwater.backfill.snapshot.record import SnapshotPhase, SnapshotRecord, SnapshotTables
+from headwater.backfill.snapshot.parts import Layout, VnodeFilter, VnodePart, hand_out, joined, take_back
+from headwater.backfill.snapshot.record import SnapshotPhase, SnapshotPlan, SnapshotRecord, SnapshotTables
 from headwater.backfill.snapshot.state import BackfillState
 from headwater.state import Snapshot, WriteBatch
 from headwater.stream import (
@@ -34,7 +36,6 @@ from headwater.stream import (
     Resume,
     Stop,
     Throttle,
-    UpdateVnodeBitmap,
     VnodeBitmap,
 )
 
@@ -77,35 +78,31 @@ class VnodeRows:
 
 
 class SnapshotBackfillExecutor:
-    """The backfill of *table*, of the *vnodes* that *owner* has."""
+    """The backfill of *table*, which has *vnode_count* vnodes."""
 
     def __init__(
         self,
         table: str,
         tables: SnapshotTables,
         view: Snapshot,
-        vnodes: VnodeBitmap,
+        vnode_count: int,
         options: SnapshotOptions | None = None,
-        *,
-        owner: str = "",
     ) -> None:
-        self.table, self.owner = table, owner
+        self.table = table
         self._tables = tables
         self._options = options or SnapshotOptions()
-        known = tables.record(view, table, owner)
+        known = tables.record(view, table)
         self._record = known or SnapshotRecord()
         self._dirty = known is None
-        self.state = BackfillState.load(tables.vnodes, view, table, vnodes)
+        self.state = BackfillState.load(tables.vnodes, view, table, VnodeBitmap.full(vnode_count))
         self._layout: Layout | None = None
         self._last: Barrier | None = None
-        self._moving: VnodeBitmap | None = None
         self._stopped = False
         self._lag: int | None = None
         self._now = 0.0
         self._recent = RecentRate()
         rate = self._record.limit if self._record.throttled else self._options.rows_per_second
         self._rate = RateLimit(rate, self._options.burst_seconds)
-        self._check_phase()
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -115,17 +112,12 @@ class SnapshotBackfillExecutor:
 
     @property
     def epoch(self) -> int:
-        """The pinned epoch; 0 before it is chosen."""
+        """At which the newest plan reads; 0 before the first."""
         return self._record.epoch
 
     @property
-    def consumed(self) -> int:
-        """The epoch up to which its changes are delivered."""
-        return self._record.consumed
-
-    @property
     def position(self) -> bytes:
-        """The ``_position`` of its rows of history."""
+        """The ``_position`` of its rows of history: no later change has one that is not greater."""
         return bytes.fromhex(self._record.position)
 
     @property
@@ -143,7 +135,12 @@ class SnapshotBackfillExecutor:
     @property
     def is_exhausted(self) -> bool:
         """Whether all of the snapshot is handed out."""
-        return self._record.epoch > 0 and self.state.has_finished(self._record.epoch)
+        return self.state.is_finished
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a part of the snapshot is left to be handed out or to be delivered."""
+        return self._record.phase in (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT)
 
     @property
     def is_changed(self) -> bool:
@@ -175,152 +172,104 @@ class SnapshotBackfillExecutor:
                 self._rate.change(rate, self._now)
                 self._record.throttled, self._record.limit = True, rate
                 self._dirty = True
-            case UpdateVnodeBitmap() as update:
-                self._moving = update.bitmap_of(self.owner)
             case Stop() as stop if stop.stops(self.table):
                 self._stopped = True
 
-    @property
-    def is_moving(self) -> bool:
-        """Whether a barrier gave it other vnodes: save what there is, then :meth:`move`."""
-        return self._moving is not None
-
-    def move(self, view: Snapshot) -> None:
-        """Own what the last barrier gave. Nothing may be pending: vnodes change hands between two batches.
-
-        :param view: of a state in which every owner has saved.
-        :raises ProgressWentBack: another owner's vnodes are not where this one is.
-        """
-        if self._moving is None:
-            return
-        if self._record.pending:
-            raise ValueError("deliver or roll back before vnodes change hands")
-        self.state.own(self._moving, view)
-        self._moving, self._layout = None, None
-        self._check_phase()
-
-    def _check_phase(self) -> None:
-        """Whoever has read its own vnodes and has unread ones of another now reads these."""
-        record = self._record
-        if record.phase not in (SnapshotPhase.CHANGE_LOG, SnapshotPhase.SNAPSHOT):
-            return
-        is_strange = any(row is not None and row.epoch != record.epoch for _, row in self.state.items())
-        if is_strange or (record.consumed > record.epoch and not self.is_exhausted):
-            raise ProgressWentBack(
-                f"Vnodes of {self.table} came from an owner that is elsewhere in the backfill.",
-                next_step="Move vnodes at a barrier that every owner has reached.",
-            )
-        if record.phase is SnapshotPhase.CHANGE_LOG and not self.is_exhausted:
-            record.phase = SnapshotPhase.SNAPSHOT
-            self._dirty = True
-
     # -- snapshot --------------------------------------------------------------------------------------------------
-
-    def begin(self, epoch: int, layout: Layout, position: bytes = b"", commit_time_us: int = 0) -> None:
-        """Read the version at *epoch*, which is pinned: the downstream has nothing, and no changes up to it."""
-        record = self._record
-        if record.phase is not SnapshotPhase.WAITING:
-            raise ValueError("it has begun")
-        record.phase, record.epoch, record.consumed = SnapshotPhase.SNAPSHOT, epoch, epoch
-        record.position, record.commit_time_us = position.hex(), commit_time_us
-        self.see(layout)
-        self._dirty = True
-
-    def see(self, layout: Layout) -> None:
-        """Where rows of the version are; a compaction may have changed it."""
-        self._layout = layout
-        self._record.total_rows = sum(layout.rows(vnode) for vnode, _ in self.state.items())
-        self._record.total_size = layout.size
 
     @property
     def layout(self) -> Layout | None:
-        """``None``: :meth:`see` it first."""
+        """Where the rows were when parts were handed out last; ``None``: not since the start."""
         return self._layout
 
     def wants(self, now: float) -> int:
         """Rows of the snapshot that may be handed out now; 0: paused, throttled, stopped, or nothing is left."""
         self._now = max(self._now, now)
         self._recent.note(self._record.rows, self._now)
-        if self._record.phase is not SnapshotPhase.SNAPSHOT or self.is_exhausted or not self._may_go():
+        if not self.is_reading or self.is_exhausted or self._record.paused or self._stopped:
             return 0
         return self._rate.allowed(self._now)
 
-    def _may_go(self) -> bool:
-        return not self._record.paused and not self._stopped and self._moving is None
+    def hand_out(
+        self, plan: int, budget: int, epoch: int, layout: Layout, position: bytes = b"", commit_time_us: int = 0
+    ) -> list[VnodePart]:
+        """Parts of about *budget* rows that *plan* reads at *epoch*; empty: none may be read now.
 
-    def hand_out(self, plan: int, budget: int) -> list[VnodePart]:
-        """Parts of about *budget* rows that *plan* reads; empty: none may be read now.
-
-        :raises ProgressWentBack: an older plan.
+        :param epoch: at which the batch of *plan* ends; it is pinned. :param layout: of the table then.
+        :param position: of its rows: before all changes after *epoch*.
+        :raises ProgressWentBack: an older plan or epoch.
         """
+        record = self._record
         budget = min(budget, self.wants(self._now))
-        if budget <= 0 or self._layout is None:
+        if budget <= 0:
             return []
-        if self._record.pending and plan <= max(self._record.pending):
-            raise ProgressWentBack(f"Plan {plan} is not the newest one.", next_step="Roll back first.")
-        parts = hand_out(self.state, self._layout, self._record.epoch, budget)
-        self._record.pending[plan] = parts
+        if (record.pending and plan <= max(record.pending)) or epoch < record.epoch:
+            raise ProgressWentBack(f"Plan {plan} at epoch {epoch} is not the newest one.", next_step="Roll back first.")
+        self._layout = layout
+        record.total_rows = sum(layout.rows(vnode) for vnode, _ in self.state.items())
+        record.total_size = layout.size
+        record.phase, record.epoch = SnapshotPhase.SNAPSHOT, epoch
+        record.position, record.commit_time_us = position.hex(), commit_time_us
+        parts = hand_out(self.state, layout, epoch, budget)
+        record.pending[plan] = SnapshotPlan(epoch, parts)
         self._rate.take(sum(part.rows for part in parts), self._now)
         # rows never decrease: those of a plan that was rolled back are counted once
-        self._record.rows = max(self._record.rows, self.state.rows_of(self._record.epoch))
-        self._recent.note(self._record.rows, self._now)
+        record.rows = max(record.rows, self.state.row_count)
+        self._recent.note(record.rows, self._now)
         self._dirty = True
         return parts
 
     def handed_out(self, plan: int) -> list[VnodePart]:
         """What *plan* reads, until it is delivered."""
-        return self._record.pending.get(plan, [])
+        known = self._record.pending.get(plan)
+        return [] if known is None else known.parts
 
     def roll_back(self, plan: int) -> None:
         """Nothing was handed out by plans after *plan*."""
-        for undone in sorted((one for one in self._record.pending if one > plan), reverse=True):
-            take_back(self.state, self._record.pending.pop(undone), self._record.epoch)
+        record = self._record
+        for undone in sorted((number for number in record.pending if number > plan), reverse=True):
+            parts = record.pending.pop(undone).parts
+            record.epoch = max([record.consumed, *(left.epoch for left in record.pending.values())])
+            take_back(self.state, parts, record.epoch)
             self._dirty = True
 
-    def deliver(self, plan: int) -> None:
-        """The rows of plans up to *plan* are at the sink."""
+    def deliver(self, plan: int, epoch: int) -> None:
+        """Plans up to *plan* and changes up to *epoch* are at the sink.
+
+        A plan may be there without the changes of its batch: then its parts are remembered with their epoch, so that
+        the changes up to it are not delivered a second time.
+        """
         record = self._record
-        for done in [one for one in record.pending if one <= plan]:
-            del record.pending[done]
-            self._dirty = True
+        record.consumed = max(record.consumed, epoch)
+        for number, known in list(record.pending.items()):
+            if number <= plan and known.epoch <= epoch:
+                del record.pending[number]
+                self._dirty = True
         if record.phase is SnapshotPhase.SNAPSHOT and not record.pending and self.is_exhausted:
             record.phase = SnapshotPhase.CHANGE_LOG
             self._dirty = True
 
+    def filter(self) -> VnodeFilter | None:
+        """Which changes of the next batch are delivered; ``None``: all of them."""
+        if not self.is_reading:
+            return None
+        plans = [(part, known.epoch) for known in self._record.pending.values() for part in known.parts]
+        begun: dict[int, bytes | None] = {}  # where the parts of plans begin
+        for part, _ in reversed(plans):
+            begun |= dict.fromkeys(range(part.first, part.end), part.start)
+        delivered = []
+        for vnode, row in self.state.items():
+            stop = begun.get(vnode, None if row is None else row.position)
+            if row is not None and (stop is not None or vnode not in begun):
+                delivered.append(VnodePart(vnode, vnode + 1, 0, None, stop))
+        return VnodeFilter((*((part, 0) for part in joined(delivered)), *plans))
+
     # -- change log and live ---------------------------------------------------------------------------------------
 
-    def allows(self, now: float) -> int:
-        """Rows of changes that may be delivered now: none while the snapshot is read or the catch-up stands still."""
-        self._now = max(self._now, now)
-        if self._record.phase is SnapshotPhase.LIVE:
-            return NO_LIMIT
-        if self._record.phase is not SnapshotPhase.CHANGE_LOG or not self._may_go():
-            return 0
-        return self._rate.allowed(self._now)
-
-    def take(self, rows: int) -> None:
-        """So many rows of changes are in the batch that is planned."""
+    def reach(self) -> None:
+        """The log has no more changes than were delivered."""
         if self._record.phase is SnapshotPhase.CHANGE_LOG:
-            self._rate.take(rows, self._now)
-
-    def consume(self, epoch: int, *, has_more: bool) -> None:
-        """Changes up to *epoch* are at the sink.
-
-        :param has_more: whether the log had more when that was planned.
-        :raises ProgressWentBack: an earlier epoch.
-        """
-        record = self._record
-        if record.phase in (SnapshotPhase.WAITING, SnapshotPhase.SNAPSHOT):
-            return
-        if epoch < record.consumed:
-            raise ProgressWentBack(
-                f"Epoch {epoch} of {self.table} was delivered after {record.consumed}.",
-                next_step="Start the query again.",
-            )
-        # after the snapshot all vnodes go together: one number tells it, and no row is rewritten with each batch
-        record.consumed = epoch
-        if record.phase is SnapshotPhase.CHANGE_LOG and not has_more:
-            record.phase = SnapshotPhase.LIVE
+            self._record.phase = SnapshotPhase.LIVE
             self._dirty = True
 
     def lag(self, epochs: int) -> None:
@@ -328,7 +277,7 @@ class SnapshotBackfillExecutor:
         self._lag = epochs
 
     def restart(self) -> None:
-        """The sink has no row of it: everything begins anew; a pause and a throttle stay."""
+        """The sink has no row of it: everything begins again; a pause and a throttle stay."""
         before = self._record
         self._record = SnapshotRecord(paused=before.paused, throttled=before.throttled, limit=before.limit)
         self.state.clear()
@@ -341,7 +290,7 @@ class SnapshotBackfillExecutor:
         if self.state.is_changed:
             self.state.save(batch)
         if self._dirty:
-            self._tables.put(batch, self.table, self.owner, self._record)
+            self._tables.put(batch, self.table, self._record)
             self._dirty = False
 
     def vnodes(self) -> list[VnodeRows]:
@@ -383,14 +332,11 @@ class SnapshotBackfillExecutor:
         )
 
     def _waiting(self) -> str:
-        if self._record.phase is SnapshotPhase.LIVE:
-            return ""
+        if not self.is_reading:
+            behind = self._record.phase is SnapshotPhase.CHANGE_LOG and self._lag is not None
+            return f"{self._lag} epochs of the log after the snapshot are left" if behind else ""
         if self._stopped:
             return "stopped"
         if self._record.paused:
             return "paused"
-        if self._rate.rows_per_second == 0:
-            return "limited to 0 rows per second"
-        if self._record.phase is SnapshotPhase.CHANGE_LOG and self._lag is not None:
-            return f"{self._lag} epochs of the log after the snapshot are left"
-        return ""
+        return "limited to 0 rows per second" if self._rate.rows_per_second == 0 else ""

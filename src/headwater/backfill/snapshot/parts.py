@@ -54,6 +54,13 @@ class VnodePart:
         return cls(first, end, rows, *(None if key is None else bytes.fromhex(key) for key in (start, stop)))
 
 
+@dataclass(frozen=True, slots=True)
+class VnodeFilter:
+    """Which changes of a table are delivered while its snapshot is read: those of *parts*, each after its epoch."""
+
+    parts: tuple[tuple[VnodePart, int], ...]
+
+
 class Layout:
     """Where the rows of a version are, about: by vnode, the keys at which its blocks begin and their rows."""
 

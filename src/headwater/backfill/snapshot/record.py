@@ -1,7 +1,6 @@
 """What is durable of a backfill from a table of ours, beside the rows of its vnodes.
 
-One row for each table and owner of vnodes (a query owns all of them, and is called ``""``). ``pending`` is what plans
-handed out that may still be rolled back: the newest one, as a rule.
+One row for each table. ``pending`` is what plans handed out that may still be rolled back: the newest one, as a rule.
 """
 
 from __future__ import annotations
@@ -22,6 +21,9 @@ RECORDS: Final = TableSchema(
     value=(Field("value", FieldType.JSON),),
 )
 
+_OWNER: Final = ""
+"""A query has all vnodes."""
+
 
 class SnapshotPhase(StrEnum):
     """The life of a backfill from a table of ours.
@@ -29,10 +31,10 @@ class SnapshotPhase(StrEnum):
     ==============  ===========================================================  =================================
     phase           meaning                                                      goes to
     ==============  ===========================================================  =================================
-    ``waiting``     no epoch is chosen yet; changes are dropped                  snapshot (an epoch is pinned)
-    ``snapshot``    vnodes are read at the pinned epoch; no change is delivered  change_log (all is delivered)
-    ``change_log``  the log after that epoch is delivered, whole epochs          live (the log has no more)
-    ``live``        as any other table                                           waiting (begins anew)
+    ``waiting``     nothing is handed out yet; changes are left out              snapshot (a plan is handed out)
+    ``snapshot``    parts are read; changes of keys that are read are delivered  change_log (all is delivered)
+    ``change_log``  all changes are delivered; the query is behind the log       live (the log has no more)
+    ``live``        as any other table                                           waiting (begins again)
     ==============  ===========================================================  =================================
     """
 
@@ -43,10 +45,19 @@ class SnapshotPhase(StrEnum):
 
 
 @dataclass(slots=True)
+class SnapshotPlan:
+    """The parts that a plan reads at *epoch*."""
+
+    epoch: int
+    parts: list[VnodePart]
+
+
+@dataclass(slots=True)
 class SnapshotRecord:
     """The row of a backfill.
 
-    :ivar epoch: the pinned one; 0 before it is chosen. :ivar consumed: the epoch up to which changes are delivered.
+    :ivar epoch: at which the newest plan reads; 0 before the first.
+    :ivar consumed: the epoch up to which changes are delivered, at least.
     :ivar position: the ``_position`` of its rows, as hex. :ivar commit_time_us: … and their time.
     :ivar limit: what a throttle said last, where :attr:`throttled`.
     :ivar rows: how many were handed out; never fewer than before. :ivar total_rows: about how many there are.
@@ -63,19 +74,22 @@ class SnapshotRecord:
     rows: int = 0
     total_rows: int | None = None
     total_size: int | None = None
-    pending: dict[int, list[VnodePart]] = field(default_factory=dict)
+    pending: dict[int, SnapshotPlan] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        told = {name: getattr(self, name) for name in SnapshotRecord.__slots__ if name not in ("phase", "pending")}
-        pending = {str(plan): [part.to_json() for part in parts] for plan, parts in self.pending.items()}
-        return told | {"phase": self.phase.value, "pending": pending}
+        values = {name: getattr(self, name) for name in SnapshotRecord.__slots__ if name not in ("phase", "pending")}
+        pending = {
+            str(number): [plan.epoch, [part.to_json() for part in plan.parts]] for number, plan in self.pending.items()
+        }
+        return values | {"phase": self.phase.value, "pending": pending}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> SnapshotRecord:
         """:raises VnodeStateCorrupt: it is not what was written."""
         try:
             pending = {
-                int(plan): [VnodePart.from_json(part) for part in parts] for plan, parts in value["pending"].items()
+                int(number): SnapshotPlan(epoch, [VnodePart.from_json(part) for part in parts])
+                for number, (epoch, parts) in value["pending"].items()
             }
             return cls(**{**value, "phase": SnapshotPhase(value["phase"]), "pending": pending})
         except (KeyError, TypeError, ValueError) as error:
@@ -89,13 +103,13 @@ class SnapshotTables:
         self.records: StateTable = catalog.open_or_create(RECORDS, batch)
         self.vnodes: StateTable = BackfillState.open_table(catalog, batch)
 
-    def record(self, view: Snapshot, table: str, owner: str = "") -> SnapshotRecord | None:
+    def record(self, view: Snapshot, table: str) -> SnapshotRecord | None:
         """``None``: the table has no backfill of this kind."""
-        values = self.records.get(view, 0, (table, owner))
+        values = self.records.get(view, 0, (table, _OWNER))
         return None if values is None else SnapshotRecord.from_json(values[0])
 
-    def put(self, batch: WriteBatch, table: str, owner: str, record: SnapshotRecord) -> None:
-        self.records.put(batch, 0, (table, owner), (record.to_json(),))
+    def put(self, batch: WriteBatch, table: str, record: SnapshotRecord) -> None:
+        self.records.put(batch, 0, (table, _OWNER), (record.to_json(),))
 
     def forget(self, batch: WriteBatch, table: str) -> None:
         """Nothing of *table* stays."""

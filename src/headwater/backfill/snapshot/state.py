@@ -126,6 +126,16 @@ class BackfillState:
         """The epoch that every vnode has begun; 0 where one has read nothing."""
         return min((0 if row is None else row.epoch for _, row in self.items()), default=0)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether every vnode has finished what it was reading."""
+        return all(row is not None and row.is_finished for _, row in self.items())
+
+    @property
+    def row_count(self) -> int:
+        """How many rows the vnodes have read of what they are reading."""
+        return sum(row.row_count for _, row in self.items() if row is not None)
+
     def has_finished(self, epoch: int) -> bool:
         """Whether every vnode has finished *epoch*, or is beyond it."""
         return all(
@@ -167,24 +177,6 @@ class BackfillState:
     def clear(self) -> None:
         """The backfill begins anew."""
         self._rows.clear()
-
-    def own(self, vnodes: VnodeBitmap, view: Snapshot) -> None:
-        """Other vnodes from now on: what is stored of them is read. Nothing may wait to be saved.
-
-        :raises ProgressWentBack: somebody else wrote the row of a vnode that this owner had.
-        """
-        if self.is_changed:
-            raise ValueError("save before other vnodes are taken over")
-        found = {vnode: row for vnode, row in _stored(self._states, view, self._table) if vnode in vnodes}
-        for vnode, row in self._stored.items():
-            if vnode in vnodes and found.get(vnode) != row:
-                raise ProgressWentBack(
-                    f"Somebody else wrote the progress of vnode {vnode}.",
-                    next_step="Start the query again; one process may own a vnode at a time.",
-                )
-        self.vnodes = vnodes
-        self._stored = found
-        self._rows = dict(found)
 
     def save(self, batch: WriteBatch) -> int:
         """Write the rows that have changed; returns how many."""

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 
 import pyarrow as pa
 
+from headwater.log_store.columns import EPOCH
 from headwater.stream import OP_COLUMN, Op
+from headwater.versioned.key_positions import keys
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
-LOG_SCHEMA = pa.schema([*SCHEMA, (OP_COLUMN, pa.int8())])
+LOG_SCHEMA = pa.schema([*SCHEMA, (OP_COLUMN, pa.int8()), (EPOCH, pa.uint64())])
 
 
 def position(key: int) -> bytes:
-    """Memcomparable."""
-    return (key + (1 << 63)).to_bytes(8, "big")
+    """As a versioned table has it."""
+    found: bytes = keys(pa.RecordBatch.from_arrays([pa.array([key], pa.int64())], ["id"]), ("id",))[0].as_py()
+    return found
 
 
 class MemoryTable:
@@ -46,6 +50,10 @@ class MemoryTable:
     def hold(self, epoch: int) -> None:
         """Keep *epoch*, and no longer the one that was held before."""
         self.pinned["downstream"] = epoch
+
+    def forget(self, epoch: int) -> None:
+        """The log up to *epoch* was delivered."""
+        self.pinned["log"] = epoch
 
     def epochs(self) -> list[int]:
         """Those that are kept."""
@@ -93,27 +101,22 @@ class MemoryTable:
     def positions(self, rows: pa.RecordBatch, epoch: int) -> pa.BinaryArray:
         return pa.array([position(key) for key in rows.column("id").to_pylist()], pa.binary())
 
-    def changes(
-        self, after: int, upto: int, vnodes: tuple[int, int], *, start: bytes | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Net: one record per key, in key order per vnode."""
+    def log(self, after: int, upto: int) -> Iterator[pa.RecordBatch]:
+        """Every change after *after*, epoch by epoch, by vnode and key."""
         assert after >= self.base_epoch, "the log is gone"
-        old, new = self.rows(after), self.rows(upto)
-        for vnode in range(*vnodes):
-            made: list[tuple[int, int, Op]] = []
-            for key in sorted(old.keys() | new.keys()):
-                if key % self.vnode_count != vnode or not _within(key, start, None):
-                    continue
+        epochs = sorted(epoch for epoch in self.epochs() if after < epoch <= upto)
+        for before, epoch in pairwise([after, *epochs]):
+            old, new = self.rows(before), self.rows(epoch)
+            changes: list[tuple[int, int, Op]] = []
+            for key in sorted(old.keys() | new.keys(), key=lambda key: (key % self.vnode_count, key)):
                 if key in old and key in new and old[key] != new[key]:
-                    made += [(key, old[key], Op.UPDATE_DELETE), (key, new[key], Op.UPDATE_INSERT)]
+                    changes += [(key, old[key], Op.UPDATE_DELETE), (key, new[key], Op.UPDATE_INSERT)]
                 elif key not in new:
-                    made.append((key, old[key], Op.DELETE))
+                    changes.append((key, old[key], Op.DELETE))
                 elif key not in old:
-                    made.append((key, new[key], Op.INSERT))
-            if made:
-                yield pa.RecordBatch.from_pylist(
-                    [{"id": key, "v": value, OP_COLUMN: int(op)} for key, value, op in made], schema=LOG_SCHEMA
-                )
+                    changes.append((key, new[key], Op.INSERT))
+            rows = [{"id": key, "v": value, OP_COLUMN: int(op), EPOCH: epoch} for key, value, op in changes]
+            yield pa.RecordBatch.from_pylist(rows, schema=LOG_SCHEMA)
 
     def blocks(self, epoch: int, vnodes: tuple[int, int]) -> list[tuple[int, bytes, int, int]]:
         made: list[tuple[int, bytes, int, int]] = []

@@ -1,4 +1,5 @@
-"""Snapshot at one epoch, then the change log, then live: each row once, whatever happens in between."""
+"""A snapshot in parts, each at the epoch of its batch, with the changes of what is read: each row once, whatever
+happens in between."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from tests.unit.backfill.snapshot.runner import Downstream
 from headwater.backfill.progress import Phase
 from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption, ProgressWentBack
 from headwater.backfill.snapshot.executor import SnapshotOptions
-from headwater.backfill.snapshot.mark import KeySpan
+from headwater.backfill.snapshot.parts import Layout, VnodePart
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.snapshot.state import VnodeProgress
 from headwater.stream import (
@@ -24,7 +25,6 @@ from headwater.stream import (
     Resume,
     Stop,
     Throttle,
-    VnodeBitmap,
 )
 
 WAITING, SNAPSHOT, CHANGE_LOG, LIVE = SnapshotPhase
@@ -36,26 +36,33 @@ def filled(rows: int = 40, vnodes: int = 4) -> MemoryTable:
     return table
 
 
-def brought_to(phase: SnapshotPhase, table: MemoryTable | None = None, **options: object) -> Downstream:
-    """A downstream in the middle of *phase*; the table has changes after the snapshot."""
-    made = Downstream(table or filled(), **options)  # type: ignore[arg-type]
-    made.batch()
-    for epoch in range(4, 9):
-        made.table.commit(epoch, {epoch: -epoch, 100 + epoch: epoch}, deletes=(20 + epoch,))
-    go_to(phase, made)
-    return made
+def write(table: MemoryTable) -> None:
+    """One more epoch: a row of before and a new row change, another row is deleted."""
+    epoch = table.newest_epoch + 1
+    table.commit(epoch, {epoch % 40: -epoch, 100 + epoch: epoch}, deletes=((epoch * 7 + 1) % 40,))
 
 
-def go_to(phase: SnapshotPhase, made: Downstream) -> None:
+def brought_to(phase: SnapshotPhase, budget: int = 4) -> Downstream:
+    """A downstream in the middle of *phase*, which began while the table was written."""
+    down = Downstream(filled(), budget=budget)
+    down.batch()
     for _ in range(100):
-        if made.planned is None:
-            made.plan()
-        if made.phase is phase:
-            return
-        assert made.planned is not None
-        made.deliver()
-        made.at, made.planned = made.planned, None
+        if phase is not LIVE:
+            write(down.table)
+            write(down.table)
+        if down.planned is None:
+            down.plan()
+        if down.phase is phase:
+            return down
+        down.batch()
+        down.check()
     raise AssertionError(f"it did not come to {phase}")
+
+
+def finish(down: Downstream) -> None:
+    down.run()
+    assert down.phase is LIVE
+    assert down.sink.rows == down.table.rows(down.table.newest_epoch)
 
 
 # -- the phases --------------------------------------------------------------------------------------------------------
@@ -65,67 +72,81 @@ def test_s1_the_snapshot_of_a_table_without_later_changes_and_then_nothing() -> 
     table = MemoryTable(1)
     for epoch in (1, 2, 3):
         table.commit(epoch, {epoch: epoch * 10})
-    made = Downstream(table, budget=100)
-    assert made.run() == 1
-    assert made.sink.trace == [(3, 1, [(Op.INSERT, 1, 10), (Op.INSERT, 2, 20), (Op.INSERT, 3, 30)])]
+    down = Downstream(table, budget=100)
+    assert down.run() == 1
+    assert down.sink.trace == [(3, 1, [(Op.INSERT, 1, 10), (Op.INSERT, 2, 20), (Op.INSERT, 3, 30)])]
     for kind in (BarrierKind.BARRIER, BarrierKind.CHECKPOINT, BarrierKind.SYNC_CHECKPOINT, BarrierKind.BARRIER):
-        made.barrier(kind=kind)
-        assert not made.batch()
-    assert made.phase is LIVE
+        down.barrier(kind=kind)
+        assert not down.batch()
+    assert down.phase is LIVE
 
 
 def test_s2_a_snapshot_that_was_read_before_is_followed_by_the_log_and_then_by_live_changes() -> None:
     table = MemoryTable(1)
     for epoch in (1, 2, 3):
         table.commit(epoch, {epoch: epoch})
-    made = Downstream(table, budget=100)
-    made.batch()
+    down = Downstream(table, budget=100)
+    down.batch()
     table.commit(4, {4: 4})
-    made.crash(kept=True)  # comes back with the snapshot behind it
-    read = made.read_rows
-    assert made.batch()
-    assert made.sink.trace[-1] == (4, 1, [(Op.INSERT, 4, 4)])
-    assert made.read_rows == read
-    assert not made.batch()
-    assert made.phase is LIVE
+    down.crash(kept=True)  # comes back with the snapshot behind it
+    read = down.read_rows
+    assert down.batch()
+    assert down.sink.trace[-1] == (4, 1, [(Op.INSERT, 4, 4)])
+    assert down.read_rows == read
+    assert not down.batch()
+    assert down.phase is LIVE
     table.commit(5, {5: 5})
-    assert made.batch()
-    assert made.sink.trace[-1] == (5, 1, [(Op.INSERT, 5, 5)])
-    made.barrier(Stop())
-    assert made.executors[""].is_stopped
+    assert down.batch()
+    assert down.sink.trace[-1] == (5, 1, [(Op.INSERT, 5, 5)])
+    down.barrier(Stop())
+    assert down.executor.is_stopped
 
 
 def test_each_transition_of_the_phases() -> None:
-    made = Downstream(filled())
-    executor = made.executors[""]
-    assert (executor.phase, executor.wants(0.0), executor.allows(0.0)) == (WAITING, 0, 0)
-    executor.consume(99, has_more=False)
-    executor.deliver(99)
+    down = Downstream(filled())
+    executor = down.executor
+    executor.reach()
+    executor.deliver(99, 99)
     assert executor.phase is WAITING
-    made.plan()
+    down = Downstream(filled())
+    executor = down.executor
+    down.plan()
     assert (executor.phase, executor.epoch) == (SNAPSHOT, 3)
-    executor.consume(99, has_more=False)
+    executor.reach()
     assert executor.phase is SNAPSHOT
-    with pytest.raises(ValueError, match="begun"):
-        executor.begin(3, made._layout())
-    made.run()
+    down.run()
     assert executor.phase is LIVE
     executor.restart()
     assert (executor.phase, executor.epoch, executor.state.least_epoch()) == (WAITING, 0, 0)
 
 
-def test_no_change_is_delivered_before_the_snapshot_is_whole() -> None:
-    made = Downstream(filled(), budget=3)
-    made.batch()
-    made.table.commit(4, {0: 1000})
-    while made.phase is SNAPSHOT:
-        assert made.sink.rows.get(0) in (None, 0)
-        made.batch()
-        made.plan()
-    assert made.sink.rows == made.table.rows(3)
-    made.planned = None
-    made.run()
-    assert made.sink.rows[0] == 1000
+def test_a_vnode_is_live_as_soon_as_its_rows_are_delivered() -> None:
+    down = Downstream(filled(), budget=10)
+    down.batch()
+    assert set(down.sink.rows) == set(range(0, 40, 4))  # vnode 0
+    down.table.commit(4, {0: 1000, 1: 2000}, deletes=(4, 5))
+    down.batch()
+    epoch, _, applied = down.sink.trace[-1]
+    assert epoch == 4
+    assert [(Op(op), key) for op, key, _ in applied if key % 4 == 0] == [
+        (Op.UPDATE_DELETE, 0),
+        (Op.UPDATE_INSERT, 0),
+        (Op.DELETE, 4),
+    ]
+    assert (Op.INSERT, 1, 2000) in applied, "vnode 1 is read at epoch 4: the change is in its row"
+    assert not any(key == 5 for _, key, _ in applied)
+    down.check()
+    finish(down)
+
+
+def test_no_epoch_waits_for_the_snapshot() -> None:
+    down = Downstream(filled(), budget=3)
+    for _ in range(10):
+        write(down.table)
+        down.batch()
+        assert down.sink.offset[0] == down.table.newest_epoch
+        down.check()
+    finish(down)
 
 
 # -- M -----------------------------------------------------------------------------------------------------------------
@@ -135,221 +156,201 @@ def test_no_change_is_delivered_before_the_snapshot_is_whole() -> None:
 @pytest.mark.parametrize("is_delivered", [True, False])
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_m1_a_crash_in_each_phase_goes_on_where_it_was(phase: SnapshotPhase, is_delivered: bool, is_kept: bool) -> None:
-    made = brought_to(phase)
-    made.table.commit(20, {7: 77})
-    if made.planned is None:
-        made.plan()
-    if is_delivered and made.planned is not None:
-        made.deliver()
-    before = made.read_rows
-    made.crash(kept=is_kept or is_delivered)
-    made.run()
-    assert made.sink.rows == made.table.rows(20)
-    assert made.read_rows - before <= 40  # the snapshot is not read from its beginning
-    assert made.phase is LIVE
+    down = brought_to(phase)
+    write(down.table)
+    if down.planned is None:
+        down.plan()
+    if is_delivered and down.planned is not None:
+        down.deliver()
+    before = down.read_rows
+    down.crash(kept=is_kept or is_delivered)
+    finish(down)
+    assert down.read_rows - before <= 60  # the snapshot is not read from its beginning
 
 
 def test_m1_a_crash_between_the_last_hand_out_and_its_delivery() -> None:
     for is_kept, is_delivered in itertools.product((True, False), repeat=2):
-        made = Downstream(filled(), budget=15)
-        while not made.executors[""].is_exhausted:
-            if made.planned is not None:
-                made.deliver()
-                made.at = made.planned
-            made.plan()
+        down = Downstream(filled(), budget=15)
+        while not down.executor.is_exhausted:
+            if down.planned is not None:
+                down.deliver()
+                down.at = down.planned
+            write(down.table)
+            down.plan()
         if is_delivered:
-            made.deliver()
-        made.crash(kept=is_kept or is_delivered)
-        made.run()
-        assert made.sink.rows == made.table.rows(3)
+            down.deliver()
+        down.crash(kept=is_kept or is_delivered)
+        finish(down)
 
 
 def test_m2_a_crash_with_vnodes_that_are_finished_half_read_and_untouched() -> None:
-    made = Downstream(filled(), budget=13)
-    made.batch()
-    made.plan()
-    state = dict(made.executors[""].state.items())
+    down = Downstream(filled(), budget=13)
+    down.batch()
+    down.plan()
+    state = dict(down.executor.state.items())
     assert state[0] == VnodeProgress(3, 10)
     assert state[2] is not None
     assert state[2].position is not None
     assert state[3] is None
-    made.crash(kept=True)
-    assert dict(made.executors[""].state.items()) == state
-    made.run()
-    assert made.sink.rows == made.table.rows(3)
-    assert made.read_rows == 40
+    handed_out = down.executor.filter()
+    down.crash(kept=True)
+    assert dict(down.executor.state.items()) == state
+    assert down.executor.filter() == handed_out
+    finish(down)
+    assert down.read_rows == 40
 
 
-@pytest.mark.parametrize("phase", [SNAPSHOT, CHANGE_LOG, LIVE])
-def test_m3_vnodes_change_hands_in_each_phase(phase: SnapshotPhase) -> None:
-    made = brought_to(phase, owners=("a", "b"))
-    if made.planned is not None:
-        made.deliver()
-        made.at, made.planned = made.planned, None
-        for executor in made.executors.values():
-            executor.deliver(made.at[1])
-    count = made.table.vnode_count
-    full = VnodeBitmap.full(count)
-    made.rescale({"a": full, "b": VnodeBitmap.empty(count)})
-    made.batch()
-    one, two, three = VnodeBitmap.of([0], count), VnodeBitmap.of([1, 3], count), VnodeBitmap.of([2], count)
-    made.rescale({"a": three, "b": one, "c": two})
-    made.table.commit(20, {7: 77})
-    made.crash(kept=True)
-    made.run()
-    assert made.sink.rows == made.table.rows(20)
-    assert made.phase is LIVE
+def test_a_plan_that_is_at_the_sink_without_its_changes_is_remembered_with_its_epoch() -> None:
+    """Its rows have the changes up to its epoch, which come again: they are left out."""
+    down = Downstream(filled(), budget=10)
+    down.batch()
+    write(down.table)
+    down.plan()
+    executor, (epoch, plan) = down.executor, down.planned or (0, 0)
+    parts = executor.handed_out(plan)
+    assert (epoch, plan) == (4, 2)
+    executor.roll_back(plan)
+    executor.deliver(plan, 3)
+    assert executor.handed_out(plan) == parts
+    handed_out = executor.filter()
+    assert handed_out is not None
+    assert handed_out.parts == ((VnodePart(0, 1, 0), 0), *((part, 4) for part in parts))
+    executor.hand_out(3, 10, 5, Layout([]))
+    executor.roll_back(2)
+    assert executor.filter() == handed_out
+    executor.deliver(2, 4)
+    assert executor.filter() == type(handed_out)(((VnodePart(0, 2, 0), 0),))
 
 
-def test_m3_vnodes_of_an_owner_that_is_elsewhere_are_refused() -> None:
-    made = Downstream(filled(), owners=("a", "b"), budget=100)
-    made.batch()
-    made.table.commit(4, {1: 10})
-    made.table.commit(5, {1: 11})
-    made.batch()
-    made.plan()
-    made.planned = None
-    a, b = made.executors["a"], made.executors["b"]
-    b.restart()
-    made.save()
-    full = VnodeBitmap.full(made.table.vnode_count)
-    with pytest.raises(ProgressWentBack, match="elsewhere"):
-        made.rescale({"a": full})
-    assert a.phase is CHANGE_LOG
+def test_m3_tasks_2_to_5_to_3_inside_a_snapshot_lose_nothing_and_read_nothing_twice() -> None:
+    down = Downstream(filled(400, vnodes=8), budget=60, tasks=2)
+    down.batch()
+    down.tasks = 5
+    down.batch()
+    down.plan()
+    down.crash(kept=True)  # planned for five, read by three
+    down.tasks = 3
+    finish(down)
+    assert down.read_rows == 400
 
 
-def test_m4_an_upstream_that_is_faster_than_the_backfill_is_caught_up_with_when_it_slows_down() -> None:
-    made = Downstream(filled(200), budget=5, epochs_per_batch=4)
-    epochs = itertools.count(10)
+def test_m4_a_table_that_is_written_faster_than_it_is_read_is_caught_up_with() -> None:
+    down = Downstream(filled(200), budget=5, epochs_per_batch=1)
     for _ in range(60):  # two epochs for each batch
-        made.batch()
-        for _ in range(2):
-            epoch = next(epochs)
-            made.table.commit(epoch, {epoch % 200: epoch})
+        down.batch()
+        write(down.table)
+        write(down.table)
+        down.check()
     lags = []
-    while made.batch():
-        lags.append(len([epoch for epoch in made.table.epochs() if epoch > made.at[0]]))
+    while down.batch():
+        lags.append(len([epoch for epoch in down.table.epochs() if epoch > down.at[0]]))
+    assert lags == sorted(lags, reverse=True)
     assert lags[-1] == 0
-    assert made.sink.rows == made.table.rows(made.table.newest_epoch)
-    assert made.phase is LIVE
+    finish(down)
 
 
 def test_m5_barriers_that_make_nothing_durable_come_between_checkpoints() -> None:
-    made = Downstream(filled(), budget=10)
-    made.batch()
-    made.barrier(Throttle(7), BarrierKind.BARRIER)
-    made.barrier(Pause(), BarrierKind.BARRIER)
-    made.crash(kept=True)  # what no checkpoint has covered is gone
-    assert [one.is_paused for one in made.executors.values()] == [False]
-    made.barrier(Pause(), BarrierKind.BARRIER)
-    made.barrier(kind=BarrierKind.CHECKPOINT)
-    made.crash(kept=True)
-    assert [one.is_paused for one in made.executors.values()] == [True]
-    made.barrier(Resume())
-    made.run()
-    assert made.sink.rows == made.table.rows(3)
+    down = Downstream(filled(), budget=10)
+    down.batch()
+    down.barrier(Throttle(7), BarrierKind.BARRIER)
+    down.barrier(Pause(), BarrierKind.BARRIER)
+    down.crash(kept=True)  # what no checkpoint has covered is gone
+    limit = down.executor.progress().limit
+    assert limit is None
+    down.barrier(Pause(), BarrierKind.BARRIER)
+    down.barrier(kind=BarrierKind.CHECKPOINT)
+    down.crash(kept=True)
+    assert down.executor.is_paused
+    down.barrier(Resume())
+    finish(down)
 
 
 @pytest.mark.parametrize("budget", [1, 7, 100])
-def test_m6_s15_the_pinned_epoch_outlives_compactions_for_the_whole_backfill(budget: int) -> None:
-    made = Downstream(filled(), budget=budget)
-    made.batch()
-    for epoch in range(10, 30):
-        made.table.commit(epoch, {epoch: epoch})
-        made.table.compact()
-        assert made.table.base_epoch <= made.at[0]
-        made.batch()
-    made.run()
-    assert made.sink.rows == made.table.rows(29)
-    made.plan()
-    made.table.compact()
-    assert made.table.base_epoch == 29  # nothing is held any more
+def test_m6_s15_what_a_plan_reads_outlives_compactions_and_the_pin_moves_on(budget: int) -> None:
+    down = Downstream(filled(), budget=budget)
+    down.batch()
+    for _ in range(20):
+        write(down.table)
+        down.plan()
+        down.table.compact()
+        assert down.table.base_epoch <= down.at[0]
+        down.batch()
+        down.check()
+    finish(down)
+    down.table.pinned.pop("downstream")
+    down.plan()
+    down.table.compact()
+    assert down.table.base_epoch == down.table.newest_epoch  # nothing is held any more
 
 
 @pytest.mark.parametrize("phase", [SNAPSHOT, CHANGE_LOG, LIVE])
 @pytest.mark.parametrize(("stop", "go"), [(Pause(), Resume()), (Throttle(0), Throttle(None))])
-def test_m7_pause_and_throttle_to_nothing_and_back_in_each_phase(
+def test_m7_pause_and_throttle_to_nothing_stop_the_snapshot_and_no_change_in_each_phase(
     phase: SnapshotPhase, stop: Pause | Throttle, go: Resume | Throttle
 ) -> None:
-    made = brought_to(phase)
-    if made.planned is not None:
-        made.deliver()
-        made.at, made.planned = made.planned, None
-    was = made.phase
-    made.barrier(stop)
-    made.table.commit(20, {7: 77})
+    down = brought_to(phase)
+    if down.planned is not None:
+        down.batch()
+    down.barrier(stop)
+    read = down.read_rows
     for is_restarted in (False, True):
         if is_restarted:
-            made.crash(kept=True)  # it stays paused over a restart
-        assert made.batch() is (phase is LIVE and not is_restarted)
-        assert made.phase is was
-    made.barrier(go)
-    made.run()
-    assert made.sink.rows == made.table.rows(20)
+            down.crash(kept=True)  # it stays paused over a restart
+        write(down.table)
+        while down.batch():
+            down.check()
+        assert down.sink.offset[0] == down.table.newest_epoch
+        assert (down.read_rows, down.phase) == (read, SNAPSHOT if phase is SNAPSHOT else LIVE)
+    down.barrier(go)
+    finish(down)
 
 
-def test_m7_a_throttle_slows_the_snapshot_and_the_catch_up() -> None:
-    made = Downstream(filled(), budget=100, options=SnapshotOptions(rows_per_second=5, burst_seconds=1.0))
-    made.run()
-    first = len(made.sink.rows)
+def test_m7_a_throttle_slows_the_snapshot() -> None:
+    down = Downstream(filled(), budget=100, options=SnapshotOptions(rows_per_second=5, burst_seconds=1.0))
+    down.run()
+    first = len(down.sink.rows)
     assert 0 < first <= 10
-    assert not made.batch()
-    made.now += 1.0
-    assert made.batch()
-    assert len(made.sink.rows) > first
-    made.barrier(Throttle(None, "public.others"))  # somebody else's
-    assert not made.batch()
-    made.barrier(Throttle(None))
-    made.table.commit(4, {1: 10})
-    go_to(CHANGE_LOG, made)
-    executor = made.executors[""]
-    made.barrier(Throttle(5))
-    executor.take(50)
-    assert executor.allows(made.now) == 0
-    assert executor.allows(made.now + 20.0) > 0
+    assert not down.batch()
+    down.now += 1.0
+    assert down.batch()
+    assert len(down.sink.rows) > first
+    down.barrier(Throttle(None, "public.others"))  # another table
+    assert not down.batch()
+    down.barrier(Throttle(None))
+    finish(down)
 
 
 def test_m8_an_empty_table_is_live_at_once() -> None:
     table = MemoryTable()
-    made = Downstream(table)
+    down = Downstream(table)
     table.commit(3)
-    made.run()
-    assert (made.phase, made.sink.rows) == (LIVE, {})
+    finish(down)
+    assert down.sink.rows == {}
     table.commit(4, {1: 1})
-    made.run()
-    assert made.sink.rows == {1: 1}
+    finish(down)
 
 
 def test_m8_a_table_of_one_vnode_is_resumed_inside_it() -> None:
-    made = Downstream(filled(vnodes=1), budget=4)
-    made.batch()
-    assert made.executors[""].state.get(0) == VnodeProgress(3, 3, position(3))
-    made.crash(kept=True)
-    made.run()
-    assert made.sink.rows == made.table.rows(3)
-    assert made.read_rows == 40
+    down = Downstream(filled(vnodes=1), budget=4)
+    down.batch()
+    assert down.executor.state.get(0) == VnodeProgress(3, 3, position(3))
+    write(down.table)
+    down.crash(kept=True)
+    down.batch()
+    down.check()
+    finish(down)
 
 
-def test_m8_a_row_that_is_deleted_and_made_anew_between_two_batches_is_one_change() -> None:
-    made = brought_to(LIVE)
-    made.table.commit(20, deletes=(3,))
-    made.table.commit(21, {3: 333})
-    made._epochs_per_batch = 2
-    made.run()
-    assert made.sink.trace[-1][2] == [(Op.UPDATE_DELETE, 3, 3), (Op.UPDATE_INSERT, 3, 333)]
-    made.table.commit(22, {500: 1})
-    made.table.commit(23, deletes=(500,))
-    made.run()
-    assert made.sink.trace[-1][2] == []
-
-
-def test_m9_changes_outside_the_range_of_keys_do_not_come() -> None:
-    span = KeySpan(position(10), position(20))
-    made = Downstream(filled(), span=span)
-    made.batch()
-    made.table.commit(4, {5: 55, 15: 155, 300: 1}, deletes=(11, 25))
-    made.run()
-    assert made.sink.rows == {key: key for key in range(10, 20) if key != 11} | {15: 155}
+def test_m8_a_row_that_is_deleted_and_inserted_again_while_its_vnode_is_read() -> None:
+    down = Downstream(filled(), budget=10, epochs_per_batch=2)
+    down.batch()
+    down.table.commit(20, deletes=(4, 5))
+    down.table.commit(21, {4: 444, 5: 555})
+    down.batch()
+    down.check()
+    assert [change for change in down.sink.trace[-1][2] if change[1] == 4] == [(Op.DELETE, 4, 4), (Op.INSERT, 4, 444)]
+    assert [change for change in down.sink.trace[-1][2] if change[1] == 5] == [(Op.INSERT, 5, 555)]
+    finish(down)
 
 
 # -- barriers, progress, options ---------------------------------------------------------------------------------------
@@ -358,15 +359,14 @@ def test_m9_changes_outside_the_range_of_keys_do_not_come() -> None:
 def test_every_kind_of_barrier_and_every_mutation_passes_in_each_phase() -> None:
     mutations = [None, Pause(), Resume(), Throttle(1000), Throttle(None)]
     for phase in (SNAPSHOT, CHANGE_LOG, LIVE):
-        made = brought_to(phase)
+        down = brought_to(phase)
         for kind, mutation in itertools.product(BarrierKind, mutations):
-            made.barrier(mutation, kind)
-        made.run()
-        assert made.sink.rows == made.table.rows(8)
+            down.barrier(mutation, kind)
+        finish(down)
 
 
 def test_a_barrier_that_does_not_follow_is_refused() -> None:
-    executor = Downstream(filled()).executors[""]
+    executor = Downstream(filled()).executor
     late = Barrier(EpochPair(Epoch.from_ms(9), Epoch.from_ms(8)), BarrierKind.CHECKPOINT)
     executor.on_barrier(late)
     early = Barrier(EpochPair(Epoch.from_ms(5), Epoch.from_ms(4)), BarrierKind.CHECKPOINT)
@@ -375,50 +375,57 @@ def test_a_barrier_that_does_not_follow_is_refused() -> None:
     executor.on_barrier(Barrier(EpochPair(Epoch.from_ms(5), Epoch.from_ms(4)), BarrierKind.INITIAL))
 
 
-def test_progress_tells_rows_by_vnode_and_in_all_and_never_goes_down() -> None:
-    made = Downstream(filled(), budget=13)
-    made.batch()
-    executor = made.executors[""]
-    told = executor.progress()
-    assert (told.phase, told.rows, told.total_rows, told.splits, told.total_splits) == (Phase.READING, 13, 40, 1, 4)
-    assert told.fraction == pytest.approx(13 / 40)
-    assert [(one.rows, one.total_rows, one.finished) for one in executor.vnodes()] == [
+def test_progress_shows_rows_by_vnode_and_in_all_and_never_goes_down() -> None:
+    down = Downstream(filled(), budget=13)
+    down.batch()
+    executor = down.executor
+    shown = executor.progress()
+    assert (shown.phase, shown.rows, shown.total_rows, shown.splits, shown.total_splits) == (
+        Phase.READING,
+        13,
+        40,
+        1,
+        4,
+    )
+    assert shown.fraction == pytest.approx(13 / 40)
+    assert [(vnode.rows, vnode.total_rows, vnode.finished) for vnode in executor.vnodes()] == [
         (10, 10, True),
         (3, 10, False),
         (0, 10, False),
         (0, 10, False),
     ]
-    made.now = 2.0
-    made.plan()
+    down.now = 2.0
+    down.plan()
     assert executor.progress().rows == 26
     assert executor.progress().rows_per_second == pytest.approx(6.5)
     assert executor.progress().eta_seconds == pytest.approx(14 / 6.5)
-    made.crash(kept=False)
-    made.executors[""].roll_back(made.at[1])
-    assert made.executors[""].progress().rows == 26
-    for epoch in range(4, 9):
-        made.table.commit(epoch, {0: epoch})
-    lags = []
-    while made.batch():
-        told = made.executors[""].progress()
-        lags.append((told.phase, told.lag_epochs))
-    assert lags[-5:] == [(Phase.SETTLING, lag) for lag in (4, 3, 2, 1, 0)]
-    assert "epochs of the log" in told.waiting
-    assert made.executors[""].progress().phase is Phase.DONE
-    assert all(one.finished for one in made.executors[""].vnodes())
+    down.crash(kept=False)
+    down.executor.roll_back(down.at[1])
+    assert down.executor.progress().rows == 26
+    for _ in range(9):
+        write(down.table)
+    lags: list[int] = []
+    while down.batch():
+        shown = down.executor.progress()
+        if shown.phase is Phase.SETTLING:
+            lags.append(shown.lag_epochs or 0)
+            assert "epochs of the log" in shown.waiting
+    assert lags == sorted(lags, reverse=True)
+    assert lags[-1] == 0
+    assert down.executor.progress().phase is Phase.DONE
+    assert all(vnode.finished for vnode in down.executor.vnodes())
 
 
-def test_plans_are_handed_out_in_order_and_progress_of_the_log_goes_forward() -> None:
-    made = Downstream(filled())
-    made.plan()
-    executor = made.executors[""]
-    with pytest.raises(ProgressWentBack, match="Plan 1"):
-        executor.hand_out(1, 10)
-    made.run()
-    made.table.commit(9, {1: 9})
-    made.run()
-    with pytest.raises(ProgressWentBack, match="Epoch 3"):
-        executor.consume(3, has_more=False)
+def test_plans_are_handed_out_in_order_of_their_numbers_and_epochs() -> None:
+    down = Downstream(filled())
+    down.plan()
+    executor = down.executor
+    layout = executor.layout
+    assert layout is not None
+    for plan, epoch in ((1, 3), (2, 2)):
+        with pytest.raises(ProgressWentBack, match=f"Plan {plan} at epoch {epoch}"):
+            executor.hand_out(plan, 10, epoch, layout)
+    finish(down)
 
 
 @pytest.mark.parametrize("wrong", [{"rows_per_second": -1}, {"burst_seconds": 0.0}])
@@ -427,47 +434,35 @@ def test_options_that_make_no_sense_are_refused(wrong: dict[str, int]) -> None:
         SnapshotOptions(**wrong)
 
 
-# -- what the coordinator of others does -------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("budget", [1, 5, 10, 10**12])
 def test_s10_one_plan_is_under_way_at_a_time_and_has_no_more_than_its_budget_and_a_block(budget: int) -> None:
-    made = Downstream(filled(), budget=budget)
-    while made.phase in (WAITING, SNAPSHOT):
-        if not made.plan():
+    down = Downstream(filled(), budget=budget)
+    while down.executor.is_reading:
+        if not down.plan():
             break
-        handed = made.executors[""].handed_out(made.at[1] + 1)
+        handed = down.executor.handed_out(down.at[1] + 1)
         assert sum(part.rows for part in handed) <= max(budget, 3)
-        assert len(made.executors[""]._record.pending) == 1
-        made.batch()
-    made.run()
-    assert made.sink.rows == made.table.rows(3)
+        down.batch()
+    finish(down)
 
 
-def test_s12_the_catch_up_takes_so_many_epochs_to_a_batch_and_nothing_when_it_is_stopped() -> None:
-    made = Downstream(filled(), budget=100, epochs_per_batch=2)
-    made.batch()
+def test_s12_the_log_is_taken_by_so_many_epochs_to_a_batch() -> None:
+    down = Downstream(filled(), budget=100, epochs_per_batch=2)
+    down.batch()
     for epoch in range(4, 9):
-        made.table.commit(epoch, {0: epoch})
+        down.table.commit(epoch, {0: epoch})
     epochs = []
-    while made.batch():
-        epochs.append(made.at[0])
+    while down.batch():
+        epochs.append(down.at[0])
     assert epochs == [5, 7, 8]
-    assert not made.batch()  # no backlog
-    made.table.commit(9, {0: 9})
-    other = Downstream(filled(), budget=100)
-    other.batch()
-    other.table.commit(4, {0: 4})
-    other.barrier(Stop())
-    assert not other.batch()
+    assert not down.batch()  # no backlog
 
 
-def test_s13_a_throttle_of_the_catch_up_counts_when_it_begins_anew() -> None:
-    made = brought_to(CHANGE_LOG)
-    made.barrier(Throttle(7))
-    made.crash(kept=True)
-    made.now += 100.0
-    made.run()
-    executor = made.executors[""]
-    executor.restart()
-    assert executor.progress().limit == 7
+def test_s13_a_throttle_counts_when_the_table_begins_again() -> None:
+    down = brought_to(CHANGE_LOG)
+    down.barrier(Throttle(7))
+    down.crash(kept=True)
+    down.now += 100.0
+    finish(down)
+    down.executor.restart()
+    assert down.executor.progress().limit == 7

@@ -135,35 +135,6 @@ def test_two_tables_of_one_store_know_nothing_of_each_other() -> None:
     assert stored.load(table=TABLE + "2").get(3) == VnodeProgress(40, 1)
 
 
-def test_vnodes_go_from_one_owner_to_another_with_their_progress() -> None:
-    stored = Stored()
-    low, high = ALL.split(2)
-    one, two = stored.load(low), stored.load(high)
-    one.update(0, VnodeProgress(30, 3))
-    two.update(2, VnodeProgress(30, 4, b"q"))
-    stored.save(one)
-    stored.save(two)
-    with stored.store.snapshot() as view:
-        one.own(ALL, view)
-    assert one.get(2) == VnodeProgress(30, 4, b"q")
-    with pytest.raises(ValueError, match="not owned"):
-        two.update(0, VnodeProgress(40, 0))
-    two.update(2, VnodeProgress(30, 9))
-    with stored.store.snapshot() as view, pytest.raises(ValueError, match="save before"):
-        two.own(ALL, view)
-
-
-def test_a_row_that_somebody_else_wrote_is_noticed_when_vnodes_change() -> None:
-    stored = Stored()
-    one, other = stored.load(), stored.load()
-    one.update(0, VnodeProgress(30, 1))
-    stored.save(one)
-    other.update(0, VnodeProgress(30, 2))
-    stored.save(other)
-    with stored.store.snapshot() as view, pytest.raises(ProgressWentBack, match="Somebody else"):
-        one.own(ALL, view)
-
-
 def test_a_stored_row_without_a_next_key_is_damage_and_one_too_many_is_ignored() -> None:
     stored = Stored()
     with stored.store.snapshot() as view:

@@ -6,8 +6,7 @@ The order of the calls for each barrier:
 2. ``save(batch)`` for a durable barrier: what was planned up to it is sealed with it. What was planned since the last
    durable barrier is forgotten by a crash, and planned again, the same;
 3. what the barrier carries holds from then on: pause, resume and throttle in every phase, snapshot and change log
-   alike. Other vnodes (:class:`~headwater.stream.UpdateVnodeBitmap`) are taken over with ``take_over`` once the barrier
-   is sealed by all owners, in any phase.
+   alike.
 
 A table that no longer keeps what comes next stops the stream, not the executor: barriers pass, ``stopped`` tells why,
 and nothing is tried again until the executor is made anew, or ``restart`` begins with a new snapshot.
@@ -37,7 +36,6 @@ from headwater.stream import (
     Resume,
     Stop,
     Throttle,
-    UpdateVnodeBitmap,
     VnodeBitmap,
 )
 
@@ -97,7 +95,6 @@ class UpstreamTableExecutor:
         self._rate = RateLimit(self.options.rows_per_second, self.options.burst_seconds)
         self._paused, self._ended = paused, False
         self._epochs: EpochPair | None = None
-        self._next_vnodes: VnodeBitmap | None = None
 
     @classmethod
     def load(
@@ -177,7 +174,7 @@ class UpstreamTableExecutor:
         """What is read before *barrier*; nothing before an initial one. Then what it carries holds.
 
         :param upto: no epochs after this one.
-        :raises BarrierOutOfOrder: it does not follow the one before, or moves vnodes and is not durable.
+        :raises BarrierOutOfOrder: it does not follow the one before.
         """
         self._follow(barrier)
         parts = [] if barrier.kind is BarrierKind.INITIAL else self._take(now, upto)
@@ -190,10 +187,6 @@ class UpstreamTableExecutor:
                 f"Received a barrier that closes epoch {barrier.closes}; the one before opened {self._epochs.curr}.",
                 next_step="Start the query again: it goes on from what is stored.",
             )
-        if self._next_vnodes is not None:
-            raise BarrierOutOfOrder("Other vnodes were not taken over yet.", next_step="Call take_over() first.")
-        if isinstance(barrier.mutation, UpdateVnodeBitmap) and not barrier.is_durable:
-            raise BarrierOutOfOrder("Vnodes move with a durable barrier.", next_step="Send them with a checkpoint.")
         self._epochs = barrier.epoch
 
     def _take(self, now: float, upto: int | None) -> list[Part]:
@@ -235,8 +228,6 @@ class UpstreamTableExecutor:
                 self._rate.change(rate, now)
             case Stop() as stop if stop.stops(self.owner):
                 self._ended = True
-            case UpdateVnodeBitmap() as update:
-                self._next_vnodes = update.bitmap_of(self.owner)
             case _:
                 pass
 
@@ -245,13 +236,6 @@ class UpstreamTableExecutor:
     def save(self, batch: WriteBatch) -> int:
         """Write the rows that have changed; returns how many."""
         return self._state.save(batch)
-
-    def take_over(self, view: Snapshot) -> None:
-        """Own the vnodes that the last barrier gave; *view* has what all owners sealed with it."""
-        if self._next_vnodes is not None:
-            self._state.own(self._next_vnodes, view)
-            self._next_vnodes = None
-            self._stream = UpstreamStream(self.table, self.snapshot_epoch, self._state)
 
     def stop(self, reason: RetentionMiss) -> None:
         """Read no more, as if the table had said *reason*."""
