@@ -13,6 +13,7 @@ from tests.servers.postgres import Database
 
 from headwater.capture.metrics import serve_capture
 from headwater.errors import InputError
+from headwater.pipeline.capture_process import capture_facts
 
 
 def scraped(port: int) -> dict[str, float]:
@@ -35,6 +36,11 @@ def test_the_figures_of_the_capture_and_its_logs_can_be_scraped(newest_postgres:
         assert found[f'capture_up{{source="{source}"}}'] == 1
         assert found[f'capture_transactions_total{{source="{source}"}}'] >= 1
         assert any(name.startswith("log_store_latest_write_epoch") for name in found)
+        buffer = capture.capture.statistics.buffer
+        assert buffer is not None
+        assert buffer.rows_in == 30, "all rows pass the one buffer of the capture"
+        assert (buffer.rows, found[f'kv_log_store_buffer_row_count{{source="{source}"}}']) == (0, 0)
+        assert capture_facts(capture.capture)["buffer"]["rows_in"] == 30
         server.close()
 
 
