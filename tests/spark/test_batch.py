@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,7 @@ def test_a_read_of_a_locked_table_says_so_before_its_tasks_give_up(
     source = source_of(newest_postgres, tmp_path, "t")
     reader: Any = source.reader(source.schema())
     moments = batch_reader.TableMoments(newest_postgres.dsn, reader.partitions()[0].table)
+    assert batch_reader.TableMoments.from_json(json.loads(json.dumps(moments.to_json()))) == moments
     with newest_postgres.connect() as locking:
         locking.execute("BEGIN")
         locking.execute("LOCK TABLE t")

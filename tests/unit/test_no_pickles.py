@@ -14,8 +14,6 @@ pytestmark = pytest.mark.unit
 BETWEEN_PROCESSES = {
     "derive/frames.py",  # rows of a job, which its driver collects
     "spark/jobs.py",  # inputs and results of a job
-    "spark/action_snapshots.py",  # what the keeper gets from those who plan
-    "spark/snapshot_keeper.py",  # what it is sent
 }
 
 

@@ -11,19 +11,18 @@ released, or if several actions have read the DataFrame: which of them stored th
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
 import os
-import pickle
 import secrets
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from importlib import import_module
 from io import BufferedReader
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol, Self
 from weakref import WeakValueDictionary
 
 from headwater.errors import HeadwaterError
@@ -57,10 +56,12 @@ _Opened = tuple[Callable[[], None], dict[str, Any]]
 
 
 class Moments(Protocol):
-    """Where the moments of a DataFrame come from. It is pickled. Equal ones are of the same table.
+    """Where the moments of a DataFrame come from. It travels as JSON. Equal ones are of the same table.
 
-    :ivar fixed: all actions read at the same moment, so that no rows of two can mix.
+    :cvar kind: of :data:`MOMENTS`. :ivar fixed: all actions read at the same moment, so that no rows of two can mix.
     """
+
+    kind: ClassVar[str]
 
     @property
     def fixed(self) -> bool: ...
@@ -68,6 +69,24 @@ class Moments(Protocol):
     def open(self) -> _Opened:
         """Make a moment readable until the returned function is called; also what tasks need for it, as JSON."""
         ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> Self: ...
+
+
+MOMENTS: Final = {
+    "table": ("headwater.spark.batch_reader", "TableMoments"),
+    "pinned": ("headwater.spark.kept_reader", "PinnedMoment"),
+}
+"""The classes that a keeper creates from what it is sent, and no others, by their kinds."""
+
+
+def _moments_of(asked: Mapping[str, Any]) -> Moments:
+    module, name = MOMENTS[asked["kind"]]
+    moments: Moments = getattr(import_module(module), name).from_json(asked["moments"])
+    return moments
 
 
 class _Action:
@@ -107,7 +126,7 @@ class _Frame:
     """A DataFrame. What is read of it without an action (an RDD) counts as one action."""
 
     def __init__(self, asked: dict[str, Any], spark: int) -> None:
-        self.moments: Moments = pickle.loads(base64.b64decode(asked["moments"]))
+        self.moments = _moments_of(asked)
         self.name, self.parts, self.seconds = asked["frame"], asked["parts"], asked["seconds"]
         self.spark = spark
         self.family = _Family()

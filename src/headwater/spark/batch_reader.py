@@ -8,12 +8,13 @@ All tasks of one action see one snapshot of the database, whenever they run (:mo
 
 from __future__ import annotations
 
+import base64
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 from pyspark.sql import types as st
@@ -25,7 +26,7 @@ from headwater.log_store import LogView
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.splits import KeyRange, SplitKind
-from headwater.sources.table import SourceTable
+from headwater.sources.table import SourceColumn, SourceTable
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import DataSourceReader, Filter, InputPartition
 from headwater.spark.errors import NoCapture, TableChanged
@@ -62,6 +63,8 @@ def batch_reader(options: SourceOptions, schema: st.StructType) -> DataSourceRea
 class TableMoments:
     """Snapshots of a database in which *table* has the columns that it had when the read was planned."""
 
+    kind: ClassVar[str] = "table"
+
     source: str = field(repr=False)
     table: SourceTable
     fixed: bool = False
@@ -80,6 +83,31 @@ class TableMoments:
             raise
         position = snapshot.mark.high.position_after(None).hex()
         return snapshot.close, {"snapshot": snapshot.name, "position": position, "time_us": time.time_ns() // 1000}
+
+    def to_json(self) -> dict[str, Any]:
+        table = self.table
+        return {
+            "source": self.source,
+            "namespace": table.namespace,
+            "name": table.name,
+            "schema": base64.b64encode(table.schema.serialize()).decode(),
+            "nullable": [column.nullable for column in table.columns],
+            "key": table.key_columns,
+            "source_id": table.source_id,
+        }
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> TableMoments:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(fields["schema"])))
+        columns = map(SourceColumn.of_field, schema)
+        table = SourceTable(
+            fields["namespace"],
+            fields["name"],
+            tuple(replace(column, nullable=it) for column, it in zip(columns, fields["nullable"], strict=True)),
+            tuple(fields["key"]),
+            fields["source_id"],
+        )
+        return cls(fields["source"], table)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ one. Vnode ranges are the partitions. The epoch is chosen once for a DataFrame, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,6 +39,8 @@ _OWNER: Final = "spark read"
 class PinnedMoment:
     """One epoch of a kept table, for all actions."""
 
+    kind: ClassVar[str] = "pinned"
+
     place: KeptPlace
     epoch: int
     fixed: bool = True
@@ -47,6 +49,13 @@ class PinnedMoment:
         """:raises BaseGone: the epoch is folded."""
         with closing(self.place.open()) as table:
             return table.pin(_OWNER, self.epoch).release, {}
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> PinnedMoment:
+        return cls(KeptPlace(**fields["place"]), fields["epoch"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,10 @@ runs. Tasks connect to it and stay connected while they read (:mod:`headwater.sp
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import hashlib
 import json
 import os
-import pickle
 import secrets
 import select
 import socket
@@ -110,8 +108,8 @@ def keep(moments: Moments, parts: int, seconds: float) -> KeptFrame:
     :raises SparkError: it could not be had; the message is the source's.
     """
     frame = secrets.token_hex(8)
-    pickled = base64.b64encode(pickle.dumps(moments)).decode()
-    asked = line_of({"frame": frame, "moments": pickled, "parts": parts, "seconds": seconds})
+    described = {"kind": moments.kind, "moments": moments.to_json()}
+    asked = line_of({"frame": frame, **described, "parts": parts, "seconds": seconds})
     path = _address()
     for _ in range(_TRIES):
         answer = _asked(path, asked)
