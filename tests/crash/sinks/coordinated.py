@@ -36,12 +36,14 @@ from tests.store.sinks.file_sinks import (
 
 from headwater import failpoints
 from headwater.log_store.factory import KvLogStoreFactory
+from headwater.log_store.reader import KvLogStoreReader
+from headwater.sinks.coordinator import Coordinator
 from headwater.sinks.delivery import DeliveryState, read_deliveries
 from headwater.sinks.errors import SinkError
 from headwater.sinks.open import option_names
 from headwater.sinks.sink import Committed, Mode, Sink, Staged, Token
 from headwater.sources.table import SourceTable
-from headwater.state import open_writer
+from headwater.state import open_reader, open_writer
 from headwater.state.query_store import open_query_store, own_state
 from headwater.stream import Epoch, EpochPair
 from headwater.stream.vnode import hash_keys
@@ -138,16 +140,18 @@ def deliver(delivery: Delivery) -> None:
     failpoints.arm(delivery.armed)
     sink = delivery.sink
     with (
-        coordinating(own_state(delivery.store, QUERY), QUERY) as coordinator,
-        LogConsumer.open(delivery.store, LOG, QUERY, takeover=True) as consumer,
+        open_query_store(own_state(delivery.store, QUERY), QUERY, takeover=True) as store,
+        open_reader(delivery.store) as source,
     ):
+        coordinator, reader = Coordinator(store), KvLogStoreReader(source, store)
+        reader.init([LOG])
         coordinator.recover(sink, BACKFILL, [WIDER])
         for batch in batches():
-            if consumer.delivered() < epoch(batch.epoch) <= epoch(delivery.upto):
+            if reader.consumer(LOG).delivered() < epoch(batch.epoch) <= epoch(delivery.upto):
                 delivering[0] = batch.epoch
                 coordinator.deliver(sink, batch.staged(sink, coordinator.generation))
                 coordinator.flush()
-                consumer.commit(epoch(batch.epoch))
+                reader.truncate({LOG: epoch(batch.epoch)})
 
 
 def found(delivery: Delivery) -> None:
