@@ -329,7 +329,9 @@ def test_m4_a_source_that_is_faster_than_the_backfill_is_caught_up_with_afterwar
             end = time.monotonic() + seconds
             while time.monotonic() < end:
                 query.batch(timeout=0.05)
-        capture.catch_up()
+        for number in range(10):  # epochs that the query has not read, however slow the machine is
+            newest_postgres.execute(f"UPDATE orders SET total = {number} WHERE id = 30")
+            capture.catch_up()
         assert query.phase() is SNAPSHOT
         table = query.planner._tables[TABLE]
         table.on_barrier(_barrier(table, Throttle(None)))
