@@ -348,7 +348,7 @@ def test_rows_that_a_session_logged_in_part_stop_the_table_before_their_transact
         assert [row["id"] for row in capture.rows(LOG)] == [1, 2, 3, 3, 4]
         assert "binlog_row_image = FULL" in told
         assert f"headwater resnapshot {LOG}" in told
-        assert not renewal.renew(capture.store, [LOG])
+        assert renewal.renew(capture.store, [LOG]) is None
         server.execute("INSERT INTO shop.orders VALUES (6, 6, 'again')")
         capture.catch_up()
         assert capture.rows(LOG)[-1]["id"] == 6
