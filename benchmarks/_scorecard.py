@@ -62,8 +62,8 @@ def names_on_the_path() -> tuple[list[str], list[str]]:
 
 
 def crash_matrix() -> str:
-    summary = re.search(r"on (\S+): ([\d,]+) kills, (\d+) failures", (ROOT / "docs" / "crash_matrix.md").read_text())
-    return f"{summary[2]} kills, {summary[3]} failures ({summary[1]})" if summary else "unknown"
+    summary = re.search(r"on (\S+): ([\d,]+) rows, (\d+) failures", (ROOT / "docs" / "crash_matrix.md").read_text())
+    return f"{summary[2]} kills and freezes, {summary[3]} failures ({summary[1]})" if summary else "unknown"
 
 
 def packages() -> Iterator[Row]:
