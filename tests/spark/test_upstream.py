@@ -153,6 +153,8 @@ def test_options_are_read_and_wrong_ones_refused() -> None:
     )
     assert made.query.upstream.name == "delta:s3://lake/orders"
     assert made.query.options.batch_rows == 7
+    with pytest.raises(InvalidOption, match=r"without its zone.*2026-01-31T12:00:00Z"):
+        UpstreamSourceOptions.parse({"upstream": "delta:/x", "key": "id", "since": "2026-01-31T12:00"})
     for wrong in ({"upstram": "x"}, {"since": "yesterday"}, {"maxRows": "0"}, {"preimages": "maybe"}):
         with pytest.raises(InvalidOption):
             UpstreamSourceOptions.parse({"upstream": "delta:/x", "key": "id", **wrong})

@@ -1,7 +1,8 @@
 """Since: where a query begins that delivers no history: an epoch, or a time.
 
 An epoch stands for the changes after it, a time for those that were committed from then on. Epochs are never divided:
-what was committed just before the time, in the same epoch, comes with it.
+what was committed just before the time, in the same epoch, comes with it. An upstream table reads the same text, of a
+version instead of an epoch.
 """
 
 from __future__ import annotations
@@ -20,24 +21,54 @@ from headwater.stream import Epoch, EpochError
 
 _ORIGIN: Final = Epoch(0).to_datetime().astimezone(UTC)
 """No epoch is of an earlier time; who names one wants everything."""
+_EXAMPLE: Final = "2026-05-31T12:00:00Z"
 
 
-def parse_since(text: str) -> tuple[Epoch, bool]:
+def parse_since(name: str, text: str, number: str = "an epoch") -> int | datetime:
+    """The number, or the time with its zone, that option *name* was given.
+
+    :param number: what a number stands for, for errors.
+    :raises InvalidQuery: *text* is neither, or a time without a zone.
+    """
+    if text.isdecimal():
+        return int(text)
+    return parse_time(name, text, f"neither {number} nor a time", f"{number}, or a time")
+
+
+def parse_time(name: str, text: str, problem: str = "not a time", valid: str = "a time") -> datetime:
+    """The time with its zone that option *name* was given.
+
+    :param problem: what *text* is if it is no time, for errors. :param valid: what is valid, for errors.
+    :raises InvalidQuery: *text* is not a time, or has no zone.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidQuery(
+            f"Received {name}={text!r}, which is {problem}.", next_step=f"Write {valid} with its zone: {_EXAMPLE}."
+        ) from None
+    if moment.tzinfo is None:
+        raise InvalidQuery(
+            f"Received {name}={text!r}, a time without its zone.",
+            next_step=f"Write the time with its zone: {moment.isoformat()}Z if it is in UTC.",
+        )
+    return moment
+
+
+def epoch_since(text: str) -> tuple[Epoch, bool]:
     """The epoch that *text* names or falls into, and whether it is a time.
 
     :raises InvalidQuery: it is neither an epoch nor a time with its zone.
     """
+    start = parse_since("since", text)
     try:
-        if text.isdecimal():
-            return Epoch(int(text)), False
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError("no zone")
-        return Epoch.from_datetime(max(moment, _ORIGIN)), True
-    except (ValueError, EpochError):
+        if isinstance(start, int):
+            return Epoch(start), False
+        return Epoch.from_datetime(max(start, _ORIGIN)), True
+    except EpochError:
         raise InvalidQuery(
             f"Received since={text!r}, which is neither an epoch nor a time.",
-            next_step="Write an epoch as headwater status shows it, or a time with its zone: 2026-05-31T12:00:00Z.",
+            next_step=f"Write an epoch as headwater status shows it, or a time with its zone: {_EXAMPLE}.",
         ) from None
 
 
@@ -46,7 +77,7 @@ def resolve_since(view: Snapshot, text: str, tables: Sequence[str]) -> Epoch:
 
     :raises SinceGone: a log of them no longer holds what came since then. :raises InvalidQuery: it is not yet.
     """
-    wanted, is_time = parse_since(text)
+    wanted, is_time = epoch_since(text)
     registry = LogRegistry.load(view)
     logs = [LogView(view, registry.get(name)) for name in tables]
     after = wanted

@@ -36,7 +36,9 @@ def run(
     ] = None,
     query: Query = "upstream",
     table: Annotated[str, typer.Option(help="What its rows are called at the sink, as namespace.name.")] = "",
-    since: Annotated[str, typer.Option(help="No snapshot: what changed after a version, or from a time on.")] = "",
+    since: Annotated[
+        str, typer.Option(help="No snapshot: what changed after a version, or from a time with its zone on.")
+    ] = "",
     rows_per_second: Annotated[int | None, typer.Option(help="The most to read per second.")] = None,
     once: Annotated[bool, typer.Option("--once", help="All that there is by now; then end.")] = False,
     metrics_port: Annotated[int | None, typer.Option(help="Serve metrics on this port of loopback.")] = None,

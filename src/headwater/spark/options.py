@@ -7,13 +7,11 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Final, Self
 
-from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.query import PARALLEL, SINGLE, QueryOptions
-from headwater.backfill.since import parse_since
+from headwater.backfill.since import epoch_since, parse_time
 from headwater.sources.open import open_source
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
@@ -39,18 +37,15 @@ def _epoch(name: str, text: str) -> int:
 
 def _time_ms(name: str, text: str) -> int:
     try:
-        return Epoch.from_datetime(datetime.fromisoformat(text)).unix_ms
-    except (ValueError, EpochError):
+        return Epoch.from_datetime(parse_time(name, text)).unix_ms
+    except EpochError:
         raise InvalidOption(
-            f"Received {name}={text!r}.", next_step="Write a time with its zone, for example 2026-05-31T12:00:00Z."
+            f"Received {name}={text!r}, which is before all epochs.", next_step="Write a time from 2021-04-01Z on."
         ) from None
 
 
 def _since(_: str, text: str) -> str:
-    try:
-        parse_since(text)
-    except InvalidQuery as error:
-        raise InvalidOption(error.message, next_step=error.next_step) from None
+    epoch_since(text)
     return text
 
 

@@ -7,14 +7,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import Final
 
+from headwater.backfill.since import parse_since
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.open import DELTA, open_upstream
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.spark.directories import data_directory
-from headwater.spark.errors import InvalidOption
 from headwater.spark.option_table import flag, location_of, names_of, number, option, read_options, text_of, word
 from headwater.spark.options import IGNORE, STOP
 from headwater.stream import DEFAULT_VNODE_COUNT
@@ -29,17 +28,9 @@ def is_upstream(given: Mapping[str, str]) -> bool:
 
 
 def _since(name: str, text: str) -> tuple[int | None, int | None]:
-    """A version, or a time in milliseconds since 1970; one without a zone is in UTC."""
-    if text.isdecimal():
-        return int(text), None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise InvalidOption(
-            f"Received {name}={text!r}.", next_step="Valid are a version, or a time as 2026-01-31T12:00:00Z."
-        ) from None
-    at = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return None, int(at.timestamp() * 1000)
+    """A version, or a time in milliseconds since 1970."""
+    start = parse_since(name, text, "a version")
+    return (start, None) if isinstance(start, int) else (None, int(start.timestamp() * 1000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +58,7 @@ class _Given:
     since: tuple[int | None, int | None] = option(
         "since",
         _since,
-        "No snapshot: what changed after a version (a number), or from a time on (ISO 8601).",
+        "No snapshot: what changed after a version (a number), or from a time with its zone on (2026-01-31T12:00:00Z).",
         (None, None),
     )
     rows_per_second: int | None = option("rowsPerSecond", number(0), "The most to read per second.")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from headwater.backfill.errors import InvalidQuery
-from headwater.backfill.since import parse_since
+from headwater.backfill.since import epoch_since
 from headwater.derive.errors import InvalidDerivation
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.pipeline_config import PipelineConfig
@@ -146,7 +146,7 @@ def _check_beginning(sink: SinkSection, path: KeyPath, told: Teller) -> None:
             raise told.error((*path, key), "has no meaning for tables that we keep", "Leave it out.")
     if sink.since_text is not None:
         try:
-            parse_since(sink.since_text)
+            epoch_since(sink.since_text)
         except InvalidQuery as error:
             raise told.error((*path, "since"), f"is wrong. {error.message.rstrip('.')}", error.next_step) from None
 
