@@ -23,6 +23,7 @@ from headwater.sinks.open import open_sink
 from headwater.sinks.sink import Sink
 from headwater.spark.errors import InvalidOption
 from headwater.spark.jobs import SparkJobs
+from headwater.spark.option_table import meanings
 from headwater.spark.upstream_options import UpstreamSourceOptions
 from headwater.state.query_store import own_state
 
@@ -147,12 +148,21 @@ def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_wi
         delivery.running.stop()
 
 
+def test_every_option_is_described_here_and_in_the_docs() -> None:
+    page = (Path(__file__).parents[2] / "docs/upstream_tables.md").read_text()
+    for name, meaning in meanings(UpstreamSourceOptions).items():
+        assert meaning.endswith(".")
+        assert f"`{name}`" in page
+
+
 def test_options_are_read_and_wrong_ones_refused() -> None:
     made = UpstreamSourceOptions.parse(
         {"Upstream": "delta:s3://lake/orders", "key": "id, at", "storage.aws_region": "eu", "maxrows": "7"}
     )
-    assert made.query.upstream.name == "delta:s3://lake/orders"
-    assert made.query.options.batch_rows == 7
+    query = made.for_query()
+    assert query.upstream.name == "delta:s3://lake/orders"
+    assert query.options.batch_rows == 7
+    assert "eu" not in repr(made), "options of a store can be secret"
     with pytest.raises(InvalidOption, match=r"without its zone.*2026-01-31T12:00:00Z"):
         UpstreamSourceOptions.parse({"upstream": "delta:/x", "key": "id", "since": "2026-01-31T12:00"})
     for wrong in ({"upstram": "x"}, {"since": "yesterday"}, {"maxRows": "0"}, {"preimages": "maybe"}):

@@ -55,7 +55,7 @@ def run(
     given = {"upstream": upstream, "store": store, "key": key, "query": query, "table": table, "since": since}
     if rows_per_second is not None:
         given["rowsPerSecond"] = str(rows_per_second)
-    wanted = UpstreamSourceOptions.parse(given).query
+    wanted = UpstreamSourceOptions.parse(given).for_query()
     target = open_sink(sink, **_options(option or []))
     target.check()
     stop = threading.Event()

@@ -18,8 +18,9 @@ from pyspark.sql import types as st
 
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamUnit
+from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery, UpstreamUnit
 from headwater.backfill.snapshot.consume_upstream.reader import read_unit
+from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
 from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import (
@@ -43,9 +44,8 @@ _OWNED_SECONDS: Final = 10.0
 _LOOK_SECONDS: Final = 0.2
 
 
-def upstream_table(options: UpstreamSourceOptions) -> SourceTable:
+def upstream_table(upstream: UpstreamTable) -> SourceTable:
     """As it is now. :raises UpstreamDropped: there is none."""
-    upstream = options.query.upstream
     return upstream.table(upstream.newest_epoch())
 
 
@@ -61,6 +61,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: UpstreamSourceOptions, schema: st.StructType) -> None:
         self._options, self._schema = options, schema
+        self._query = options.for_query()
         self._opened: UpstreamPlanner | None = None
         self._upto: int | None = None
         self._starts = BatchStarts()
@@ -71,7 +72,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _planner(self) -> UpstreamPlanner:
         if self._opened is None:
-            self._opened = _open(self._options)
+            self._opened = _open(self._query, takeover=self._options.takeover)
         return self._opened
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name
@@ -107,7 +108,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if unit.replaces and first.plan and options.on_resnapshot == STOP:
                 raise _replaced(unit)
             if columns is None:
-                columns = Columns.of(self._schema, upstream_table(options), options.columns)
+                columns = Columns.of(self._schema, upstream_table(self._query.upstream), options.columns)
             places = columns.places(unit.table, stops=options.on_schema_change == STOP)
             made.append(UpstreamPartition(unit, places))
         return made
@@ -117,7 +118,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, UpstreamPartition):
             return iter(())  # Spark's own, for a batch without units
         rows, options = Rows(self._schema, partition.places), self._options
-        found = read_unit(options.query.upstream, partition.unit)
+        found = read_unit(self._query.upstream, partition.unit)
         return rebatched(rows.of_changes(batch, preimages=options.preimages) for batch in found)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -129,16 +130,16 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = None
 
 
-def _open(options: UpstreamSourceOptions) -> UpstreamPlanner:
+def _open(query: UpstreamQuery, *, takeover: bool) -> UpstreamPlanner:
     """The planner; that of a query which was just stopped is waited for."""
     end = time.monotonic() + _OWNED_SECONDS
     while True:
         try:
-            return UpstreamPlanner(options.query, takeover=options.takeover)
+            return UpstreamPlanner(query, takeover=takeover)
         except StoreOwned as error:
             if time.monotonic() >= end:
                 raise StreamRuns(
-                    f"Another stream of the name {options.query.query!r} is running: {error.message}",
+                    f"Another stream of the name {query.query!r} is running: {error.message}",
                     next_step="Stop it, give this one another name with option 'query', or set takeover=true.",
                 ) from None
             time.sleep(_LOOK_SECONDS)
