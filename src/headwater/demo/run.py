@@ -23,7 +23,6 @@ from headwater.backfill.control import status
 from headwater.backfill.progress import Phase, TableProgress, merged
 from headwater.demo.databases import DSN_VARIABLE, Database, database_of
 from headwater.demo.latency import Changes, MirrorCommits, percentile
-from headwater.demo.processes import DemoProcess
 from headwater.demo.summary import Summary
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreReader
@@ -31,6 +30,8 @@ from headwater.pipeline.config import PipelineConfig, load
 from headwater.pipeline.verify import Findings, Verification
 from headwater.spark.spark_version import check_spark
 from headwater.state import open_reader
+from headwater.system.child import Child
+from headwater.system.process import descendants
 
 SPOIL: Final = "HEADWATER_DEMO_SPOIL"
 """An environment variable for tests of the demo: with any value, rows of the mirror are changed before the check."""
@@ -56,6 +57,8 @@ _BACKFILL_SECONDS: Final = 600.0
 _DRAIN_SECONDS: Final = 180.0
 _STOP_SECONDS: Final = 60.0
 _INTERRUPT_SECONDS: Final = 20.0
+_WRITER_SECONDS: Final = 30.0
+_WRITER, _RUN = "writer", "run"
 
 
 class Show(Protocol):
@@ -163,8 +166,8 @@ class _Course:
         return self._config.query(self._config.sink[0])
 
     def run(self) -> Summary:
-        self._writer = self._child("writer", ["-m", self._shop.PROCESS, "1", str(self._options.rate)])
-        self._pipeline = self._child("run", ["-m", "headwater.cli.main", "run", "pipeline.toml"])
+        self._writer = self._child(_WRITER, ["-m", self._shop.PROCESS, "1", str(self._options.rate)])
+        self._pipeline = self._child(_RUN, ["-m", "headwater.cli.main", "run", "pipeline.toml"])
         self._show.say("headwater run: the history is read while the shop goes on …")
         self._until(self._is_reading, _START_SECONDS, "The pipeline did not start")
         self._times.reading_ms = time.time() * 1000
@@ -178,13 +181,20 @@ class _Course:
         self._show.say("comparing every row of the source with the mirror …")
         found = list(Verification(self._config).run(progress=self._show.checked))
         self._show.say("stopping …")
-        self._pipeline.stop(_STOP_SECONDS)
+        self._pipeline.stop_all(_STOP_SECONDS, self._hurry)
         return self._summary(found, transactions)
 
-    def _child(self, name: str, arguments: list[str]) -> DemoProcess:
-        child = DemoProcess(arguments, self._environment, self._folder, self._folder / f"{name}.log", self._hurry)
-        self._stack.callback(child.stop, _INTERRUPT_SECONDS)
+    def _child(self, name: str, arguments: list[str]) -> Child:
+        child = Child(arguments, log=self._log(name), folder=self._folder, environment=self._environment)
+        self._stack.callback(child.stop_all, _INTERRUPT_SECONDS, self._hurry)
         return child
+
+    def _log(self, name: str) -> Path:
+        return self._folder / f"{name}.log"
+
+    def _tail(self, name: str, lines: int = 20) -> str:
+        """The end of what a process wrote."""
+        return "\n".join(self._log(name).read_text(errors="replace").splitlines()[-lines:])
 
     # -- while it runs ---------------------------------------------------------------------------------------------
 
@@ -194,11 +204,13 @@ class _Course:
         self._look()
         while not done():
             if not self._pipeline.is_running or not self._writer.is_running:
-                who = self._writer if self._pipeline.is_running else self._pipeline
-                raise HeadwaterError(f"A process of the demo has ended:\n{who.tail()}", next_step=f"See {who.output}.")
+                name = _WRITER if self._pipeline.is_running else _RUN
+                raise HeadwaterError(
+                    f"A process of the demo has ended:\n{self._tail(name)}", next_step=f"See {self._log(name)}."
+                )
             if time.monotonic() > deadline:
                 raise HeadwaterError(
-                    f"{problem} within {seconds:.0f} s:\n{self._pipeline.tail()}", next_step="Try again with --keep."
+                    f"{problem} within {seconds:.0f} s:\n{self._tail(_RUN)}", next_step="Try again with --keep."
                 )
             time.sleep(_LOOK_SECONDS)
             self._look()
@@ -233,7 +245,7 @@ class _Course:
         """As ``kill -9`` does it: the supervisor of the pipeline starts it again."""
         with open_reader(self._store) as reader:
             owner = reader.owner()
-        if owner is None or not self._pipeline.has(owner.pid):
+        if owner is None or owner.pid not in descendants(self._pipeline.pid):
             raise HeadwaterError("The process that captures was not found.", next_step="Try again with --keep.")
         os.kill(owner.pid, signal.SIGKILL)
         killed, self._kills = time.monotonic(), 1
@@ -271,15 +283,15 @@ class _Course:
     def _rest(self) -> int:
         """End the shop, and wait until all of it is delivered. How many transactions it committed."""
         self._times.rest_ms = time.time() * 1000
-        self._writer.stop(30)
+        self._writer.stop_all(_WRITER_SECONDS, self._hurry)
         self._show.say("the shop rests; the mirror catches up …")
         self._drain()
-        return int(self._writer.tail(1))
+        return int(self._tail(_WRITER, 1))
 
     def _drain(self) -> None:
         if not Verification(self._config).wait(_DRAIN_SECONDS):
             raise HeadwaterError(
-                f"The mirror did not catch up within {_DRAIN_SECONDS:.0f} s:\n{self._pipeline.tail()}",
+                f"The mirror did not catch up within {_DRAIN_SECONDS:.0f} s:\n{self._tail(_RUN)}",
                 next_step="Try again with --keep.",
             )
 

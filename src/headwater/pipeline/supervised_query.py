@@ -24,11 +24,10 @@ from typing import Any, ClassVar
 
 from headwater.control.command import DropSink, PauseSinks, ResumeSinks, RetrySink, RewindSink, SinkCommand
 from headwater.pipeline.config import PipelineConfig
-from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.sink_control import DesiredState, SinkControl
 from headwater.pipeline.spark_host import SparkHost
 from headwater.sinks.errors import SINK_NAME
-from headwater.spark.failure import Failure
+from headwater.spark.failure import Failure, RestartPolicy
 from headwater.system.retry import DELIVERY
 
 Note = Callable[[str, dict[str, Any]], None]

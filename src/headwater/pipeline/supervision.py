@@ -11,10 +11,10 @@ import os
 import threading
 import time
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, get_args
 
-from headwater.capture import TableState
 from headwater.control.command import (
     AddSink,
     PauseSinks,
@@ -26,18 +26,17 @@ from headwater.control.command import (
 )
 from headwater.control.request import Request, inbox_of
 from headwater.errors import HeadwaterError
-from headwater.pipeline.capture_process import CaptureProcess
 from headwater.pipeline.config import KEPT_KIND, DeriveSection, PipelineConfig, SinkSection, load, matching
 from headwater.pipeline.derived_query import DerivedQuery
 from headwater.pipeline.errors import AlreadyRunning, ConfigError, PipelineError
-from headwater.pipeline.restarts import RestartPolicy
 from headwater.pipeline.run_journal import RunJournal
 from headwater.pipeline.sink_control import SinkControl
 from headwater.pipeline.sink_query import SinkQuery
 from headwater.pipeline.spark_host import SparkHost
-from headwater.pipeline.supervised_query import Note, SinkState, SupervisedQuery
-from headwater.pipeline.tables import captured_tables, choose_tables, sink_tables
-from headwater.spark.failure import Failure
+from headwater.pipeline.supervised_query import SinkState, SupervisedQuery
+from headwater.pipeline.tables import capture_settings, captured_tables, choose_tables, sink_tables
+from headwater.spark.capture_child import CaptureKeeper
+from headwater.spark.failure import Failure, RestartPolicy
 from headwater.state.board import open_board
 from headwater.state.location import local_folder
 from headwater.system.files import make_private, make_root
@@ -62,81 +61,6 @@ def make_folders(config: PipelineConfig) -> None:
             make_root(folder)
     make_private(config.work / RUN_FOLDER)
     make_private(config.logs)
-
-
-class CaptureKeeper:
-    """Keeps the capture running; one thread."""
-
-    def __init__(self, config: PipelineConfig, tables: tuple[str, ...], note: Note) -> None:
-        self._config, self._tables, self._note = config, tables, note
-        self._policy = RestartPolicy()
-        self._process: CaptureProcess | None = None
-        self._retry_at = 0.0
-        self.restarts = 0
-        self.failure: Failure | None = None
-        self.has_failed = False
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """What it tells of itself."""
-        process = self._process
-        told: dict[str, Any] = {"state": "down" if self.failure else "starting"}
-        if process is not None:
-            told = process.facts | {"pid": process.pid}
-        told["process_restarts"] = self.restarts
-        if self.has_failed:
-            told["state"] = "failed"
-        if self.failure is not None:
-            told["last_error"], told["next_step"] = self.failure.message, self.failure.next_step
-        return told
-
-    def take_commands(self) -> list[dict[str, Any]]:
-        """What it was asked since the last call, as entries of the journal."""
-        return [] if self._process is None else self._process.take_commands()
-
-    def _running_tables(self) -> list[str]:
-        """Those that go on: one that has stopped waits for a person, and does not keep the others from starting."""
-        known = captured_tables(self._config.store)
-        return [name for name in self._tables if name not in known or known[name].state is TableState.ACTIVE]
-
-    def step(self) -> None:
-        """Start it, or start it again."""
-        if self.has_failed:
-            return
-        if self._process is None:
-            if time.monotonic() >= self._retry_at:
-                self._start()
-            return
-        failure = self._process.failure()
-        if failure is not None:
-            self._fail(failure)
-        elif self._process.facts.get("epochs") or self._process.facts["state"] == "running":
-            self.failure = None
-            self._policy.started()
-            self._policy.progressed()
-
-    def _start(self) -> None:
-        log = self._config.logs / "capture.log"
-        try:
-            self._process = CaptureProcess(self._config, self._running_tables(), log)
-        except (HeadwaterError, OSError) as error:
-            self._fail(Failure.of(error))
-
-    def _fail(self, failure: Failure) -> None:
-        self._process, self.failure = None, failure
-        pause = self._policy.pause(failure)
-        fields = {"part": "capture", "error": failure.kind, "text": str(failure)}
-        if pause is None:
-            self.has_failed = True
-            self._note("notice", fields | {"event": "capture_failed"})
-            return
-        self.restarts += 1
-        self._retry_at = time.monotonic() + pause
-        self._note("notice", fields | {"event": "capture_restarts", "pause_seconds": round(pause, 1)})
-
-    def stop(self) -> None:
-        if self._process is not None:
-            self._process.stop()
 
 
 class Supervisor:
@@ -247,7 +171,11 @@ class Supervisor:
         self._sinks = sinks + [self._derived_of(section) for section in self._config.derive]
         for name, reason in self._left_out.items():
             self._journal.note("notice", {"event": "table_left_out", "table": name, "text": reason})
-        return CaptureKeeper(self._config, chosen.names, self._journal.note)
+        return CaptureKeeper(
+            partial(capture_settings, self._config, chosen.names),
+            log=self._config.logs / "capture.log",
+            note=self._journal.note,
+        )
 
     def _step(self, capture: CaptureKeeper) -> None:
         """Look after each part."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
-from headwater.capture import CapturedTable, SourceRecord, SourceState
+from headwater.capture import CapturedTable, SourceRecord, SourceState, TableState
 from headwater.errors import TransientError
 from headwater.pipeline.config import PipelineConfig, SinkSection, is_pattern, matching
 from headwater.pipeline.errors import ConfigError
@@ -17,6 +18,7 @@ from headwater.sources.errors import SourceNotFound, UnsupportedTable
 from headwater.sources.offset import CdcOffset
 from headwater.sources.open import all_tables, full_name, open_source
 from headwater.sources.source import Source
+from headwater.spark.capture_child import CaptureSettings
 from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
@@ -89,6 +91,28 @@ def source_of(config: PipelineConfig) -> Source:
     """The source of the pipeline; nothing is connected yet."""
     return open_source(
         config.dsn, spill=config.work / "spill", special_values=config.special_values, columns=config.columns
+    )
+
+
+def capture_settings(config: PipelineConfig, names: Sequence[str]) -> CaptureSettings:
+    """Of a capture of the tables *names* that is killed with this process.
+
+    A table that has stopped waits for a person, and does not keep the others from starting.
+    """
+    known, source = captured_tables(config.store), config.source
+    return CaptureSettings(
+        config.dsn,
+        config.store,
+        str(config.work / "spill"),
+        [name for name in names if name not in known or known[name].state is TableState.ACTIVE],
+        slot=source.slot,
+        publication=source.publication,
+        poll=source.poll,
+        special_values=config.special_values,
+        columns=config.columns,
+        timeout_seconds=source.timeout_seconds,
+        options=config.capture_options,
+        parent=os.getpid(),
     )
 
 

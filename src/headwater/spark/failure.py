@@ -1,4 +1,5 @@
-"""Failure: an error on its way from another process, through Spark's text or a line of JSON. Pure.
+"""Failure: an error on its way from another process, through Spark's text or a line of JSON, and when what failed is
+started again. Pure: no clock, no threads.
 
 Spark hands on an exception of its Python processes as a text with a traceback in it. What the caller must do would be
 lost on that way, so :func:`told` wraps our own errors in one whose text is machine-readable.
@@ -10,12 +11,14 @@ import errno
 import functools
 import json
 import os
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, LoginError, TransientError
+from headwater.system.retry import RESTART, Backoff
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +46,8 @@ _PASSING: Final = (
     "An error occurred while trying to connect to the Java server",
 )
 
+UNSURE_ATTEMPTS: Final = 5
+"""How often a failure of an unknown kind is retried before a person must act."""
 _FULL: Final = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 _MAKE_ROOM: Final = "Make room on the disk; it goes on by itself."
 
@@ -124,6 +129,35 @@ class Failure:
 
     def __str__(self) -> str:
         return f"{self.message} {self.next_step}" if self.next_step else self.message
+
+
+class RestartPolicy:
+    """Pauses that grow with each failure, and are forgotten once there was progress.
+
+    :param backoff: how long the pauses are. :param random_share: between 0 and 1; injected for tests.
+    """
+
+    def __init__(self, backoff: Backoff = RESTART, random_share: Callable[[], float] = random.random) -> None:
+        self._backoff, self._random_share = backoff, random_share
+        self._failures = 0
+        self._has_started = False
+
+    def started(self) -> None:
+        """It could log in: a login that is refused later passes."""
+        self._has_started = True
+
+    def progressed(self) -> None:
+        """It works: the next failure is the first one."""
+        self._failures = 0
+
+    def pause(self, failure: Failure) -> float | None:
+        """Seconds to wait before the next start; ``None``: do not start it again."""
+        if failure.remedy is Remedy.PERSON or (failure.remedy is Remedy.LOGIN and not self._has_started):
+            return None
+        self._failures += 1
+        if failure.remedy is Remedy.UNSURE and self._failures > UNSURE_ATTEMPTS:
+            return None
+        return self._backoff.delay(self._failures, self._random_share)
 
 
 class ToldError(RuntimeError):

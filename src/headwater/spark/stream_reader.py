@@ -19,7 +19,6 @@ from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import read_changes, read_history
 from headwater.backfill.units import LogUnit, Unit
-from headwater.spark.capture_process import CaptureKeeper
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import (
     BatchStarts,
@@ -32,6 +31,7 @@ from headwater.spark.data_source_api import (
 )
 from headwater.spark.errors import HistoryWaits, StreamRuns, TableChanged
 from headwater.spark.options import STOP, SourceOptions
+from headwater.spark.query_capture import QueryCapture
 from headwater.spark.rows import Rows
 from headwater.spark.session import hot
 from headwater.spark.types import rebatched
@@ -59,14 +59,14 @@ class UnitPartition(InputPartition):
 class _Opened:
     """What the planning process holds."""
 
-    capture: CaptureKeeper
+    capture: QueryCapture
     query: QueryOptions
     planner: QueryPlanner
     columns: Columns
 
     @classmethod
     def open(cls, options: SourceOptions, schema: st.StructType) -> _Opened:
-        capture = CaptureKeeper(options)
+        capture = QueryCapture(options)
         try:
             table = capture.ensure()
             columns = Columns.of(schema, table, options.columns)

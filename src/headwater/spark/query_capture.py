@@ -1,6 +1,6 @@
 """A capture beside a query, for users who run none: it follows the database for as long as the query runs.
 
-:class:`CaptureKeeper` lives in the process in which Spark plans the query; as a program, this module is the capture.
+:class:`QueryCapture` lives in the process in which Spark plans the query.
 """
 
 from __future__ import annotations
@@ -10,13 +10,10 @@ import time
 from pathlib import Path
 from typing import Final
 
-from headwater.capture import Capture
 from headwater.control.command import AddTables
 from headwater.control.request import ask_capture
-from headwater.errors import HeadwaterError
-from headwater.sources.open import open_source
 from headwater.sources.table import SourceTable
-from headwater.spark.child import Child, end_with_parent, received, tell_error
+from headwater.spark.capture_child import CaptureKeeper, CaptureSettings
 from headwater.spark.directories import cache_directory
 from headwater.spark.errors import NoCapture
 from headwater.spark.options import NONE, SourceOptions
@@ -24,7 +21,6 @@ from headwater.spark.tables import logged_table, no_table, source_table
 from headwater.state.engines.claim import refuse_if_owned
 from headwater.state.errors import StoreOwned
 from headwater.state.location import split_location
-from headwater.system.memory import keep_freed_memory
 
 START_SECONDS: Final = 60.0
 _LOOK_SECONDS: Final = 0.05
@@ -49,13 +45,20 @@ def is_written(location: str) -> bool:
     return True
 
 
-class CaptureKeeper:
+class QueryCapture:
     """Sees to it that the table of a query is captured."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
-        self._child: Child | None = None
+        self._keeper = CaptureKeeper(self._settings)
+        self._tables: tuple[str, ...] = ()
+        """Tables of the next process that have no log."""
         self._looked = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        """Of the capture; ``None``: another process captures."""
+        return self._keeper.pid
 
     def ensure(self) -> SourceTable:
         """The table, as its log has it; made sure that there is one.
@@ -79,10 +82,10 @@ class CaptureKeeper:
             if running:
                 ask_capture(self._options.store, AddTables((full_name,)))
             else:
-                self._start([full_name])
+                self._start(full_name)
             table = self._wait_for_log()
         elif not running:
-            self._start([])
+            self._start()
         return table
 
     def watch(self) -> None:
@@ -94,23 +97,23 @@ class CaptureKeeper:
         if self._options.capture == NONE or now - self._looked < _WATCH_SECONDS:
             return
         self._looked = now
-        if self._child is not None and not self._child.is_running():
-            self._give_up(self._child)
-        if self._child is None and not is_written(self._options.store):
-            self._start([])
+        self._check()
+        if self._keeper.pid is None and not is_written(self._options.store):
+            self._start()
 
-    def _start(self, tables: list[str]) -> None:
+    def _start(self, *tables: str) -> None:
+        self._looked, self._tables = time.monotonic(), tables
+        self._keeper.start()
+
+    def _settings(self) -> CaptureSettings:
         options = self._options
-        self._looked = time.monotonic()
-        self._child = Child(
-            __name__,
-            {
-                "source": options.source,
-                "store": options.store,
-                "tables": tables,
-                "slot": options.slot,
-                "publication": options.publication,
-            },
+        return CaptureSettings(
+            options.source,
+            options.store,
+            str(_spill(options.store)),
+            self._tables,
+            slot=options.slot,
+            publication=options.publication,
         )
 
     def _wait_for_log(self) -> SourceTable:
@@ -119,47 +122,22 @@ class CaptureKeeper:
             table = logged_table(self._options)
             if table is not None:
                 return table
-            if self._child is not None and not self._child.is_running():
-                self._give_up(self._child)
+            self._check()
             time.sleep(_LOOK_SECONDS)
         raise NoCapture(
             f"The capture of table {self._options.table} did not begin within {START_SECONDS:g} s.",
             next_step="Run: headwater doctor, with the connection string of the database.",
         )
 
-    def _give_up(self, child: Child) -> None:
-        """Ours has ended. Another one that was there first is as good."""
-        told = child.line(0) or {}
-        child.close()
-        self._child = None
-        if told.get("kind") != StoreOwned.__name__ or not is_written(self._options.store):
-            raise NoCapture(
-                told.get("error", "The capture ended without a word."),
-                next_step=told.get("next_step") or "Run: headwater capture, which shows more.",
-            )
+    def _check(self) -> None:
+        """:raises NoCapture: ours has ended, and no other was there first."""
+        failure = self._keeper.check()
+        if failure is not None and (failure.kind != StoreOwned.__name__ or not is_written(self._options.store)):
+            next_step = failure.next_step or "Run: headwater capture, which shows more."
+            raise NoCapture(failure.message, next_step=next_step)
 
     def close(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
-
-
-def main() -> None:
-    """Be the capture."""
-    told = received()
-    keep_freed_memory()
-    source = open_source(
-        told["source"],
-        spill=_spill(told["store"]),
-        slot=told["slot"],
-        publication=told["publication"],
-    )
-    running = Capture(source, told["store"], told["tables"])
-    end_with_parent(running.stop)
-    try:
-        running.run()
-    except HeadwaterError as error:
-        tell_error(error)
+        self._keeper.stop()
 
 
 def _spill(location: str) -> Path:

@@ -8,11 +8,10 @@ import os
 import pytest
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, InputError, TransientError
-from headwater.pipeline.restarts import UNSURE_ATTEMPTS, RestartPolicy
 from headwater.sinks.errors import OtherAttempt, SinkLoginRefused, SinkUnwritable, StagedLost
 from headwater.sources.dsn import DsnUnreadable
 from headwater.sources.errors import LoginRefused, SnapshotExpired, SourceUnreachable
-from headwater.spark.failure import Failure, Remedy, ToldError, told
+from headwater.spark.failure import UNSURE_ATTEMPTS, Failure, Remedy, RestartPolicy, ToldError, told
 from headwater.system.retry import RESTART
 
 
