@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from headwater.databases.secret_files import current_options
 from headwater.sinks.batch import Batch, Held
 from headwater.sinks.data_files import PartitionWriter, read_file
 from headwater.sinks.delta_log import DeltaLog, delta_library
@@ -44,7 +45,6 @@ from headwater.sinks.table_schema import ColumnMapping, DropPolicy, Evolution, R
 from headwater.sinks.types import sink_schema
 from headwater.sinks.version_rewrite import VersionRewrite
 from headwater.sinks.versions import IS_CURRENT
-from headwater.sources.secret_files import current_options
 from headwater.sources.table import SourceTable
 
 

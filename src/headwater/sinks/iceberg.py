@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import pyarrow as pa
 
+from headwater.databases.secret_files import current, current_options
 from headwater.sinks.batch import Batch, Held
 from headwater.sinks.data_files import DataFile
 from headwater.sinks.iceberg_catalog import IcebergCatalog, iceberg_library, identifier_of, reaching
@@ -31,7 +32,6 @@ from headwater.sinks.staging import RowWriter, Staging
 from headwater.sinks.storage import Storage, endpoint_of, names_store_errors
 from headwater.sinks.types import conform
 from headwater.sinks.versions import IS_CURRENT
-from headwater.sources.secret_files import current, current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import path_component
 from headwater.system.retry import Backoff

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from typing import Final
-from urllib.parse import parse_qsl, unquote, urlsplit
 
+from headwater.databases.address import Url, host_of
 from headwater.sources.diagnosis import Finding, Level
 from headwater.sources.dsn import current_dsn
 
@@ -26,13 +26,12 @@ def plain_finding(what: str, address: str) -> Finding | None:
 
     :param what: of the pipeline, for the text. :param address: a URL, or the file that has it.
     """
-    text = current_dsn(address)
-    parts = urlsplit(text)
-    kind = _ALIASES.get(parts.scheme, parts.scheme)
-    options = {name.lower(): value for name, value in parse_qsl(parts.query)}
+    url = Url.parse(current_dsn(address), strict=False)
+    kind = _ALIASES.get(url.scheme, url.scheme)
+    options = {name.lower(): value for name, value in url.options.items()}
     if kind not in _FIXES or _asks_for_tls(kind, options) or "unix_socket" in options:
         return None
-    hosts = [_host(one) for one in parts.netloc.rpartition("@")[2].split(",")]
+    hosts = [host_of(text) for text in url.hosts]
     if kind == "postgresql":
         hosts = options.get("host", "").split(",") if options.get("host") else hosts
     return finding(what, kind, hosts)
@@ -69,10 +68,3 @@ def _asks_for_tls(kind: str, options: Mapping[str, str]) -> bool:
         case "sqlserver":
             return "cafile" in options
     return False
-
-
-def _host(text: str) -> str:
-    """Of ``host:port`` or ``[address]:port``."""
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return unquote(text.partition(":")[0])

@@ -8,6 +8,7 @@ from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.sources.diagnosis import Diagnosis
 from headwater.sources.dsn import current_dsn
 from headwater.sources.encryption import plain_finding
@@ -17,7 +18,6 @@ from headwater.sources.offset import CdcOffset
 from headwater.sources.qualified_name import shown
 from headwater.sources.source import Source
 from headwater.sources.table import SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class Family(Enum):

@@ -21,11 +21,11 @@ from headwater.capture import Capture, CaptureOptions, CaptureState
 from headwater.capture.options import OnRewrite
 from headwater.control.command import NoteEvent
 from headwater.control.request import inbox_of
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import HeadwaterError
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.open import open_source
 from headwater.sources.table import SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 from headwater.spark.failure import Failure, Remedy, RestartPolicy
 from headwater.state.announcements import Announcer
 from headwater.stopping import stop_on_signals

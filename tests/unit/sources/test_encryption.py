@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from headwater.databases.secret_files import in_file
 from headwater.pipeline.config import configure
 from headwater.pipeline.doctor import plain_connections
 from headwater.sources.diagnosis import Level
 from headwater.sources.encryption import plain_finding
-from headwater.sources.secret_files import in_file
 
 pytestmark = pytest.mark.unit
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.since import epoch_since
+from headwater.databases.secret_files import SecretUnreadable, current, in_file, option_in_file, path_of
 from headwater.derive.errors import InvalidDerivation
 from headwater.pipeline.config.parts import KEPT_KIND, DeriveSection, SinkSection
 from headwater.pipeline.config.pipeline_config import PipelineConfig
@@ -17,7 +18,6 @@ from headwater.sinks.errors import SinkInputError
 from headwater.sinks.open import KINDS, SinkOptionError, option_names, secret_options
 from headwater.sources.dsn import DsnUnreadable, current_dsn
 from headwater.sources.open import home_of
-from headwater.sources.secret_files import SecretUnreadable, current, in_file, option_in_file, path_of
 
 _PLACES: Final = frozenset({"path", "warehouse"})
 """Options of sinks that are paths, relative to the file."""

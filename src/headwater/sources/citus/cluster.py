@@ -14,12 +14,12 @@ from typing import Any, Final
 
 import psycopg
 
+from headwater.databases.secret_files import is_in_file
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.sources.dsn import current_dsn
 from headwater.sources.errors import AccessDenied, InvalidDsn, SourceBusy, SourceMisconfigured
 from headwater.sources.postgres.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.postgres.names import TableName, literal
-from headwater.sources.secret_files import is_in_file
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 COORDINATOR: Final = 0
 """The group of the coordinator."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.sources.errors import (
     ForeignOffset,
     RereadNeeded,
@@ -34,7 +35,6 @@ from headwater.sources.mongodb.server import Server, cluster_time, operation_tim
 from headwater.sources.mongodb.watch import now
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class MongoSource:

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -46,7 +47,6 @@ from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
 from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 _BEHIND_SECONDS: Final = 5.0
 _DECIDED_SECONDS: Final = 5.0

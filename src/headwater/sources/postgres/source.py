@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -56,7 +57,6 @@ from headwater.sources.postgres.toast import Shards, no_shards
 from headwater.sources.postgres.types import has_special_values, source_column
 from headwater.sources.special_values import with_policy
 from headwater.sources.table import SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 WRITERS_SECONDS: Final = 2.0
 """How long a table that is added waits for the transactions that write to it."""

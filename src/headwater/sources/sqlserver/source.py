@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from headwater.databases.timeouts import TIMEOUT_SECONDS
 from headwater.errors import TransientError
 from headwater.sources.errors import (
     ForeignOffset,
@@ -39,7 +40,6 @@ from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, captured_end, log_end, recovery_fork
 from headwater.sources.sqlserver.types import SqlType, keeps_values
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
-from headwater.sources.timeouts import TIMEOUT_SECONDS
 
 
 class SqlServerSource:
