@@ -32,7 +32,6 @@ from headwater.sources.snapshots import RemarkingSnapshots
 from headwater.sources.special_values import as_policy
 from headwater.sources.table import (
     COMMIT_TIMESTAMP_COLUMN,
-    FIELD_ID,
     POSITION_COLUMN,
     UNAVAILABLE_COLUMN,
     SourceTable,
@@ -42,6 +41,7 @@ from headwater.sources.unavailable import with_parked
 from headwater.state import StateReader, open_reader
 from headwater.stream import VnodeBitmap, hash_keys
 from headwater.versioned import VersionedTable
+from headwater.versioned.fitting import fitted
 
 LOG_COLUMNS = (POSITION_COLUMN, COMMIT_TIMESTAMP_COLUMN, UNAVAILABLE_COLUMN, OP, VNODE, SEQ, EPOCH)
 """What a change has after the table's own columns."""
@@ -71,7 +71,7 @@ def read_changes(
         log = LogView.open(view, table.full_name)
         wanted = VnodeBitmap.from_ranges([range(unit.first_vnode, unit.end_vnode)], log.log.vnode_count)
         for stored in log.read_range(unit.after, unit.upto, wanted):
-            batch = conform(stored, table)
+            batch = _fitted(stored, table)
             if isinstance(unit.filter, ChangeFilter):
                 batch = apply_filter(batch, unit.filter, order, table.key_columns, unit.truncated)
             elif unit.filter is not None:
@@ -178,7 +178,7 @@ class CapturedLog:
         """The changes after the epoch *after*, with the columns of *table*."""
         with self._store.snapshot() as view:
             for batch in LogView.open(view, self._name).read_range(after, view.epoch):
-                yield conform(batch, table)
+                yield _fitted(batch, table)
 
     def wait_for(self, until: CdcOffset | None) -> None:
         """Until the log has all changes that committed before *until*.
@@ -200,30 +200,13 @@ class CapturedLog:
             self._store.wait_for_epoch(epoch, 0.5)
 
 
-def conform(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
+def _fitted(batch: pa.RecordBatch, table: SourceTable) -> pa.RecordBatch:
     """*batch* of a log, perhaps of an earlier schema, with the columns that *table* has; what it had not is null."""
-    if (
-        batch.schema.names[: len(table.columns)] == table.schema.names
-        and batch.schema.field(len(table.columns)).name == POSITION_COLUMN
-    ):
-        wanted = pa.schema([*table.schema, *list(batch.schema)[len(table.columns) :]])
-        if batch.schema.types == wanted.types:
-            return batch
-    places = {
-        field.metadata[FIELD_ID]: place
-        for place, field in enumerate(batch.schema)
-        if field.metadata and FIELD_ID in field.metadata
-    }
-    arrays, fields = [], []
-    for field in table.schema:
-        place = places.get(field.metadata[FIELD_ID])
-        array = pa.nulls(batch.num_rows, field.type) if place is None else batch.column(place).cast(field.type)
-        arrays.append(array)
-        fields.append(field)
-    for name in LOG_COLUMNS:
-        arrays.append(batch.column(name))
-        fields.append(batch.schema.field(name))
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+    own, added = table.schema, [batch.schema.field(name) for name in LOG_COLUMNS]
+    wanted = pa.schema([*own, *added])
+    if batch.schema.names == wanted.names and batch.schema.types == wanted.types:
+        return batch
+    return pa.RecordBatch.from_arrays([*fitted(batch, own), *map(batch.column, LOG_COLUMNS)], schema=wanted)
 
 
 def _store(location: str) -> StateReader:
