@@ -23,7 +23,7 @@ from headwater.sinks.sink import Committed
 from headwater.sources.snapshots import SnapshotSource
 from headwater.state import Snapshot
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair
-from headwater.stream.mutation import ALL_TARGETS, TargetMutation
+from headwater.stream.mutation import ALL_TARGETS, Mutation
 
 PARKED: Final = "parked"
 """What the status says of a table that the sink does not take, instead of a phase."""
@@ -89,7 +89,7 @@ class QueryTables(Mapping[str, QueryTable]):
         if committed(table.table, self._state.id) == Committed():
             table.restart()
 
-    def mutate(self, mutation: TargetMutation) -> Barrier:
+    def mutate(self, mutation: Mutation) -> Barrier:
         """The next barrier, with *mutation*, which the tables follow that it is for."""
         self._epochs = self._epochs.next(self._epochs.curr.next(time.time_ns() // 1_000_000))
         barrier = Barrier(self._epochs, BarrierKind.CHECKPOINT, mutation)

@@ -27,9 +27,7 @@ from headwater.stream.mutation import (
     Pause,
     Resnapshot,
     Resume,
-    Stop,
     Throttle,
-    UpdateVnodeBitmap,
 )
 from headwater.stream.op import CHANGE_TYPES, Op, change_types_of, ops_of
 from headwater.stream.vnode import (
@@ -72,9 +70,7 @@ __all__ = [
     "ReservedColumnError",
     "Resnapshot",
     "Resume",
-    "Stop",
     "Throttle",
-    "UpdateVnodeBitmap",
     "VnodeBitmap",
     "VnodeCountError",
     "VnodeIndex",

@@ -82,7 +82,7 @@ class Owners:
         with self._store.snapshot() as view:
             self.executors = {
                 owner: UpstreamTableExecutor.load(
-                    self.table, self._states, view, self.snapshot_epoch, vnodes, self.options, owner=owner
+                    self.table, self._states, view, self.snapshot_epoch, vnodes, self.options
                 )
                 for owner, vnodes in self.owned.items()
             }

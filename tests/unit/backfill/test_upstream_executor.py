@@ -23,7 +23,6 @@ from headwater.stream import (
     Mutation,
     Pause,
     Resume,
-    Stop,
     Throttle,
     VnodeBitmap,
 )
@@ -50,7 +49,7 @@ class Run:
         with self.store.snapshot() as view:
             for owner, vnodes in owners.items():
                 self.executors[owner] = UpstreamTableExecutor.load(
-                    self.upstream, self.states, view, self.snapshot_epoch, vnodes, self.options, owner=owner
+                    self.upstream, self.states, view, self.snapshot_epoch, vnodes, self.options
                 )
 
     @property
@@ -178,14 +177,6 @@ def test_a_throttle_of_another_table_is_not_meant(upstream: MemoryUpstream, stor
     run = Run(upstream, store)
     run.barrier(Throttle(0, "public.others"), BarrierKind.INITIAL)
     assert run.barrier() != []
-
-
-def test_a_stop_ends_those_it_names(upstream: MemoryUpstream, store: StateStore) -> None:
-    run = Run(upstream, store)
-    run.barrier(Stop(("b",)), BarrierKind.INITIAL)
-    run.barrier(Stop(("a",)))
-    upstream.commit({1: 100})
-    assert run.barrier() == []
 
 
 def test_s9_m10_a_retention_miss_stops_and_a_new_snapshot_goes_on(upstream: MemoryUpstream, store: StateStore) -> None:
