@@ -1,4 +1,4 @@
-"""A segment for reading elsewhere: JSON Lines or Markdown, entry by entry, through a redaction hook."""
+"""A segment for reading elsewhere: JSON Lines or Markdown, entry by entry; secrets are hidden."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from headwater.journal.entry import Entry
-from headwater.journal.store import Store
-
-Redact = Callable[[Entry], Entry | None]
-"""Gets every entry before it leaves; returns what may be shown, or None to leave it out."""
 
 SECRET_NAMES = ("password", "passwd", "secret", "token", "api_key", "apikey", "credential", "private_key")
 HIDDEN = "[hidden]"
 _USERINFO = re.compile(r"(?<=://)[^/\s]+@")
 
 
-def hide(names: Iterable[str] = SECRET_NAMES) -> Redact:
-    """A hook that hides the values of all fields, at any depth, whose name contains one of *names*,
+def hide(names: Iterable[str] = SECRET_NAMES) -> Callable[[Entry], Entry]:
+    """A function that hides the values of all fields, at any depth, whose name contains one of *names*,
     user names and passwords inside URLs, and `name=value` with such a name inside texts."""
     wanted = tuple(name.lower() for name in names)
     pairs = re.compile(rf"(\w*(?:{'|'.join(map(re.escape, wanted))})\w*\s*=\s*)('[^']*'|\"[^\"]*\"|[^\s&;,]+)", re.I)
@@ -51,24 +47,16 @@ def when(ms: int | None) -> str:
         return f"{ms} ms"
 
 
-def _visible(store: Store, session: str, segment: str, redact: Redact | None) -> Iterator[Entry]:
-    for entry in store.iter(session, segment):
-        shown = entry if redact is None else redact(entry)
-        if shown is not None:
-            yield shown
-
-
-def export_jsonl(store: Store, session: str, segment: str, *, redact: Redact | None = None) -> Iterator[str]:
+def export_jsonl(entries: Iterable[Entry]) -> Iterator[str]:
     """One JSON object per entry, without checksum (a redacted line has no valid one)."""
-    for entry in _visible(store, session, segment, redact):
+    for entry in entries:
         shown = {"seq": entry.seq, "ts": entry.ts, "kind": entry.kind, **entry.fields}
         yield json.dumps(shown, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
-def export_markdown(store: Store, session: str, segment: str, *, redact: Redact | None = None) -> Iterator[str]:
-    """A page for people: one heading per entry, its fields as a JSON block."""
-    yield f"# Segment {segment}\n\nSession {session}\n"
-    for entry in _visible(store, session, segment, redact):
+def export_markdown(entries: Iterable[Entry]) -> Iterator[str]:
+    """For people: one heading per entry, its fields as a JSON block."""
+    for entry in entries:
         yield f"\n## {entry.seq} · {entry.kind}\n\n{when(entry.ts)}\n"
         if entry.fields:
             body = json.dumps(dict(entry.fields), ensure_ascii=False, indent=2)
