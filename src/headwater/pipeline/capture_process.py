@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,6 +34,7 @@ from headwater.spark.failure import Failure, Remedy
 from headwater.state.announcements import Announcer
 from headwater.stopping import stop_on_signals
 from headwater.system.files import open_private
+from headwater.system.frames import traceback_of
 from headwater.system.memory import keep_freed_memory
 
 _LINE_SECONDS: Final = 0.5
@@ -49,6 +50,7 @@ class CaptureProcess:
         self.facts: dict[str, Any] = {"state": "starting"}
         self._commands: deque[dict[str, Any]] = deque()
         self._failure: Failure | None = None
+        self._trace = ""
         self._stopping = False
         with open_private(log, "ab") as output:
             self._process = subprocess.Popen(
@@ -90,11 +92,11 @@ class CaptureProcess:
             return None
         self._thread.join(5)
         if self._failure is not None:
-            return self._failure
+            return replace(self._failure, trace=self._trace)
         code = self._process.returncode
         how = f"by signal {-code}" if code < 0 else f"with code {code}"
         remedy = Remedy.RETRY if code < 0 else Remedy.UNSURE
-        return Failure("CaptureEnded", remedy, f"The capture ended {how}.", f"Look at {self._log}.")
+        return Failure("CaptureEnded", remedy, f"The capture ended {how}.", f"Look at {self._log}.", self._trace)
 
     def stop(self) -> None:
         """Let it seal what is whole, and end."""
@@ -119,6 +121,8 @@ class CaptureProcess:
                     self._announcer.announce(told["sealed"])
                 elif "command" in told:
                     self._commands.append(told["command"])
+                elif "trace" in told:
+                    self._trace = told["trace"]
                 elif "failure" in told:
                     self._failure = Failure.from_json(told["failure"])
                 else:
@@ -251,7 +255,10 @@ def main() -> int:
             news.end()
             teller.join(5)
             print(json.dumps(capture_facts(running)), flush=True)
-    except HeadwaterError as error:
+    except Exception as error:
+        print(json.dumps({"trace": traceback_of(error)}), flush=True)
+        if not isinstance(error, HeadwaterError):
+            raise
         print(json.dumps({"failure": Failure.of(error).to_json()}), flush=True)
         return 1
     return 0

@@ -129,7 +129,7 @@ class SupervisedQuery(ABC):
             failure = replace(failure, next_step=failure.next_step.removesuffix(SINK_NAME) + self.label)
         self.failure = failure
         pause = self._policy.pause(failure)
-        fields = {"error": failure.kind, "text": str(failure)}
+        fields = {"error": failure.kind, "text": str(failure), "trace": failure.trace}
         if pause is None:
             self.state = SinkState.FAILED
             self._tell("failed", **fields)

@@ -125,7 +125,7 @@ class CaptureKeeper:
     def _fail(self, failure: Failure) -> None:
         self._process, self.failure = None, failure
         pause = self._policy.pause(failure)
-        fields = {"part": "capture", "error": failure.kind, "text": str(failure)}
+        fields = {"part": "capture", "error": failure.kind, "text": str(failure), "trace": failure.trace}
         if pause is None:
             self.has_failed = True
             self._note("notice", fields | {"event": "capture_failed"})
@@ -384,7 +384,8 @@ class Supervisor:
 
     def _end_journal(self) -> None:
         self._note_progress(now=True)
-        self._journal.end(None if self.failure is None else str(self.failure))
+        failure = self.failure
+        self._journal.end(None if failure is None else str(failure), "" if failure is None else failure.trace)
 
     def _end(self) -> None:
         self.state = "failed" if self.failure is not None else "stopped"

@@ -11,11 +11,12 @@ import functools
 import json
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final, ParamSpec, Self, TypeVar
 
 from headwater.errors import CapacityError, FencedError, HeadwaterError, LoginError, TransientError
+from headwater.system.frames import frames_in, traceback_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,19 +66,27 @@ class Remedy(Enum):
 class Failure:
     """What happened elsewhere.
 
-    :ivar kind: the name of the error's class.
+    :ivar kind: the name of the error's class. :ivar trace: where it was raised, for the trace of a run.
     """
 
     kind: str
     remedy: Remedy
     message: str
     next_step: str | None = None
+    trace: str = field(default="", compare=False)
 
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """What *error*, of ours or of Spark, says, and what is to be done about it."""
-        if not isinstance(error, HeadwaterError):
-            return cls.of_text(type(error).__name__, str(error), "\n".join(_traces(error)))
+        trace = traceback_of(error)
+        if isinstance(error, HeadwaterError):
+            return replace(cls._of_ours(error), trace=trace)
+        text, remote = str(error), "\n".join(_traces(error))
+        parts = (frames_in(f"{text}\n{remote}"), trace)
+        return replace(cls.of_text(type(error).__name__, text, remote), trace="\n\n".join(filter(None, parts)))
+
+    @classmethod
+    def _of_ours(cls, error: HeadwaterError) -> Self:
         if _has_no_room(error):
             return cls(type(error).__name__, Remedy.RETRY, error.message, _MAKE_ROOM)
         if isinstance(error, TransientError | CapacityError):
@@ -115,7 +124,9 @@ class Failure:
         return cls(kind, Remedy.UNSURE, message)
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"remedy": self.remedy.value}
+        """All but the trace."""
+        remedy = self.remedy.value
+        return {"kind": self.kind, "remedy": remedy, "message": self.message, "next_step": self.next_step}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:

@@ -120,3 +120,14 @@ def test_other_errors_pass_as_they_are() -> None:
 
     with pytest.raises(KeyError):
         work()
+
+
+def test_a_failure_keeps_where_it_was_raised_and_does_not_send_it_on() -> None:
+    try:
+        raise InputError("It is wrong.")
+    except InputError as error:
+        failure = Failure.of(error)
+    assert "test_restarts.py" in failure.trace
+    assert failure.trace.endswith("InputError: It is wrong.")
+    assert "trace" not in failure.to_json()
+    assert Failure.from_json(failure.to_json()) == failure
