@@ -37,7 +37,13 @@ def random_chunk(
     names = [f"name {rng.randrange(1000)}" for _ in ids]
     batch = pa.RecordBatch.from_arrays([pa.array(ids, pa.int64()), pa.array(names)], schema=SCHEMA)
     chunk = Chunk.build(batch, pa.array([int(op) for op in ops], pa.int8()), KEY, vnode_count)
-    return chunk if vnodes is None else chunk.filter_vnodes(vnodes)
+    return chunk if vnodes is None else filtered(chunk, vnodes)
+
+
+def filtered(chunk: Chunk, vnodes: VnodeBitmap) -> Chunk:
+    """The rows of *chunk* whose vnode is in *vnodes*."""
+    owned = pa.array(vnodes.mask_of(chunk.vnodes))
+    return Chunk(chunk.rows.filter(owned), chunk.ops.filter(owned), chunk.vnodes.filter(owned))
 
 
 def numbered_chunk(first: int, rows: int, vnode_count: int = 256) -> Chunk:

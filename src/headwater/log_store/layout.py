@@ -79,28 +79,6 @@ def space_end(number: int, space: int) -> bytes:
     return prefix(number) + bytes((space + 1,))
 
 
-def parse_row_key(key: bytes) -> tuple[int, Epoch, int]:
-    """Vnode, epoch and seq. :raises LogCorrupt: not the key of a row."""
-    try:
-        _, space, vnode, epoch, seq = _ROW.unpack(key)
-        if space != ROWS:
-            raise ValueError("space")
-        return vnode, Epoch(epoch), seq
-    except (struct.error, ValueError) as error:
-        raise LogCorrupt("A key in the rows of a log is not the key of a row.") from error
-
-
-def parse_chunk_key(key: bytes) -> tuple[Epoch, int, int]:
-    """Epoch, writer and first seq. :raises LogCorrupt: not the key of a chunk."""
-    try:
-        _, space, epoch, writer, seq = _CHUNK.unpack(key)
-        if space != CHUNKS:
-            raise ValueError("space")
-        return Epoch(epoch), writer, seq
-    except (struct.error, ValueError) as error:
-        raise LogCorrupt("A key in the chunks of a log is not the key of a chunk.") from error
-
-
 def parse_barrier_key(key: bytes) -> tuple[Epoch, int]:
     """Epoch and writer. :raises LogCorrupt: not the key of a barrier."""
     try:

@@ -90,20 +90,15 @@ class LogStoreRowSerde:
         whole = keys.tobytes()
         return [whole[_ROW_KEY * place : _ROW_KEY * (place + 1)] for place in range(count)]
 
-    def decode_chunk(self, value: Any, wanted: VnodeBitmap | None = None) -> list[pa.RecordBatch]:
-        """The stored batches of a value of version 2, of the *wanted* vnodes only.
-
-        :raises UnknownVersion: another format, or a schema that the log does not know. :raises LogCorrupt: damaged.
-        """
-        return [batch for _, batch in self.decode_chunks([(0, value, chunk_codec.decode_header(value))], wanted)]
-
     def decode_chunks(
         self, values: Sequence[tuple[int, Any, ChunkHeader]], wanted: VnodeBitmap | None
     ) -> list[tuple[int, pa.RecordBatch]]:
-        """As :meth:`decode_chunk` for several values, each with its epoch and header; batches come with their epoch.
+        """The stored batches of values of version 2, each value with its epoch and header, of the *wanted* vnodes only.
 
         One step for all of them, then the next: a copy empties the caches, and code that runs between two of them
         takes three times as long.
+
+        :raises UnknownVersion: a schema that the log does not know. :raises LogCorrupt: damaged.
         """
         blocks = []
         for epoch, value, header in values:

@@ -34,7 +34,6 @@ from headwater.sinks.versions import IS_CURRENT
 from headwater.sources.secret_files import current, current_options
 from headwater.sources.table import SourceTable
 from headwater.sources.target_names import path_component
-from headwater.system.retry import Backoff
 
 if TYPE_CHECKING:
     from headwater.sinks.iceberg_files import ById
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
     from headwater.sinks.iceberg_table import IcebergTable
 
 CATALOG: Final = "headwater"
-COMMIT_BACKOFF: Final = Backoff(base=0.01, factor=2, maximum=0.5)
-"""The slower committer waits before it tries again, or it would stay the slower one."""
 
 
 @dataclass(frozen=True)

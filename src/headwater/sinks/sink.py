@@ -32,13 +32,6 @@ class Mode(Enum):
     HISTORY = "history"
 
 
-class RowPolicy(Enum):
-    """What happens to a row that a sink does not take: the sink ``STOP``s, or the row is ``PARK``ed with the reason."""
-
-    STOP = "stop"
-    PARK = "park"
-
-
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What a kind of sink can do.

@@ -98,12 +98,6 @@ class StateTable:
         for key, data in view.scan_prefix(self._key(vnode, prefix), reverse=reverse):
             yield decode_key(self._schema.key, key[_PLACE.size :]), self._values(data)
 
-    def scan_all(self, view: Snapshot) -> Iterator[tuple[int, tuple[Any, ...], tuple[Any, ...]]]:
-        """Vnode, key and values of every row, by vnode and then by key."""
-        for key, data in view.scan_prefix(self._number.to_bytes(4, "big")):
-            _, vnode = _PLACE.unpack_from(key)
-            yield vnode, decode_key(self._schema.key, key[_PLACE.size :]), self._values(data)
-
     def rewrite(self, view: Snapshot, batch: WriteBatch, limit: int | None = None) -> int:
         """Add to *batch* the rows that are stored in an older version, brought up to date; returns how many."""
         found = 0

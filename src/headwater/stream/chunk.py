@@ -9,7 +9,7 @@ Nothing here runs Python per row, and slices share the memory of their chunk.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,23 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.stream.bitmap import VnodeBitmap
-from headwater.stream.errors import ChunkError, ReservedColumnError
-from headwater.stream.gather import take_columns
+from headwater.stream.errors import ChunkError
 from headwater.stream.op import Op
 from headwater.stream.update_pair import check_ops, check_vnodes_of_pairs, without_key_changes
 from headwater.stream.vnode import (
     DEFAULT_VNODE_COUNT,
     MAX_VNODE_COUNT,
     key_columns_of,
-    uint16_array,
     vnodes_of,
 )
-from headwater.stream.vnode_index import VnodeIndex
 
 OP_COLUMN: Final = "_op"
-VNODE_COLUMN: Final = "_vnode"
-RESERVED_COLUMNS: Final = (OP_COLUMN, VNODE_COLUMN)
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -144,11 +138,6 @@ class Chunk:
         """The schema of the rows."""
         return self.rows.schema
 
-    @property
-    def is_inserts_only(self) -> bool:
-        """Whether every row is an insert."""
-        return bool((self.ops.to_numpy() == Op.INSERT).all())
-
     def slice(self, offset: int, length: int | None = None) -> Chunk:
         """The rows from *offset* on, at most *length* of them, over the same memory.
 
@@ -197,83 +186,6 @@ class Chunk:
             start = stop
         return pieces or [self]
 
-    @classmethod
-    def concat(cls, chunks: Iterable[Chunk]) -> Chunk:
-        """One chunk of all rows in order. The chunks must be of one epoch.
-
-        :raises ChunkError: no chunk, or chunks with different schemas.
-        """
-        parts = list(chunks)
-        if not parts:
-            raise ChunkError("Received no chunk.", next_step="Use Chunk.empty(schema) for no rows.")
-        schema = parts[0].schema
-        for place, part in enumerate(parts):
-            if not part.schema.equals(schema):
-                raise ChunkError(
-                    f"Received chunks of different schemas: number {place} is unlike the first.",
-                    next_step="A schema changes at a barrier only: concatenate up to it.",
-                )
-        if len(parts) == 1:
-            return parts[0]
-        columns = [pa.concat_arrays([part.rows.column(place) for part in parts]) for place in range(len(schema.names))]
-        return _trusted(
-            pa.RecordBatch.from_arrays(columns, schema=schema),
-            pa.concat_arrays([part.ops for part in parts]),
-            pa.concat_arrays([part.vnodes for part in parts]),
-        )
-
-    def filter_vnodes(self, bitmap: VnodeBitmap) -> Chunk:
-        """The rows whose vnode is in *bitmap*, in order.
-
-        :raises VnodeRangeError: a row's vnode is not below the bitmap's count.
-        """
-        owned = bitmap.mask_of(self.vnodes)
-        return self if owned.all() else self._take(np.flatnonzero(owned))
-
-    def sort_by_vnode(self) -> tuple[Chunk, VnodeIndex]:
-        """The rows ordered by vnode, each vnode's in their old order, and where each vnode is."""
-        vnodes = self.vnodes.to_numpy()
-        if (vnodes[1:] >= vnodes[:-1]).all():
-            return self, VnodeIndex.of(vnodes)
-        # Stable, and the halves of a pair are neighbours in one vnode: nothing comes between them.
-        ordered = self._take(np.argsort(vnodes, kind="stable"))
-        return ordered, VnodeIndex.of(ordered.vnodes.to_numpy())
-
-    def to_batch(self) -> pa.RecordBatch:
-        """The rows with the columns ``_op`` (int8) and ``_vnode`` (uint16) at the end.
-
-        :raises ReservedColumnError: the table has a column of that name.
-        """
-        for name in RESERVED_COLUMNS:
-            if name in self.schema.names:
-                raise ReservedColumnError(name, RESERVED_COLUMNS)
-        schema = self.schema
-        for name, kind in ((OP_COLUMN, pa.int8()), (VNODE_COLUMN, pa.uint16())):
-            schema = schema.append(pa.field(name, kind, nullable=False))
-        return pa.RecordBatch.from_arrays([*self.rows.columns, self.ops, self.vnodes], schema=schema)
-
-    @classmethod
-    def from_batch(cls, batch: pa.RecordBatch) -> Chunk:
-        """The inverse of :meth:`to_batch`; the reserved columns may be at any place.
-
-        :raises ChunkError: a reserved column is missing or there twice, or as the constructor.
-        """
-        places = {}
-        for name in RESERVED_COLUMNS:
-            found = batch.schema.get_all_field_indices(name)
-            if len(found) != 1:
-                raise ChunkError(
-                    f"Received a batch with {len(found)} columns named {name!r}; a chunk has one.",
-                    next_step="Write chunks with Chunk.to_batch().",
-                )
-            places[name] = found[0]
-        others = [place for place in range(batch.num_columns) if place not in places.values()]
-        rows = pa.RecordBatch.from_arrays(
-            [batch.column(place) for place in others],
-            schema=pa.schema([batch.schema.field(place) for place in others], metadata=batch.schema.metadata),
-        )
-        return cls(rows, batch.column(places[OP_COLUMN]), batch.column(places[VNODE_COLUMN]))
-
     def __eq__(self, other: object) -> bool:
         """Same schema, rows, ops and vnodes in the same order. As in Arrow, NaN differs from NaN."""
         if not isinstance(other, Chunk):
@@ -295,14 +207,6 @@ class Chunk:
             self.rows.slice(start, stop - start),
             self.ops.slice(start, stop - start),
             self.vnodes.slice(start, stop - start),
-        )
-
-    def _take(self, places: NDArray[np.int64]) -> Chunk:
-        """The rows at *places*, which part no pair."""
-        return _trusted(
-            pa.RecordBatch.from_arrays(take_columns(self.rows, places), schema=self.schema),
-            self.ops.take(pa.array(places)),
-            uint16_array(self.vnodes.to_numpy()[places]),
         )
 
 

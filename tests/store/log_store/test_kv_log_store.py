@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk, random_chunk, rows_of
+from tests.logs import KEY, SCHEMA, LogConsumer, epoch, filtered, numbered_chunk, random_chunk, rows_of
 from tests.store.log_store.tools import Table, flat
 
 from headwater import failpoints
@@ -132,10 +132,10 @@ def test_m2_vnodes_are_delivered_side_by_side(opened: Open) -> None:
     with LogConsumer.open(table.location, "orders", "sink") as consumer:
         after, upto = consumer.wait(1)
         even = sorted(row[3:] for row in flat(consumer.read(after, upto, EVEN)))
-        assert even == rows_of([chunk.filter_vnodes(EVEN) for chunk in chunks])
+        assert even == rows_of([filtered(chunk, EVEN) for chunk in chunks])
         consumer.commit(upto, EVEN)
         rest = sorted(row[3:] for row in flat(consumer.read(*consumer.wait(1))))
-        assert rest == rows_of([chunk.filter_vnodes(~EVEN) for chunk in chunks])
+        assert rest == rows_of([filtered(chunk, ~EVEN) for chunk in chunks])
 
 
 def test_m14_43_empty_chunks_and_empty_epochs_pass(opened: Open) -> None:

@@ -76,10 +76,9 @@ class MongoChangeStream:
         after: Mapping[CollectionName, int] | None = None,
         images: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._dsn, self._client, self._server, self._images = dsn, client, server, images
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock = clock
         self._followed = FollowedTables(
             tables,
             policy,
@@ -289,7 +288,7 @@ class MongoChangeStream:
         passed = None if self._passed == self._cursor.opened.token else token_time(self._passed)
         if passed is not None and self._server.is_sharded:
             passed -= 1  # of another shard something may follow at this very time
-        moment = int(self._wall_clock() * 1e6)
+        moment = int(time.time() * 1e6)
         if passed is not None and passed > self._told.time:
             self._told, self._told_idle = MongoOffset(passed, self._passed, events=self._told.events), False
         if not self._told_idle or moment - (self._told.moment or 0) >= _MOMENT_US:

@@ -23,11 +23,6 @@ class EventBatches:
         self._decoder = EventDecoder()
         self._parts: list[pa.RecordBatch] = []
 
-    @property
-    def is_half_way(self) -> bool:
-        """Whether an event has begun whose last part has not come."""
-        return bool(self._parts)
-
     def decode(self, array: memoryview) -> pa.RecordBatch:
         """The whole events of an answer. :raises SourceProtocolError: these are no events."""
         made = self._decoder.decode(RawArray(array))

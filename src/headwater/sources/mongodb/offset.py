@@ -100,12 +100,6 @@ class MongoOffset(CdcOffset):
     def rank(self) -> tuple[int, ...]:
         return self.time, _END + 1 if self.seq is None else self.seq
 
-    def to_position(self) -> bytes:
-        """The row's ``_position``. :raises InvalidOffset: the place is not one of a row."""
-        if self.seq is None:
-            raise InvalidOffset("A place between transactions is not the position of a row.")
-        return _POSITION.pack(self.time, self.seq, 0)
-
     def position_after(self, last: bytes | None) -> bytes:
         if last is None:
             return _POSITION.pack(self.time, _END, 0)

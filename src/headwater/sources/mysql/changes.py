@@ -66,7 +66,6 @@ class MySqlChangeStream:
         start: MySqlOffset,
         policy: SchemaPolicy = SchemaPolicy.EVOLVE,
         behind_bytes: Callable[[MySqlOffset], int | None] = lambda _: None,
-        wall_clock: Callable[[], float] = time.time,
         rolled_back: set[int] | None = None,
         shapes: dict[str, TableShape] | None = None,
     ) -> None:
@@ -75,7 +74,6 @@ class MySqlChangeStream:
         folds_names = stream.server.settings.get("lower_case_table_names", "0") != "0"
         self._tables = FollowedTables(definitions, tables, policy, folds_names=folds_names, shapes=shapes)
         self._behind_bytes = behind_bytes
-        self._wall_clock = wall_clock
         self._decoder = EventDecoder()
         self._log = LogPlace(start, stream.server.server)
         self._start = start
@@ -331,7 +329,7 @@ class MySqlChangeStream:
             events.append(Boundary(position, self._commit_time_us, self._transactions))
             self._told, self._transactions, self._told_idle = position, 0, False
         elif self._is_idle and not self._has_more():
-            moment = int(self._wall_clock() * 1e6)
+            moment = int(time.time() * 1e6)
             if not self._told_idle or moment - (self._told.moment or 0) >= 1_000_000 or position != self._told:
                 self._told, self._told_idle = replace(position, moment=moment), True
                 events.append(Boundary(self._told, None, 0))

@@ -13,8 +13,6 @@ from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.server_checks import check_server
 from headwater.sources.mysql.types import MySqlType
 
-_DATES = frozenset(("date", "datetime", "timestamp"))
-
 
 def examine(dsn: Dsn, tables: Sequence[str] = ()) -> Diagnosis:
     """Look at the server and at *tables*; at every table where none is named. Nothing is changed.

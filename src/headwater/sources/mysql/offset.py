@@ -116,12 +116,6 @@ class MySqlOffset(CdcOffset):
         same_server = not self.server or not other.server or self.server == other.server
         return same_server and base_of(self.filename) == base_of(other.filename)
 
-    def to_position(self) -> bytes:
-        """The row's ``_position``. :raises InvalidOffset: the place is not one of a row."""
-        if self.seq is None:
-            raise InvalidOffset("A place between transactions is not the position of a row.")
-        return _POSITION.pack(self.place, self.seq, 0)
-
     def position_after(self, last: bytes | None) -> bytes:
         if last is None:
             return _POSITION.pack(self.place - 1, 0, 0)

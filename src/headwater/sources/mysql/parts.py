@@ -20,7 +20,7 @@ from headwater.sources.mysql.connection import Connection, Dsn, ask, server_erro
 from headwater.sources.mysql.key_columns import cut_after, key_list, read_key
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.places import place_after
-from headwater.sources.mysql.result import BLOCK_BYTES, Result
+from headwater.sources.mysql.result import Result
 from headwater.sources.mysql.row_format import RowFormat
 from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.sessions import borrow, give_back
@@ -46,10 +46,8 @@ class MySqlParts:
         table: SourceTable,
         parts: Sequence[KeyRange],
         columns: Sequence[SourceColumn],
-        block_bytes: int = BLOCK_BYTES,
     ) -> None:
         self._dsn, self._table, self._parts, self._columns = dsn, table, tuple(parts), tuple(columns)
-        self._block_bytes = block_bytes
         self.progress = PartsProgress(parts)
         self._is_read = False
         self._session: Connection | None = borrow(dsn)
@@ -104,7 +102,7 @@ class MySqlParts:
             f"{where(part, self._key)} ORDER BY {key_list(self._key)}"
         )
         result = Result(self.session, statement, self._table, wanted)
-        for batch in result.batches(self._block_bytes):
+        for batch in result.batches():
             last = batch.slice(batch.num_rows - 1)
             yield batch.select(range(len(self._columns)))
             self.progress.reach(cut_after(self._key, [last.column(key.name)[0].as_py() for key in self._key]))

@@ -46,9 +46,9 @@ class Result:
         self._held: bytes = self._session._rfile.read1(_HELD_BYTES)
         self._socket: Any = self._session._rfile.raw
 
-    def batches(self, block_bytes: int = BLOCK_BYTES) -> Iterator[pa.RecordBatch]:
-        """The rows, about *block_bytes* of the protocol at a time; then the statement is given back."""
-        block = bytearray(max(block_bytes, len(self._held)))
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The rows, about :data:`BLOCK_BYTES` of the protocol at a time; then the statement is given back."""
+        block = bytearray(max(BLOCK_BYTES, len(self._held)))
         walk = self.format.decoder.walk
         block[: len(self._held)] = self._held
         filled, walked = len(self._held), 0

@@ -55,8 +55,6 @@ class CopyStream(ABC):
         self._acknowledged = self._sent = start_lsn
         self._received = self._server_wal_end = start_lsn
         self._bytes = 0
-        self._messages = 0
-        self._last_message_time: float | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -74,31 +72,13 @@ class CopyStream(ABC):
         return self._server_wal_end
 
     @property
-    def acknowledged_lsn(self) -> int:
-        return self._acknowledged
-
-    @property
     def received_lsn(self) -> int:
         """The position of the newest of all that came."""
         return max(self._received, self._server_wal_end)
 
     @property
-    def unacknowledged_bytes(self) -> int:
-        """Log between what was received and what was acknowledged, which the server keeps for us."""
-        return max(0, self.received_lsn - self._acknowledged)
-
-    @property
     def bytes_received(self) -> int:
         return self._bytes
-
-    @property
-    def messages_received(self) -> int:
-        return self._messages
-
-    @property
-    def last_message_time(self) -> float | None:
-        """When the server was heard of last, in seconds since 1970."""
-        return self._last_message_time
 
     def read(self, max_messages: int, max_bytes: int, timeout: float) -> list[bytes]:
         """The next messages: all that is there up to the limits; waits for the first one up to *timeout* seconds.
@@ -126,7 +106,6 @@ class CopyStream(ABC):
             del batch[self._valid :]
             self._error = self._warning
         if batch:
-            self._messages += len(batch)
             self._received = max(self._received, int.from_bytes(batch[-1][1:9], "big"))
         elif self._error is not None:
             self._fail(self._error)

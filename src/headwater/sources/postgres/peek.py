@@ -194,7 +194,6 @@ class PeekStream(CopyStream):
         self._session.execute("BEGIN")
         row = self._session.execute(_LOOK.encode()).fetchone()
         assert row is not None
-        self._last_message_time = time.time()
         wal_end = int(row[0])
         if wal_end <= self._server_wal_end:
             self._session.execute("ROLLBACK")

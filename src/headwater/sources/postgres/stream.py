@@ -204,7 +204,6 @@ class ReplicationStream(CopyStream):
     def _heard(self, now: float) -> None:
         self._heard_at = now
         self._asked_at = None
-        self._last_message_time = time.time()
 
     def _next_duty(self, now: float, *, heard: bool) -> float:
         """Do what is due while nothing comes; when the next thing is.

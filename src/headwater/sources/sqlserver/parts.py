@@ -59,10 +59,8 @@ class SqlServerParts:
         table: SourceTable,
         parts: Sequence[KeyRange],
         columns: Sequence[SourceColumn],
-        block_rows: int = BLOCK_ROWS,
     ) -> None:
         self._dsn, self._table, self._parts, self._columns = dsn, table, tuple(parts), tuple(columns)
-        self._block_rows = block_rows
         self.progress = PartsProgress(parts)
         self._is_read = False
         self._types: dict[str, str] = {}
@@ -157,7 +155,7 @@ class SqlServerParts:
         schema = pa.schema([*(column.field for column in self._columns), *(column.field for column in texts)])
         key = [self._table.column(column.name) for column in self._key]
         with broken_texts_named(self._table, [*asked, *key]):
-            for block in self._session.columns(statement, self._block_rows, forgiven_texts(self._table, asked)):
+            for block in self._session.columns(statement, BLOCK_ROWS, forgiven_texts(self._table, asked)):
                 made = (
                     column_of(self._table, column, values, self._dsn.ticks)
                     for column, values in zip([*asked, *texts], block, strict=True)

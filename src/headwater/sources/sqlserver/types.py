@@ -50,7 +50,6 @@ _NUMBERS: Final = {
 }
 _MONEY: Final = {"money": (19, 4), "smallmoney": (10, 4)}
 TEXTS: Final = frozenset(("char", "varchar", "nchar", "nvarchar", "sysname"))
-_LONG_TEXTS: Final = frozenset(("text", "ntext", "xml", "json", "vector"))
 BINARIES: Final = frozenset(("binary", "varbinary", "image", "timestamp", "rowversion"))
 _SPOKEN: Final = frozenset(("hierarchyid", "geography", "geometry"))
 TIMES: Final = frozenset(("date", "time", "datetime", "smalldatetime", "datetime2", "datetimeoffset"))

@@ -23,7 +23,6 @@ from headwater.state.errors import (
     EpochNotIncreasing,
     PinExists,
     PinNotFound,
-    StoreClosed,
     StoreNotFound,
     StoreOwned,
     WriterFenced,
@@ -310,10 +309,3 @@ def memory_names() -> list[str]:
     """The stores of this process."""
     with _stores_lock:
         return sorted(_stores)
-
-
-def drop_memory_store(name: str) -> None:
-    """Forget the store *name*. :raises StoreClosed: it does not exist."""
-    with _stores_lock:
-        if _stores.pop(name, None) is None:
-            raise StoreClosed(f"There is no state store at memory://{name} in this process.")
