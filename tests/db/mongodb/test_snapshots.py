@@ -25,7 +25,7 @@ from headwater.sources.errors import SnapshotExpired, SourceNotFound, Unsupporte
 from headwater.sources.mongodb import part as parts
 from headwater.sources.mongodb import splitting
 from headwater.sources.mongodb.documents.errors import UnreadableKey
-from headwater.sources.mongodb.mark import MongoMark
+from headwater.sources.mongodb.offset import MongoMark
 from headwater.sources.mongodb.source import MongoSource
 from headwater.sources.snapshots import SnapshotSource, UnsharedSnapshots, open_snapshots
 from headwater.sources.splits import Cut, KeyRange, SplitKind

@@ -14,7 +14,7 @@ import time
 from typing import Final
 
 from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node
-from headwater.sources.citus.mark import CitusMark
+from headwater.sources.citus.offset import CitusMark
 from headwater.sources.citus.shards import Names, PlacedTable, ShardPlace, placed_tables, sizes
 from headwater.sources.errors import SourceBusy
 from headwater.sources.postgres.export import PostgresSnapshot

@@ -18,9 +18,10 @@ from headwater.sources.citus.columns import MergedTable
 from headwater.sources.citus.members import Member, Members, distributed, here, present_tables
 from headwater.sources.citus.merge import Piece
 from headwater.sources.citus.numbers import CommitNumbers, node_commits
-from headwater.sources.citus.offset import POSITION_TYPE, CitusOffset, merged_rows, positions_of
+from headwater.sources.citus.offset import POSITION_DTYPE, POSITION_TYPE, CitusOffset, positions_of
 from headwater.sources.errors import RereadNeeded
 from headwater.sources.events import Boundary, Changes, Event, Registered, SchemaChanged, Stopped, Truncated
+from headwater.sources.offset import position_rows
 from headwater.sources.postgres.offset import PostgresOffset
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceTable
 
@@ -185,5 +186,5 @@ def _changes(group: int, merged: MergedTable, event: Changes, numbers: NDArray[n
 def _by_position(told: Sequence[Changes]) -> Changes:
     """Rows of one table from several nodes, as the merged log has them."""
     (rows,) = pa.Table.from_batches([one.rows for one in told]).combine_chunks().to_batches()
-    order = pa.array(np.argsort(merged_rows(rows.column(POSITION_COLUMN))["number"], kind="stable"))
+    order = pa.array(np.argsort(position_rows(rows.column(POSITION_COLUMN), POSITION_DTYPE)["number"], kind="stable"))
     return Changes(told[0].table, rows.take(order), pa.concat_arrays([one.ops for one in told]).take(order))

@@ -13,9 +13,8 @@ from typing import Final, Self
 from headwater.errors import HeadwaterError
 from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.connection import Dsn, server_errors, shared
-from headwater.sources.mongodb.mark import MongoMark
 from headwater.sources.mongodb.names import CollectionName
-from headwater.sources.mongodb.offset import MongoOffset
+from headwater.sources.mongodb.offset import MongoMark, MongoOffset
 from headwater.sources.mongodb.part import read_concern
 from headwater.sources.mongodb.server import Server, operation_time
 from headwater.sources.mongodb.splitting import page_end, plan_splits
@@ -23,7 +22,7 @@ from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
 from headwater.sources.table import SourceTable
 
 LATE_SECONDS: Final = 0.2
-"""In which shards write a transaction over several of them that readers see already; see :mod:`.mark`."""
+"""In which shards write a transaction over several of them that readers see already; see :mod:`.offset`."""
 
 
 class MongoSnapshot:

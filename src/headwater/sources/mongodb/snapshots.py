@@ -1,4 +1,4 @@
-"""MongoSnapshots: reads collections at a cluster time; see :mod:`.mark` and :mod:`.part`."""
+"""MongoSnapshots: reads collections at a cluster time; see :mod:`.offset` and :mod:`.part`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headwater.sources.mongodb.connection import Dsn, shared
 from headwater.sources.mongodb.export import MongoSnapshot
 from headwater.sources.mongodb.key_order import MongoKeyOrder
 from headwater.sources.mongodb.key_values import order_key, read_value
-from headwater.sources.mongodb.mark import MongoMark
+from headwater.sources.mongodb.offset import MongoMark
 from headwater.sources.mongodb.part import PartReader
 from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable

@@ -1,4 +1,4 @@
-"""MySqlSnapshot: a place in the log that tasks read at (:mod:`.mark`), and what is planned there."""
+"""MySqlSnapshot: a place in the log that tasks read at (:mod:`.offset`), and what is planned there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
-from headwater.sources.mysql.mark import MySqlMark
 from headwater.sources.mysql.names import TableName
+from headwater.sources.mysql.offset import MySqlMark
 from headwater.sources.mysql.places import seen_place
 from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.sessions import borrow, give_back

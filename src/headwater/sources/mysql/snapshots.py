@@ -1,4 +1,4 @@
-"""MySqlSnapshots: reads tables of MySQL and MariaDB at a place in their log; see :mod:`.mark`."""
+"""MySqlSnapshots: reads tables of MySQL and MariaDB at a place in their log; see :mod:`.offset`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SqlServerSnapshot: a number of the log that tasks read at (:mod:`.mark`), and what is planned there."""
+"""SqlServerSnapshot: a number of the log that tasks read at (:mod:`.offset`), and what is planned there."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.instances import read_instances
 from headwater.sources.sqlserver.log_watch import settled_end
-from headwater.sources.sqlserver.mark import SqlServerMark
 from headwater.sources.sqlserver.names import TableName
+from headwater.sources.sqlserver.offset import SqlServerMark
 from headwater.sources.sqlserver.server import Server
 from headwater.sources.sqlserver.sessions import borrow, give_back
 from headwater.sources.sqlserver.splitting import page_end, plan_splits

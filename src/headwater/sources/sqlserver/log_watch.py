@@ -15,7 +15,7 @@ errors of the job                     not at all
 
 Where they are not believed the position goes on with the commits that are shown, and with the entries without changes
 that the server makes every few minutes. What holds the job back and is not known here is noticed when the commits come
-after all (:mod:`.changes`, :mod:`.mark`), and is an error then.
+after all (:mod:`.changes`, :mod:`.offset`), and is an error then.
 """
 
 from __future__ import annotations

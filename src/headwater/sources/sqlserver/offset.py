@@ -34,8 +34,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from headwater.sources.errors import InvalidOffset
-from headwater.sources.offset import CdcOffset
+from headwater.sources.errors import CommitsCameLate, InvalidOffset
+from headwater.sources.offset import CdcOffset, position_rows
+from headwater.sources.snapshots import PositionMark
 from headwater.sources.sqlserver.lsn import Lsn
 
 POSITION_TYPE: Final = pa.binary(16)
@@ -120,6 +121,31 @@ class SqlServerOffset(CdcOffset):
         if type(told) is not str or (shown := Lsn.parse(told)) > made:
             raise InvalidOffset("The told_lsn of a SQL Server position lies behind it.", next_step=_NEXT_STEP)
         return cls(made, told_lsn=shown)
+
+
+@dataclass(frozen=True, slots=True)
+class SqlServerMark(PositionMark[SqlServerOffset]):
+    """What a snapshot at one place, between transactions, contains: every commit up to its number.
+
+    That nothing else lies before the number is what the server said; a commit that it had not shown by then and that
+    lies before it proves it wrong. A mark therefore knows the last one that was shown, and is an error where a later
+    change has another one below the number: the rows that were read may not have it.
+    """
+
+    kind: ClassVar[str] = "SqlServer"
+    offset_type: ClassVar[type[CdcOffset]] = SqlServerOffset
+
+    def contains(self, positions: pa.FixedSizeBinaryArray) -> NDArray[np.bool_]:
+        """:raises CommitsCameLate: one of a commit that the server had not shown when it said that there was none."""
+        places = position_rows(positions, POSITION_DTYPE)["place"].astype(np.uint64)
+        contained: NDArray[np.bool_] = places <= np.uint64(self.at.commit_lsn.place)
+        if (contained & (places > np.uint64(self.at.told.place))).any():
+            raise CommitsCameLate(
+                f"The server showed a commit before {self.at.commit_lsn.hex} after a history was read there: its"
+                " capture job had been held back from the log.",
+                next_step="Run: headwater resnapshot",
+            )
+        return contained
 
 
 def positions_of(places: NDArray[np.uint64], seq: NDArray[np.uint32]) -> pa.FixedSizeBinaryArray:

@@ -1,4 +1,4 @@
-"""SqlServerSnapshots: reads tables of SQL Server at a number of their log; see :mod:`.mark`."""
+"""SqlServerSnapshots: reads tables of SQL Server at a number of their log; see :mod:`.offset`."""
 
 from __future__ import annotations
 

@@ -19,9 +19,8 @@ from headwater.sources.mongodb.event_batches import EventBatches
 from headwater.sources.mongodb.event_rows import numbers
 from headwater.sources.mongodb.followed import FollowedTables
 from headwater.sources.mongodb.lookup import Lookup
-from headwater.sources.mongodb.mark import MongoMark
 from headwater.sources.mongodb.names import CollectionName
-from headwater.sources.mongodb.offset import POSITION_DTYPE, MongoOffset
+from headwater.sources.mongodb.offset import POSITION_DTYPE, MongoMark, MongoOffset
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
 

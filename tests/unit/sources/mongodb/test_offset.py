@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from headwater.sources.errors import ForeignOffset, InvalidOffset
-from headwater.sources.mongodb.mark import MongoMark
 from headwater.sources.mongodb.offset import (
     POSITION_DTYPE,
     UNKNOWN,
+    MongoMark,
     MongoOffset,
     is_same_event,
     positions_of,
