@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from headwater.sources.errors import InvalidRange
+from headwater.sources.key_conditions import ComparedColumn, condition
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceTable
 
 
-class NamedColumn(Protocol):
-    """A column of a key, for people."""
+class NamedColumn(ComparedColumn, Protocol):
+    """A column of a key, for people and in a statement."""
 
     @property
     def name(self) -> str: ...
@@ -32,19 +33,22 @@ def printed_range(
     part: KeyRange,
     key: Sequence[_Column],
     text: Callable[[_Column, str], str | None],
-    is_ascending: Callable[[Cut, Cut], bool],
+    ask: Callable[[str], Sequence[object]],
 ) -> KeyRange:
     """*part* of *table*, its values as cuts have them.
 
     :param text: the text of a cut for a value; ``None``: it is none.
-    :param is_ascending: whether the values of the first cut lie before those of the second, or are the same; both have
-        as many.
+    :param ask: the rows that the server gives for a statement.
     :raises InvalidRange: a value is none of its column's type, or the range ends before it begins.
     """
     start, end = (None if cut is None else _printed(table, cut, key, text) for cut in (part.start, part.end))
     if start is not None and end is not None:
         count = min(len(start.values), len(end.values))  # a cut without a column's value lies before or after them all
-        if not is_ascending(Cut(start.values[:count]), Cut(end.values[:count], after=True)):
+        begins = ", ".join(
+            f"{column.literal(value)} AS {column.sql}" for value, column in zip(start.values[:count], key, strict=False)
+        )
+        is_before = condition(KeyRange(end=Cut(end.values[:count], after=True)), key)
+        if not ask(f"SELECT 1 AS found FROM (SELECT {begins}) AS begins WHERE {is_before}"):
             raise InvalidRange(
                 f"The range of keys of {table.full_name} ends before it begins.",
                 next_step="Name the smaller key first.",

@@ -32,7 +32,7 @@ PER_SPLIT: Final = 40
 MOST_SAMPLED: Final = 100_000
 
 
-def plan_splits(client: Client, table: SourceTable, at: int, *, split_rows: int, kind: SplitKind | None) -> SplitPlan:
+def plan_splits(client: Client, table: SourceTable, at: int, split_rows: int, kind: SplitKind | None) -> SplitPlan:
     """Splits of about *split_rows* documents of *table*. :raises UnsupportedTable: by heap."""
     if kind is SplitKind.HEAP:
         raise UnsupportedTable(

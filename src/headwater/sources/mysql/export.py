@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
@@ -15,12 +14,11 @@ from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import page_end, plan_splits
 from headwater.sources.mysql.types import source_column
-from headwater.sources.place_snapshot import PlaceSnapshot
-from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
+from headwater.sources.position_snapshots import PositionSnapshot, with_columns
 from headwater.sources.table import SourceTable, SpecialValues
 
 
-class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
+class MySqlSnapshot(PositionSnapshot[Connection, CatalogTable, MySqlMark]):
     """A place. One thread.
 
     :param lock_seconds: how long a question waits for a locked table, which then is ``SourceBusy``; ``None``: until it
@@ -29,7 +27,7 @@ class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
     """
 
     def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
-        super().__init__()
+        super().__init__(plan_splits, page_end)
         self._dsn, self._lock_seconds = dsn, lock_seconds
         self._session: Connection | None = None
         try:
@@ -61,10 +59,7 @@ class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
                 )
             )
             following += was is None
-        there = {column.field_id: column for column in columns}
-        kept = [there.get(column.field_id, replace(column, dropped=True)) for column in table.columns]
-        ids = {column.field_id for column in table.columns}
-        return replace(table, columns=(*kept, *(column for column in columns if column.field_id not in ids)))
+        return with_columns(table, columns)
 
     def close(self) -> None:
         """Let the session go. Closing twice is fine."""
@@ -79,16 +74,6 @@ class MySqlSnapshot(PlaceSnapshot[Connection, CatalogTable, MySqlMark]):
         name = TableName(table.namespace, table.name)
         ask(session, f"SELECT 1 FROM {name.sql} LIMIT 0")  # who has locked it holds who plans, not the tasks
         return read_table(session, name)
-
-    def _plan(
-        self, session: Connection, table: SourceTable, catalog: CatalogTable, split_rows: int, kind: SplitKind | None
-    ) -> SplitPlan:
-        return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
-
-    def _page_end(
-        self, session: Connection, table: SourceTable, catalog: CatalogTable, part: KeyRange, rows: int
-    ) -> Cut | None:
-        return page_end(session, table, catalog, part, rows)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Connection]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headwater.sources import named_range
-from headwater.sources.key_conditions import condition
 from headwater.sources.mysql.catalog import read_table
 from headwater.sources.mysql.connection import Connection, ask
 from headwater.sources.mysql.key_columns import FLOATS, INTEGERS, NUMBERED, KeyColumn, read_key
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.types import ADDRESSES, BINARIES
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceTable
 
 
@@ -23,7 +20,7 @@ def printed_range(session: Connection, table: SourceTable, part: KeyRange) -> Ke
         part,
         key,
         lambda column, value: _text(session, column, value),
-        lambda start, end: _is_ascending(session, start, end, key),
+        lambda statement: ask(session, statement),
     )
 
 
@@ -50,11 +47,3 @@ def _text(session: Connection, column: KeyColumn, value: str) -> str | None:
     )
     told = found[0]["v"]
     return None if told is None else str(told)
-
-
-def _is_ascending(session: Connection, start: Cut, end: Cut, key: Sequence[KeyColumn]) -> bool:
-    begins = ", ".join(
-        f"{column.literal(value)} AS {column.sql}" for value, column in zip(start.values, key, strict=False)
-    )
-    is_before = condition(KeyRange(end=end), key)
-    return ask(session, f"SELECT {is_before} AS found FROM (SELECT {begins}) AS begins")[0]["found"] in (1, "1")

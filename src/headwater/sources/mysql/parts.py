@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from headwater.sources.errors import SourceNotFound
 from headwater.sources.key_conditions import where
-from headwater.sources.later_parts import table_changed
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
 from headwater.sources.mysql.key_columns import cut_after, key_list, read_key
@@ -26,6 +25,7 @@ from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import from_sql
 from headwater.sources.mysql.types import source_type
+from headwater.sources.position_snapshots import table_changed
 from headwater.sources.splits import KeyRange, PartsProgress
 from headwater.sources.table import SourceColumn, SourceTable
 

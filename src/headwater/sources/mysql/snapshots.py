@@ -10,12 +10,12 @@ from headwater.sources.mysql.key_order import MySqlKeyOrder, read_order
 from headwater.sources.mysql.key_range import printed_range
 from headwater.sources.mysql.parts import MySqlParts
 from headwater.sources.mysql.sessions import with_session
-from headwater.sources.place_snapshots import PlaceSnapshots
+from headwater.sources.position_snapshots import PositionSnapshots
 from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceColumn, SourceTable
 
 
-class MySqlSnapshots(PlaceSnapshots[Dsn, MySqlParts]):
+class MySqlSnapshots(PositionSnapshots[Dsn, MySqlParts]):
     """The snapshots of one server.
 
     :param dsn: ``mysql://user:password@host:3306/database``. :raises InvalidDsn: it cannot be read.

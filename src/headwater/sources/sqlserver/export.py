@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from headwater.sources.place_snapshot import PlaceSnapshot
-from headwater.sources.splits import Cut, KeyRange, SplitKind, SplitPlan
+from headwater.sources.position_snapshots import PositionSnapshot, with_columns
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn, Session
 from headwater.sources.sqlserver.instances import read_instances
@@ -26,7 +25,7 @@ COMMIT_SECONDS: Final = 0.1
 """How long a commit that is on disk, where the capture job has read it, may take until versions of rows show it."""
 
 
-class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
+class SqlServerSnapshot(PositionSnapshot[Session, CatalogTable, SqlServerMark]):
     """A place. One thread.
 
     :param lock_seconds: how long a question waits for a locked table; ``None``: until it is free.
@@ -36,7 +35,7 @@ class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
     """
 
     def __init__(self, dsn: Dsn, lock_seconds: float | None = None) -> None:
-        super().__init__()
+        super().__init__(plan_splits, page_end)
         self._dsn, self._lock_seconds = dsn, lock_seconds
         self._session: Session | None = None
         try:
@@ -58,8 +57,8 @@ class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
             instances = read_instances(session, [catalog.id]).get(catalog.id, [])
         captured = {column.number for instance in instances[-1:] for column in instance.columns}
         known = {column.field_id: column for column in table.columns}
-        there = {
-            column.number: source_column(
+        columns = [
+            source_column(
                 column.name,
                 column.type,
                 column.number,
@@ -69,10 +68,8 @@ class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
             )
             for column in catalog.columns
             if not column.computed and (column.number in captured or column.number in known)
-        }
-        kept = [there.get(column.field_id, replace(column, dropped=True)) for column in table.columns]
-        added = [column for number, column in there.items() if number not in known]
-        return replace(table, columns=(*kept, *added), source_id=catalog.id)
+        ]
+        return replace(with_columns(table, columns), source_id=catalog.id)
 
     def close(self) -> None:
         """Let the session go. Closing twice is fine."""
@@ -85,16 +82,6 @@ class SqlServerSnapshot(PlaceSnapshot[Session, CatalogTable, SqlServerMark]):
 
     def _read(self, session: Session, table: SourceTable) -> CatalogTable:
         return read_table(session, TableName(table.namespace, table.name))
-
-    def _plan(
-        self, session: Session, table: SourceTable, catalog: CatalogTable, split_rows: int, kind: SplitKind | None
-    ) -> SplitPlan:
-        return plan_splits(session, table, catalog, split_rows=split_rows, kind=kind)
-
-    def _page_end(
-        self, session: Session, table: SourceTable, catalog: CatalogTable, part: KeyRange, rows: int
-    ) -> Cut | None:
-        return page_end(session, table, catalog, part, rows)
 
     @contextlib.contextmanager
     def _asked(self) -> Iterator[Session]:

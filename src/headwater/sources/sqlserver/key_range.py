@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from headwater.sources import named_range
-from headwater.sources.key_conditions import condition
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import KeyRange
 from headwater.sources.sqlserver.catalog import read_table
 from headwater.sources.sqlserver.connection import Session
 from headwater.sources.sqlserver.key_columns import KeyColumn, read_key
@@ -23,7 +20,7 @@ def printed_range(session: Session, table: SourceTable, part: KeyRange) -> KeyRa
         part,
         key,
         lambda column, value: _text(session, column, value),
-        lambda start, end: _is_ascending(session, start, end, key),
+        session.ask,
     )
 
 
@@ -39,11 +36,3 @@ def _text(session: Session, column: KeyColumn, value: str) -> str | None:
     tried = f"TRY_CONVERT({column.type_text}, {literal(value)})"
     told = session.ask(f"SELECT {column.text_of(tried)} AS v")[0]["v"]
     return None if told is None else str(told)
-
-
-def _is_ascending(session: Session, start: Cut, end: Cut, key: Sequence[KeyColumn]) -> bool:
-    begins = ", ".join(
-        f"{column.literal(value)} AS {column.sql}" for value, column in zip(start.values, key, strict=False)
-    )
-    is_before = condition(KeyRange(end=end), key)
-    return bool(session.ask(f"SELECT 1 AS found FROM (SELECT {begins}) AS [begins] WHERE {is_before}"))

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from headwater.sources.errors import SourceNotFound
 from headwater.sources.key_conditions import where
-from headwater.sources.later_parts import table_changed
+from headwater.sources.position_snapshots import table_changed
 from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn

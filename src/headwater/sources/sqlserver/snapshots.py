@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headwater.sources.place_snapshots import PlaceSnapshots
+from headwater.sources.position_snapshots import PositionSnapshots
 from headwater.sources.splits import KeyRange
 from headwater.sources.sqlserver.connection import Dsn
 from headwater.sources.sqlserver.export import SqlServerSnapshot
@@ -15,7 +15,7 @@ from headwater.sources.sqlserver.sessions import with_session
 from headwater.sources.table import SourceColumn, SourceTable
 
 
-class SqlServerSnapshots(PlaceSnapshots[Dsn, SqlServerParts]):
+class SqlServerSnapshots(PositionSnapshots[Dsn, SqlServerParts]):
     """The snapshots of one database.
 
     :param dsn: ``sqlserver://user:password@host:1433/database``. :raises InvalidDsn: it cannot be read.

@@ -31,7 +31,7 @@ UNKNOWN_ROWS: Final = -1
 
 
 def plan_splits(
-    session: Session, table: SourceTable, catalog: CatalogTable, *, split_rows: int, kind: SplitKind | None
+    session: Session, table: SourceTable, catalog: CatalogTable, split_rows: int, kind: SplitKind | None
 ) -> SplitPlan:
     """Splits of about *split_rows* rows of *table*. :raises UnsupportedTable: by heap."""
     if kind is SplitKind.HEAP:
