@@ -8,8 +8,8 @@ import pytest
 
 from headwater.sources.errors import SourceMisconfigured, SourceProtocolError, SourceUnreachable
 from headwater.sources.mysql.binlog.events import FLAG_ARTIFICIAL, EventHeader, Gtid, MariaDbGtid, Rotate
+from headwater.sources.mysql.changes import LogPlace
 from headwater.sources.mysql.gtid import MariaDbGtids, MySqlGtids
-from headwater.sources.mysql.log_place import LogPlace
 from headwater.sources.mysql.offset import MySqlOffset
 
 A = UUID(int=7)
