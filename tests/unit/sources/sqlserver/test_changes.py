@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 
 from headwater.sources.evolution import Projection
+from headwater.sources.sqlserver.changes import Interval, changes_of, ops_of, statement_of
 from headwater.sources.sqlserver.followed import Stretch
 from headwater.sources.sqlserver.instances import CaptureInstance
 from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.rows import Interval, changes_of, ops_of, statement_of
 from headwater.sources.sqlserver.server import Commit
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, source_column
