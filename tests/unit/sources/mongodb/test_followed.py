@@ -14,8 +14,8 @@ from bson import Int64, Timestamp
 from headwater.sources.errors import SchemaStopped
 from headwater.sources.events import Changes, Event, Stopped
 from headwater.sources.evolution import SchemaPolicy
+from headwater.sources.mongodb.changes import EventBatches
 from headwater.sources.mongodb.documents.types import source_column
-from headwater.sources.mongodb.event_batches import EventBatches
 from headwater.sources.mongodb.event_rows import numbers
 from headwater.sources.mongodb.followed import FollowedTables
 from headwater.sources.mongodb.lookup import Lookup

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from headwater.sources.citus.columns import MergedTable
+from headwater.sources.citus.merged_tables import MergedTable
 from headwater.sources.errors import SchemaStopped
 from headwater.sources.events import SchemaChanged
 from headwater.sources.evolution import SchemaPolicy, as_narrow, follow

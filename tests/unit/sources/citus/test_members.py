@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headwater.sources.citus.gate import Gate, first_at
+from headwater.sources.citus.members import Gate, first_at
 
 
 def raw(kind: bytes, body: bytes = b"") -> bytes:
