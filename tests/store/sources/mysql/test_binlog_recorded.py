@@ -30,9 +30,8 @@ from headwater.sources.mysql.binlog.events import (
     Xid,
 )
 from headwater.sources.mysql.binlog.gtid_events import parse_tagged_gtid
-from headwater.sources.mysql.binlog.json_diff import apply_diffs, parse_path
+from headwater.sources.mysql.binlog.json_diff import apply_diffs, parse_document, parse_path, print_document
 from headwater.sources.mysql.binlog.json_text import json_text
-from headwater.sources.mysql.binlog.json_tree import parse_document, print_document
 from headwater.sources.mysql.binlog.python_rows import PythonRows
 from headwater.sources.mysql.binlog.rows import RowsDecoder, is_compiled, make_rows_decoder
 from headwater.sources.mysql.binlog.table_map import BinlogColumn, ColumnType

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from headwater.derive.difference import NEW, OLD, SIDE, differences
 from headwater.derive.errors import KeyNotUnique
+from headwater.derive.frames import NEW, OLD, SIDE, differences
 from headwater.log_store.columns import read_schema
 from headwater.sources.table import SourceColumn, SourceTable
 from headwater.stream.op import Op
