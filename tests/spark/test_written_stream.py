@@ -18,7 +18,7 @@ from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.capture import Capture, CapturedTable, SourceRecord, SourceState, TableState
-from headwater.capture.stream_errors import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
+from headwater.capture.stream_records import CheckpointBehind, StagedRowsLost, StoreTaken, StreamColumns, StreamFenced
 from headwater.control.command import ResnapshotTable
 from headwater.errors import HeadwaterError
 from headwater.log_store import KvLogStoreFactory, LogView

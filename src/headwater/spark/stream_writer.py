@@ -32,9 +32,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as st
 
 from headwater import failpoints
-from headwater.capture.stream_errors import StagedRowsLost, StreamColumns
 from headwater.capture.stream_log import ROW_ID, StreamTable, write_batch
-from headwater.capture.stream_records import StreamBatch
+from headwater.capture.stream_records import StagedRowsLost, StreamBatch, StreamColumns
 from headwater.log_store.columns import OP, RESERVED
 from headwater.sinks.storage import Storage
 from headwater.sources.table import COMMIT_TIMESTAMP_COLUMN, POSITION_COLUMN, UNAVAILABLE_COLUMN, SourceColumn

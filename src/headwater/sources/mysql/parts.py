@@ -8,27 +8,76 @@ break the read can go on behind the last one (:attr:`MySqlParts.progress`) in an
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, Self, TypeVar
 
 import pyarrow as pa
+import pymysql
 from pymysql.err import OperationalError, raise_mysql_exception
 
 from headwater.sources.errors import SourceNotFound, SourceProtocolError
 from headwater.sources.key_conditions import where
 from headwater.sources.mysql.catalog import CatalogTable, read_table
-from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors
+from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.mysql.key_columns import cut_after, key_list, read_key
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.places import place_after
 from headwater.sources.mysql.row_format import ROWS_LAST, ROWS_LONG, ROWS_MORE, RowFormat
 from headwater.sources.mysql.server import Server
-from headwater.sources.mysql.sessions import borrow, give_back
 from headwater.sources.mysql.splitting import from_sql
 from headwater.sources.mysql.types import source_type
 from headwater.sources.position_snapshots import table_changed
 from headwater.sources.splits import KeyRange, PartsProgress
 from headwater.sources.table import SourceColumn, SourceTable
+from headwater.system.pool import Pool
+
+IDLE_SECONDS: Final = 20.0
+
+T = TypeVar("T")
+
+
+def _reset(session: Connection) -> bool:
+    with suppress(pymysql.err.Error, OSError):
+        ask(session, "ROLLBACK")
+        return True
+    return False
+
+
+def _close(session: Connection) -> None:
+    with suppress(pymysql.err.Error, OSError):
+        session.close()
+
+
+_POOL: Final = Pool(_reset, _close, idle_seconds=IDLE_SECONDS)
+
+
+def _address(dsn: Dsn) -> str:
+    return repr(sorted(dsn.parameters().items(), key=lambda item: item[0]))
+
+
+def borrow(dsn: Dsn) -> Connection:
+    """A session without a transaction, in autocommit; a new one where none is idle.
+
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
+    """
+    return _POOL.borrow(_address(dsn), lambda: connect(dsn))
+
+
+def give_back(dsn: Dsn, session: Connection) -> None:
+    """Nothing is open in it but perhaps a transaction, which is rolled back."""
+    _POOL.give_back(_address(dsn), session)
+
+
+def with_session(dsn: Dsn, question: Callable[[Connection], T]) -> T:
+    """The answer over a session, which is opened again when it breaks."""
+
+    def asked(session: Connection) -> T:
+        with server_errors(dsn):
+            return question(session)
+
+    return _POOL.ask(_address(dsn), lambda: connect(dsn), asked)
+
 
 BLOCK_BYTES: Final = 4 << 20
 _HELD_BYTES: Final = 1 << 20

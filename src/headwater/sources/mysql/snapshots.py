@@ -14,18 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources import named_range
 from headwater.sources.errors import InvalidKey, UnsupportedTable
+from headwater.sources.key_conditions import printed_range
 from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors, version_of
 from headwater.sources.mysql.key_columns import FLOATS, INTEGERS, NUMBERED, KeyColumn, read_key
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import MySqlMark
-from headwater.sources.mysql.parts import MySqlParts
+from headwater.sources.mysql.parts import MySqlParts, borrow, give_back, with_session
 from headwater.sources.mysql.places import seen_place
 from headwater.sources.mysql.server import Server
-from headwater.sources.mysql.sessions import borrow, give_back, with_session
 from headwater.sources.mysql.splitting import page_end, plan_splits
 from headwater.sources.mysql.types import ADDRESSES, BINARIES, source_column
 from headwater.sources.position_snapshots import PositionSnapshot, PositionSnapshots, with_columns
@@ -161,10 +160,10 @@ def _rank(session: Connection, table: SourceTable, column: KeyColumn, values: pa
     return found
 
 
-def printed_range(session: Connection, table: SourceTable, part: KeyRange) -> KeyRange:
-    """*part* of *table*, its values as cuts have them; see :func:`~headwater.sources.named_range.printed_range`."""
+def _read_range(session: Connection, table: SourceTable, part: KeyRange) -> KeyRange:
+    """*part* of *table*, its values as cuts have them; see :func:`~headwater.sources.key_conditions.printed_range`."""
     key = read_key(read_table(session, TableName(table.namespace, table.name)), table)
-    return named_range.printed_range(
+    return printed_range(
         table,
         part,
         key,
@@ -285,7 +284,7 @@ class MySqlSnapshots(PositionSnapshots[Dsn, MySqlParts]):
 
     def key_range(self, table: SourceTable, part: KeyRange) -> KeyRange:
         """*part* as a person named it, its values as cuts have them. :raises InvalidRange: it has no such."""
-        return with_session(self._dsn, lambda session: printed_range(session, table, part))
+        return with_session(self._dsn, lambda session: _read_range(session, table, part))
 
     def _open(self, table: SourceTable, parts: Sequence[KeyRange], columns: Sequence[SourceColumn]) -> MySqlParts:
         return MySqlParts(self._dsn, table, parts, columns)

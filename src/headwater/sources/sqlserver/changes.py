@@ -42,8 +42,7 @@ from headwater.sources.sqlserver.connection import RESNAPSHOT, Dsn, Session
 from headwater.sources.sqlserver.followed import FollowedTables, Stretch
 from headwater.sources.sqlserver.instances import CaptureInstance, column_came, has_changes, read_instances
 from headwater.sources.sqlserver.log_watch import LogWatch
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import POSITION_TYPE, SqlServerOffset, positions_of
+from headwater.sources.sqlserver.offset import POSITION_TYPE, Lsn, SqlServerOffset, positions_of
 from headwater.sources.sqlserver.server import Commit, commits_after, has_commits_after
 from headwater.sources.sqlserver.server_clock import ServerClock
 from headwater.sources.sqlserver.ticks import Ticks

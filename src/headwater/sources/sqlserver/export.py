@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Final
+from typing import Final, TypeVar
 
+from headwater.errors import TransientError
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.key_conditions import where
 from headwater.sources.position_snapshots import PositionSnapshot, with_columns
@@ -21,10 +23,47 @@ from headwater.sources.sqlserver.log_watch import settled_end
 from headwater.sources.sqlserver.names import TableName
 from headwater.sources.sqlserver.offset import SqlServerMark
 from headwater.sources.sqlserver.server import Server
-from headwater.sources.sqlserver.sessions import borrow, give_back
 from headwater.sources.sqlserver.types import source_column
 from headwater.sources.sqlserver.values import broken_texts_named
 from headwater.sources.table import SourceTable, SpecialValues
+from headwater.system.pool import Pool
+
+IDLE_SECONDS: Final = 20.0
+_END: Final = (
+    "IF @@TRANCOUNT > 0 ROLLBACK TRANSACTION; SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCK_TIMEOUT -1;"
+)
+
+T = TypeVar("T")
+
+
+def _reset(session: Session) -> bool:
+    with suppress(TransientError):
+        if session.is_open:
+            session.run(_END)
+            return True
+    return False
+
+
+_POOL: Final = Pool(_reset, Session.close, idle_seconds=IDLE_SECONDS)
+
+
+def borrow(dsn: Dsn) -> Session:
+    """A session without a transaction; a new one where none is idle.
+
+    :raises SourceUnreachable: no answer. :raises AccessDenied: refused.
+    """
+    return _POOL.borrow(dsn.origin, lambda: Session(dsn))
+
+
+def give_back(session: Session) -> None:
+    """Nothing is open in it but perhaps a transaction, which is rolled back."""
+    _POOL.give_back(session.dsn.origin, session)
+
+
+def with_session(dsn: Dsn, question: Callable[[Session], T]) -> T:
+    """The answer over a session, which is opened again when it breaks."""
+    return _POOL.ask(dsn.origin, lambda: Session(dsn), question)
+
 
 NUMBERED_ROWS: Final = 20_000_000
 """Above that, by the server's count, a table is not walked for its cuts."""

@@ -26,8 +26,7 @@ from typing import Final
 
 from headwater.sources.errors import AccessDenied, SourceBusy, SourceError, SourceMisconfigured, SourceNotFound
 from headwater.sources.sqlserver.connection import Session
-from headwater.sources.sqlserver.lsn import Lsn
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 from headwater.sources.sqlserver.server import captured_end, log_end, shown_end
 
 _SCAN: Final = """

@@ -14,21 +14,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headwater.sources import named_range
 from headwater.sources.errors import InvalidKey, SourceNotFound
-from headwater.sources.key_conditions import where
+from headwater.sources.key_conditions import printed_range, where
 from headwater.sources.key_places import Digits, key_places, numbers
 from headwater.sources.position_snapshots import PositionSnapshots, table_changed
 from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
 from headwater.sources.sqlserver.connection import Dsn, Session
-from headwater.sources.sqlserver.export import SqlServerSnapshot
+from headwater.sources.sqlserver.export import SqlServerSnapshot, borrow, give_back, with_session
 from headwater.sources.sqlserver.key_columns import DECIMALS, INTEGERS, KeyColumn, key_list, key_texts, read_key
-from headwater.sources.sqlserver.lsn import Lsn
 from headwater.sources.sqlserver.names import TableName, literal
-from headwater.sources.sqlserver.offset import SqlServerOffset
+from headwater.sources.sqlserver.offset import Lsn, SqlServerOffset
 from headwater.sources.sqlserver.server import Server, log_end
-from headwater.sources.sqlserver.sessions import borrow, give_back, with_session
 from headwater.sources.sqlserver.types import BINARIES, TEXTS, selected
 from headwater.sources.sqlserver.values import broken_texts_named, column_of, forgiven_texts, texts_of
 from headwater.sources.table import SourceColumn, SourceTable
@@ -95,10 +92,10 @@ def _rank(session: Session, column: KeyColumn, values: pa.StringArray) -> NDArra
     return found
 
 
-def printed_range(session: Session, table: SourceTable, part: KeyRange) -> KeyRange:
-    """*part* of *table*, its values as cuts have them; see :func:`~headwater.sources.named_range.printed_range`."""
+def _read_range(session: Session, table: SourceTable, part: KeyRange) -> KeyRange:
+    """*part* of *table*, its values as cuts have them; see :func:`~headwater.sources.key_conditions.printed_range`."""
     key = read_key(read_table(session, TableName(table.namespace, table.name)), table)
-    return named_range.printed_range(
+    return printed_range(
         table,
         part,
         key,
@@ -300,7 +297,7 @@ class SqlServerSnapshots(PositionSnapshots[Dsn, SqlServerParts]):
 
     def key_range(self, table: SourceTable, part: KeyRange) -> KeyRange:
         """*part* as a person named it, its values as cuts have them. :raises InvalidRange: it has no such."""
-        return with_session(self._dsn, lambda session: printed_range(session, table, part))
+        return with_session(self._dsn, lambda session: _read_range(session, table, part))
 
     def _open(self, table: SourceTable, parts: Sequence[KeyRange], columns: Sequence[SourceColumn]) -> SqlServerParts:
         return SqlServerParts(self._dsn, table, parts, columns)

@@ -9,7 +9,7 @@ from headwater.sources.evolution import Projection
 from headwater.sources.sqlserver.changes import Interval, changes_of, ops_of, statement_of
 from headwater.sources.sqlserver.followed import Stretch
 from headwater.sources.sqlserver.instances import CaptureInstance
-from headwater.sources.sqlserver.lsn import Lsn
+from headwater.sources.sqlserver.offset import Lsn
 from headwater.sources.sqlserver.server import Commit
 from headwater.sources.sqlserver.ticks import Ticks
 from headwater.sources.sqlserver.types import SqlType, source_column

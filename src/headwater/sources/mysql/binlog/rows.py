@@ -31,10 +31,18 @@ import pyarrow.compute as pc
 
 from headwater import compiled
 from headwater.sources.errors import SpecialValue, UndecodableValue
-from headwater.sources.mysql.binlog.columns import ColumnPlan, DecodedColumn, DecodedRows, TablePlan
 from headwater.sources.mysql.binlog.events import RowsEvent
 from headwater.sources.mysql.binlog.python_rows import ColumnBuffers, PythonRows
-from headwater.sources.mysql.binlog.row_layout import Output, RowLayout, charset_name, layout_of
+from headwater.sources.mysql.binlog.row_layout import (
+    ColumnPlan,
+    DecodedColumn,
+    DecodedRows,
+    Output,
+    RowLayout,
+    TablePlan,
+    charset_name,
+    layout_of,
+)
 from headwater.sources.mysql.binlog.table_map import ColumnType
 from headwater.sources.mysql.charsets import decode_text, is_utf8
 

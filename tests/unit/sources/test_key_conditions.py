@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pytest
 
 from headwater.sources.errors import InvalidRange
-from headwater.sources.key_conditions import condition, where
-from headwater.sources.named_range import printed_range
+from headwater.sources.key_conditions import condition, printed_range, where
 from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.table import SourceColumn, SourceTable
 
@@ -60,11 +61,12 @@ def test_a_range_that_a_person_names_is_printed_by_the_source_or_refused() -> No
     def text(column: Column, value: str) -> str | None:
         return str(int(value)) if value.lstrip("+").isdigit() else None
 
-    def is_ascending(start: Cut, end: Cut) -> bool:
-        return [int(value) for value in start.values] <= [int(value) for value in end.values]
+    def ask(statement: str) -> list[object]:
+        with closing(sqlite3.connect(":memory:")) as session:
+            return session.execute(statement).fetchall()
 
     def printed(start: Cut, end: Cut | None = None) -> KeyRange:
-        return printed_range(TABLE, KeyRange(start, end), [A], text, is_ascending)
+        return printed_range(TABLE, KeyRange(start, end), [A], text, ask)
 
     assert printed(Cut(("+5",))) == KeyRange(Cut(("5",)))
     assert printed(Cut(("5",)), Cut(("5",))) == KeyRange(Cut(("5",)), Cut(("5",)))
