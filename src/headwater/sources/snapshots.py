@@ -259,43 +259,14 @@ def open_snapshots(dsn: str, *, lock_seconds: float | None = None) -> SnapshotSo
         from headwater.sources.written import NoSnapshots
 
         return NoSnapshots()
-    from headwater.sources.open import (
-        Family,
-        family_of,
-        mongodb_driver,
-        mysql_driver,
-        no_family,
-        postgres_driver,
-        sqlserver_driver,
-    )
+    from headwater.sources.open import Family, class_of, family_of, no_family
 
     family = family_of(dsn)
-    if family is Family.MONGODB:
-        with mongodb_driver():
-            from headwater.sources.mongodb.snapshots import MongoSnapshots
-
-        return MongoSnapshots(dsn)
-    if family is Family.MYSQL:
-        with mysql_driver():
-            from headwater.sources.mysql.snapshots import MySqlSnapshots
-
-        return MySqlSnapshots(dsn, lock_seconds)
-    if family is Family.CITUS:
-        with postgres_driver():
-            from headwater.sources.citus.snapshots import CitusSnapshots
-
-        return CitusSnapshots(dsn, lock_seconds)
-    if family is Family.SQLSERVER:
-        with sqlserver_driver():
-            from headwater.sources.sqlserver.snapshots import SqlServerSnapshots
-
-        return SqlServerSnapshots(dsn, lock_seconds)
-    if family is Family.POSTGRES:
-        with postgres_driver():
-            from headwater.sources.postgres.snapshots import PostgresSnapshots
-
-        return PostgresSnapshots(dsn, lock_seconds)
-    raise no_family("read")
+    if family is None:
+        raise no_family("read")
+    kind = class_of(family, "snapshots", "Snapshots")
+    made: SnapshotSource = kind(dsn) if family is Family.MONGODB else kind(dsn, lock_seconds)
+    return made
 
 
 def mark_from_json(text: str) -> SnapshotMark:
