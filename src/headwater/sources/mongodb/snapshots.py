@@ -18,10 +18,9 @@ from bson.binary import Binary
 from bson.datetime_ms import DatetimeMS
 from bson.decimal128 import Decimal128
 from bson.errors import BSONError
-from numpy.typing import NDArray
 
 from headwater.sources.errors import InvalidRange, UnsupportedTable
-from headwater.sources.key_places import Digits, byte_ranks, key_places
+from headwater.sources.key_places import DigitOrder, Digits, byte_ranks
 from headwater.sources.mongodb import catalog
 from headwater.sources.mongodb.connection import Client, Dsn, server_errors, shared
 from headwater.sources.mongodb.documents.errors import UnreadableKey
@@ -52,7 +51,7 @@ _INT64: Final = (-(1 << 63), (1 << 63) - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class MongoKeyOrder:
+class MongoKeyOrder(DigitOrder):
     """Where keys lie between cuts, in the order that MongoDB has for values of any type. Pure.
 
     A key column is bytes in that order, or of one type whose order is known. A cut may be of any type: types have an
@@ -76,11 +75,7 @@ class MongoKeyOrder:
             )
         return cls(kind)
 
-    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
-        """For each row of key columns: how many of the ascending *cuts* lie before it."""
-        return key_places(keys, cuts, self._digits)
-
-    def _digits(self, _place: int, keys: pa.Array, texts: list[str]) -> Digits:
+    def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
         if self.kind is Kind.KEY:
             return byte_ranks(keys, pa.array([order_key(text) for text in texts], pa.binary()))
         own = _CLASSES[self.kind]

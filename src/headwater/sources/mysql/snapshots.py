@@ -7,16 +7,16 @@ import datetime as dt
 import json
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sources.errors import InvalidKey, UnsupportedTable
 from headwater.sources.key_conditions import printed_range
-from headwater.sources.key_places import Digits, byte_ranks, key_places, numbers
+from headwater.sources.key_places import DigitOrder, Digits, byte_ranks, numbers, ranked_together
 from headwater.sources.mysql.catalog import CatalogTable, read_table
 from headwater.sources.mysql.connection import Connection, Dsn, ask, server_errors, version_of
 from headwater.sources.mysql.key_columns import FLOATS, INTEGERS, NUMBERED, KeyColumn, read_key
@@ -28,7 +28,7 @@ from headwater.sources.mysql.server import Server
 from headwater.sources.mysql.splitting import page_end, plan_splits
 from headwater.sources.mysql.types import ADDRESSES, BINARIES, source_column
 from headwater.sources.position_snapshots import PositionSnapshot, PositionSnapshots, with_columns
-from headwater.sources.splits import Cut, KeyRange
+from headwater.sources.splits import KeyRange
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 _RANKS_SINCE: Final = {"MySQL": (8, 0, 4), "MariaDB": (10, 6, 0)}
@@ -38,7 +38,7 @@ _LONGEST: Final = 3_072
 _T = TypeVar("_T")
 
 
-class MySqlKeyOrder:
+class MySqlKeyOrder(DigitOrder):
     """The order of one table's keys. It can be pickled.
 
     Numbers, times, bytes, enums and sets are compared here. The order of texts is that of their collation, and of
@@ -49,24 +49,12 @@ class MySqlKeyOrder:
     def __init__(self, dsn: Dsn, table: SourceTable, key: Sequence[KeyColumn]) -> None:
         self._dsn, self._table, self._key = dsn, table, tuple(key)
 
-    @property
-    def is_local(self) -> bool:
-        """Whether the database need not be asked."""
-        return not any(_is_asked(column, self._table) for column in self._key)
-
-    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
-        """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
-
-        :raises SourceUnreachable: the database had to be asked and did not answer.
-        """
-        return key_places(keys, cuts, self._digits)
-
     def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
         column = self._key[place]
         if keys.null_count:
             raise InvalidKey(self._table.full_name, column.name, column.type_text, "a key is null.")
         if _is_asked(column, self._table):
-            return [self._ranked_by_server(column, keys, pa.array(texts, pa.string()))]
+            return ranked_together(keys, pa.array(texts, pa.string()), partial(self._ranked, column))
         if column.labels:
             distinct = keys.dictionary_encode()
             found = np.array([column.number(label) for label in distinct.dictionary.to_pylist()], np.uint64)
@@ -79,13 +67,8 @@ class MySqlKeyOrder:
             keys, cuts = keys.cast(pa.int8()), cuts.cast(pa.int8())
         return list(zip(numbers(keys), numbers(cuts), strict=True))
 
-    def _ranked_by_server(
-        self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        distinct = pc.unique(pa.concat_arrays([keys, cuts]))
-        ranks = pa.array(with_session(self._dsn, lambda session: _rank(session, self._table, column, distinct)))
-        of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
-        return of_keys, of_cuts
+    def _ranked(self, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:
+        return with_session(self._dsn, lambda session: _rank(session, self._table, column, values))
 
 
 def read_order(dsn: Dsn, table: SourceTable) -> MySqlKeyOrder:

@@ -7,16 +7,16 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from typing import IO, Final, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headwater.sources.errors import InvalidKey, SourceNotFound
 from headwater.sources.key_conditions import printed_range, where
-from headwater.sources.key_places import Digits, key_places, numbers
+from headwater.sources.key_places import DigitOrder, Digits, numbers, ranked_together
 from headwater.sources.position_snapshots import PositionSnapshots, table_changed
 from headwater.sources.splits import Cut, KeyRange, PartsProgress
 from headwater.sources.sqlserver.catalog import CatalogTable, read_table
@@ -33,7 +33,7 @@ from headwater.sources.table import SourceColumn, SourceTable
 _T = TypeVar("_T")
 
 
-class SqlServerKeyOrder:
+class SqlServerKeyOrder(DigitOrder):
     """The order of one table's keys. It can be pickled.
 
     Whole numbers and decimals are compared here. The order of texts is that of their collation, that of a
@@ -43,13 +43,6 @@ class SqlServerKeyOrder:
 
     def __init__(self, dsn: Dsn, table: SourceTable, key: Sequence[KeyColumn]) -> None:
         self._dsn, self._table, self._key = dsn, table, tuple(key)
-
-    def places(self, keys: pa.RecordBatch, cuts: Sequence[Cut]) -> NDArray[np.int64]:
-        """For each row of key columns, in key order: how many of the ascending *cuts* lie before it.
-
-        :raises SourceUnreachable: the database had to be asked and did not answer.
-        """
-        return key_places(keys, cuts, self._digits)
 
     def _digits(self, place: int, keys: pa.Array, texts: list[str]) -> Digits:
         column = self._key[place]
@@ -61,15 +54,10 @@ class SqlServerKeyOrder:
         if column.kind.name in DECIMALS and pa.types.is_decimal(keys.type):
             cuts = pa.array([Decimal(text) for text in texts], keys.type)
             return list(zip(numbers(keys), numbers(cuts), strict=True))
-        return [self._ranked_by_server(column, texts_of(keys), pa.array(texts, pa.string()))]
+        return ranked_together(texts_of(keys), pa.array(texts, pa.string()), partial(self._ranked, column))
 
-    def _ranked_by_server(
-        self, column: KeyColumn, keys: pa.StringArray, cuts: pa.StringArray
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        distinct = pc.unique(pa.concat_arrays([keys, cuts]))
-        ranks = pa.array(with_session(self._dsn, lambda session: _rank(session, column, distinct)))
-        of_keys, of_cuts = (ranks.take(pc.index_in(values, distinct)).to_numpy() for values in (keys, cuts))
-        return of_keys, of_cuts
+    def _ranked(self, column: KeyColumn, values: pa.StringArray) -> NDArray[np.int64]:
+        return with_session(self._dsn, lambda session: _rank(session, column, values))
 
 
 def read_order(dsn: Dsn, table: SourceTable) -> SqlServerKeyOrder:
