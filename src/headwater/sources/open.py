@@ -10,9 +10,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from headwater.sources.diagnosis import Diagnosis
+from headwater.sources.diagnosis import Diagnosis, plain_finding
 from headwater.sources.dsn import current_dsn
-from headwater.sources.encryption import plain_finding
 from headwater.sources.errors import DriverMissing, InvalidDsn, SourceMisconfigured
 from headwater.sources.evolution import SchemaPolicy
 from headwater.sources.offset import CdcOffset

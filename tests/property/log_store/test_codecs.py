@@ -20,7 +20,7 @@ from headwater.log_store.chunk_codec import (
     encode_batch,
     wanted_blocks,
 )
-from headwater.log_store.columns import SEQ, VNODE, check_payload, chunk_of, sorted_batch, stored_schema
+from headwater.log_store.columns import SEQ, VNODE, check_payload, sorted_batch, stored_schema
 from headwater.log_store.errors import ForeignSchema, LogCorrupt, UnknownVersion
 from headwater.log_store.row_codec import check_flat, decode_rows, encode_rows
 from headwater.stream import Chunk, Epoch, VnodeBitmap
@@ -99,7 +99,7 @@ def test_15_chunks_of_format_2_come_back_equal(rows: list[tuple[Any, ...]], how:
         order = np.argsort(stored.column(SEQ).to_numpy())
         assert stored.take(pa.array(order)).select(SCHEMA.names).equals(made.rows)
         assert sorted(stored.column(SEQ).to_pylist()) == list(range(100, 100 + len(rows)))
-        assert chunk_of(stored).num_rows == len(rows)
+        assert Chunk(stored.select(SCHEMA.names), stored["_op"], stored["_vnode"]).num_rows == len(rows)
 
 
 def test_a_reader_of_some_vnodes_gets_exactly_their_rows_and_touches_only_their_blocks() -> None:

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from headwater import failpoints
 from headwater.errors import HeadwaterError
-from headwater.sources.citus.cluster import COORDINATOR, Cluster, TableKind
-from headwater.sources.citus.errors import NodeMissed, name_node
+from headwater.sources.citus.cluster import COORDINATOR, Cluster, NodeMissed, TableKind, name_node
 from headwater.sources.citus.offset import NodePlace
 from headwater.sources.errors import SourceBusy, SourceError, SourceNotFound, SourceUnreachable, UnsupportedTable
 from headwater.sources.postgres.changes import PostgresChangeStream, RawStream

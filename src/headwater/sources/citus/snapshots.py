@@ -8,8 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node
-from headwater.sources.citus.errors import name_table
+from headwater.sources.citus.cluster import COORDINATOR, Cluster, Node, name_table
 from headwater.sources.citus.offset import CitusMark
 from headwater.sources.citus.shards import Names, PlacedTable, ShardPlace, placed_tables, sizes
 from headwater.sources.errors import RefusedValue, SourceBusy

@@ -29,13 +29,12 @@ from headwater.sources.mongodb.documents.decoder import Conflict, RawArray
 from headwater.sources.mongodb.documents.events import EVENT_SCHEMA, EventDecoder
 from headwater.sources.mongodb.event_rows import token_of
 from headwater.sources.mongodb.followed import FollowedTables
-from headwater.sources.mongodb.known_events import require_events, with_events
 from headwater.sources.mongodb.lookup import Lookup
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import UNKNOWN, MongoOffset, token_time
 from headwater.sources.mongodb.raw_cursor import Batch, RawCursor
 from headwater.sources.mongodb.server import Server
-from headwater.sources.mongodb.watch import open_watch, watched_spaces
+from headwater.sources.mongodb.watch import open_watch, require_events, watched_spaces, with_events
 from headwater.sources.offset import CdcOffset
 from headwater.sources.table import SourceTable
 
@@ -151,7 +150,7 @@ _MOMENT_US: Final = 1_000_000
 class _Last:
     """The last event that was told.
 
-    :ivar events: by database: that of its last change of a document, see :mod:`.known_events`.
+    :ivar events: by database: that of its last change of a document, see :func:`.watch.require_events`.
     """
 
     time: int

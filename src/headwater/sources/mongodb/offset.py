@@ -63,7 +63,7 @@ class MongoOffset(CdcOffset):
     :ivar seq: the number in the transaction; ``None`` where the place is between transactions.
     :ivar moment: when the server was seen to be here, in microseconds since 1970; not part of the order.
     :ivar events: by database: the token of its last event that was told before this place or at it. A server that does
-        not have it is not the one that was followed (:mod:`.known_events`).
+        not have it is not the one that was followed (:func:`.watch.require_events`).
     """
 
     kind: ClassVar[str] = "MongoDb"

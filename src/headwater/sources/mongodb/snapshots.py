@@ -26,10 +26,19 @@ from headwater.sources.mongodb.connection import Client, Dsn, server_errors, sha
 from headwater.sources.mongodb.documents.errors import UnreadableKey
 from headwater.sources.mongodb.documents.key_order import id_key
 from headwater.sources.mongodb.documents.types import Kind, column_type
-from headwater.sources.mongodb.key_values import CODEC, order_key, raw_id, read_value, text_of, value_of
 from headwater.sources.mongodb.names import CollectionName
 from headwater.sources.mongodb.offset import MongoMark, MongoOffset
-from headwater.sources.mongodb.part import PartReader, finds, read_concern
+from headwater.sources.mongodb.part import (
+    CODEC,
+    PartReader,
+    finds,
+    order_key,
+    raw_id,
+    read_concern,
+    read_value,
+    text_of,
+    value_of,
+)
 from headwater.sources.mongodb.server import Server, operation_time
 from headwater.sources.position_snapshots import PositionSnapshot
 from headwater.sources.splits import Cut, KeyRange, Split, SplitKind, SplitPlan

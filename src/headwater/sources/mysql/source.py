@@ -30,6 +30,7 @@ from headwater.sources.mysql.catalog import CatalogTable, present_tables, read_t
 from headwater.sources.mysql.changes import MySqlChangeStream
 from headwater.sources.mysql.connection import Connection, Dsn, ask, connect, server_errors
 from headwater.sources.mysql.definitions import Definitions
+from headwater.sources.mysql.doctor import setting_problems
 from headwater.sources.mysql.gtid import MySqlGtids
 from headwater.sources.mysql.names import TableName
 from headwater.sources.mysql.offset import POSITION_TYPE, MySqlOffset, base_of
@@ -41,7 +42,6 @@ from headwater.sources.mysql.server import (
     prepared_transactions,
     purged,
 )
-from headwater.sources.mysql.server_checks import setting_problems
 from headwater.sources.mysql.stream import RESNAPSHOT, BinlogStream
 from headwater.sources.mysql.table_shape import TableShape
 from headwater.sources.offset import CdcOffset

@@ -45,8 +45,7 @@ from headwater.sources.sqlserver.log_watch import LogWatch
 from headwater.sources.sqlserver.offset import POSITION_TYPE, Lsn, SqlServerOffset, positions_of
 from headwater.sources.sqlserver.server import Commit, commits_after, has_commits_after
 from headwater.sources.sqlserver.server_clock import ServerClock
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, selected
+from headwater.sources.sqlserver.types import SqlType, Ticks, selected
 from headwater.sources.sqlserver.values import broken_texts_named, column_of, forgiven_texts
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 from headwater.sources.unavailable import Mask, unavailable_texts, with_parked

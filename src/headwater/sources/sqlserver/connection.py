@@ -30,7 +30,7 @@ from headwater.sources.errors import (
     SourceUnreachable,
 )
 from headwater.sources.sqlserver.answer import HalfPair, columns_of_answer, tell_half_pairs
-from headwater.sources.sqlserver.ticks import Ticks
+from headwater.sources.sqlserver.types import Ticks
 
 SETTINGS: Final = (
     "SET NOCOUNT ON; SET ANSI_NULLS ON; SET ANSI_PADDING ON; SET QUOTED_IDENTIFIER ON; SET CONCAT_NULL_YIELDS_NULL ON;"

@@ -33,8 +33,7 @@ from headwater.sources.sqlserver.connection import RESNAPSHOT
 from headwater.sources.sqlserver.instances import CaptureInstance
 from headwater.sources.sqlserver.names import TableName, literal
 from headwater.sources.sqlserver.offset import Lsn
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import has_special_values, source_column
+from headwater.sources.sqlserver.types import Ticks, has_special_values, source_column
 from headwater.sources.table import SourceColumn, SourceTable, SpecialValues
 
 

@@ -14,8 +14,7 @@ from bson import Binary, Decimal128, Int64, MaxKey, MinKey, ObjectId, Timestamp
 from headwater.sources.errors import InvalidRange, UnsupportedTable
 from headwater.sources.mongodb.connection import Dsn
 from headwater.sources.mongodb.documents.types import source_column
-from headwater.sources.mongodb.key_values import id_of, order_key, raw_id, text_of, value_of
-from headwater.sources.mongodb.part import finds
+from headwater.sources.mongodb.part import finds, id_of, order_key, raw_id, text_of, value_of
 from headwater.sources.mongodb.snapshots import MongoKeyOrder, MongoSnapshots, at_equal_distances
 from headwater.sources.splits import Cut, KeyRange
 from headwater.sources.table import SourceTable

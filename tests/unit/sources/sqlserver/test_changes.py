@@ -11,8 +11,7 @@ from headwater.sources.sqlserver.followed import Stretch
 from headwater.sources.sqlserver.instances import CaptureInstance
 from headwater.sources.sqlserver.offset import Lsn
 from headwater.sources.sqlserver.server import Commit
-from headwater.sources.sqlserver.ticks import Ticks
-from headwater.sources.sqlserver.types import SqlType, source_column
+from headwater.sources.sqlserver.types import SqlType, Ticks, source_column
 from headwater.sources.table import SourceTable
 from headwater.stream import Op
 

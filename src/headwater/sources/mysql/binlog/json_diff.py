@@ -12,7 +12,7 @@ from typing import Final
 from headwater.sources.errors import SourceMisconfigured
 from headwater.sources.mysql.binlog.cursor import Cursor, protocol_error
 from headwater.sources.mysql.binlog.events import RowsEvent
-from headwater.sources.mysql.binlog.json_container import SIZES, Budget, cut_off, entries, is_inline, length_of
+from headwater.sources.mysql.binlog.json_text import SIZES, Budget, cut_off, entries, is_inline, length_of
 from headwater.sources.mysql.binlog.python_rows import fixed_size
 from headwater.sources.mysql.binlog.row_layout import Output, RowLayout, Wire, wire_of
 from headwater.sources.mysql.binlog.table_map import ColumnType

@@ -8,8 +8,7 @@ import pytest
 
 from headwater.pipeline.config import configure
 from headwater.pipeline.doctor import plain_connections
-from headwater.sources.diagnosis import Level
-from headwater.sources.encryption import plain_finding
+from headwater.sources.diagnosis import Level, plain_finding
 from headwater.sources.secret_files import in_file
 
 pytestmark = pytest.mark.unit
