@@ -163,7 +163,10 @@ class PositionSnapshots(ABC, Generic[_Dsn, _Parts]):
 def with_columns(table: SourceTable, columns: Sequence[SourceColumn]) -> SourceTable:
     """*table* with *columns*, those that are new at the end; a column that is not among them is dropped."""
     now = {column.field_id: column for column in columns}
-    kept = [now.pop(column.field_id, None) or replace(column, dropped=True) for column in table.columns]
+    kept = [
+        now.pop(column.field_id) if column.field_id in now else replace(column, dropped=True)
+        for column in table.columns
+    ]
     return replace(table, columns=(*kept, *now.values()))
 
 

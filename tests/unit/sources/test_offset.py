@@ -106,6 +106,17 @@ def test_the_mixed_order_is_transitive() -> None:
                 assert not (one <= two <= three) or one <= three
 
 
+def test_a_stream_goes_on_but_never_back() -> None:
+    """Scenario C18: what lies behind is before the stored place, equal and forward are not; transactions interleave."""
+    stored = PostgresOffset.of_row(100, 5, 7)
+    onward = (PostgresOffset.of_row(100, 5, 7), PostgresOffset.of_row(100, 6, 7), PostgresOffset.end_of(200, 201, 3))
+    assert all(place >= stored for place in onward)
+    assert all(place < stored for place in (PostgresOffset.of_row(100, 4, 7), PostgresOffset.end_of(99, 100, 9)))
+    old = read({"txid": 1, "lsn": 60, "lsn_commit": 50, "lsn_proc": 60})
+    assert read({"txid": 2, "lsn": 40, "lsn_commit": 70, "lsn_proc": 40}) >= old
+    assert read({"txid": 2, "lsn": 59, "lsn_commit": 50, "lsn_proc": 59}) < old
+
+
 @pytest.mark.parametrize(
     "place",
     [
