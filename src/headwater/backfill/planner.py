@@ -14,23 +14,20 @@ whose snapshot was lost before its rows were committed is read again in another 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import Any, Final
 
-from headwater.backfill.batch_units import log_units
-from headwater.backfill.checkpoint import check_end, check_start
+from headwater.backfill.backfill_plans import BackfillPlans
 from headwater.backfill.control import QueryRequests
 from headwater.backfill.errors import LogBehind, QueryStateLost
-from headwater.backfill.history_plans import CommittedOf, HistoryPlans
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import PlanRecord, QueryState
 from headwater.backfill.query import QueryOptions
-from headwater.backfill.query_tables import QueryTables
+from headwater.backfill.query_tables import CommittedOf, QueryTables
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceRecord, SourceState
@@ -39,6 +36,7 @@ from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.state.query_store import QueryStore, open_query_store
+from headwater.system.clock import SYSTEM_CLOCK, Clock
 
 _LOOK_SECONDS: Final = 0.05
 _LOCK_SECONDS: Final = 2.0
@@ -79,8 +77,9 @@ class QueryPlanner:
         keeping: Keeping | None = None,
         takeover: bool = False,
         slots: Slots = lambda: 2,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._options, self._slots = options, slots
+        self._options, self._slots, self._clock = options, slots, clock
         self._parked = parked or dict
         self._keeping = keeping
         self._source = open_snapshots(options.source, lock_seconds=_LOCK_SECONDS)
@@ -95,13 +94,17 @@ class QueryPlanner:
         with ExitStack() as stack:
             self._reader = stack.enter_context(open_reader(options.store))
             store = stack.enter_context(open_query_store(options.state_location, options.query, takeover=takeover))
-            self._state = QueryState(store)
+            self._state = QueryState(store, clock)
             self._requests = QueryRequests(options, self._state, self._source)
             with self._reader.snapshot() as view:
                 ranges = LogRanges(view, options.tables, keyed=options.keyed)
                 self._logs = KvLogStoreReader(self._reader, store)
-                self._tables = QueryTables(options, self._state, self._source, self._logs, view, ranges, self._parked())
-            self._history = HistoryPlans(options, self._state, self._tables, self._source, committed, self._save, slots)
+                self._tables = QueryTables(
+                    options, self._state, self._source, self._logs, view, ranges, self._parked(), clock
+                )
+            self._plans = BackfillPlans(
+                options, self._state, self._tables, self._source, committed, self._save, slots, clock
+            )
             self.generation = store.generation
             if recover is not None:
                 recover(store, self.backfill_id, [table.table for table in self._tables.values()])
@@ -117,15 +120,16 @@ class QueryPlanner:
     @property
     def has_history(self) -> bool:
         """Whether history is left to be read."""
-        return any(table.is_reading for table in self._tables.values())
+        return any(table.backfill.is_reading for table in self._tables.values())
 
     def is_waiting(self) -> bool:
         """Whether history is left, and somebody must do something before it goes on."""
-        return self.has_history and all(table.is_held for table in self._tables.values() if table.is_reading)
+        backfills = [table.backfill for table in self._tables.values()]
+        return self.has_history and all(backfill.is_held for backfill in backfills if backfill.is_reading)
 
     def is_history_done(self) -> bool:
         """Whether the history of all tables is read, and their logs have passed it."""
-        return all(table.is_done for table in self._tables.values())
+        return all(table.backfill.is_done for table in self._tables.values())
 
     # -- offsets ---------------------------------------------------------------------------------------------------
 
@@ -137,10 +141,10 @@ class QueryPlanner:
         """
         if self._state.delivered is None:
             delivered = min(int(table.consumer.delivered()) for table in self._tables.values())
-            if any(table.kept is not None for table in self._tables.values()):
+            if self._tables.versioned:
                 with self._reader.snapshot() as view:
                     record, _ = SourceState.read(view)
-                    delivered = int(view.epoch)  # all up to it is in the tables that we keep
+                    delivered = int(view.epoch)  # all up to it is in the versioned tables
                 self._end = None if record is None else (delivered, record)
             start = QueryOffset(delivered, self._state.plan.number)
             self._state.put_delivered(start)
@@ -179,12 +183,12 @@ class QueryPlanner:
         snapshot = self._source.export()
         wanted = snapshot.mark.high
         snapshot.close()
-        end = time.monotonic() + timeout
+        end = self._clock.monotonic() + timeout
         while True:
             with self._reader.snapshot() as view:
                 record, _ = SourceState.read(view)
                 epoch = view.epoch
-            left = end - time.monotonic()
+            left = end - self._clock.monotonic()
             if left <= 0 or (record is not None and record.offset >= wanted):
                 return QueryOffset(int(epoch), self._state.plan.number)
             self._reader.wait_for_epoch(epoch, min(left, _COMMIT_SECONDS))
@@ -205,20 +209,20 @@ class QueryPlanner:
         :raises QueryStateLost: *start* is not of this state.
         """
         self._came_to(start)
-        deadline = time.monotonic() + timeout
+        deadline = self._clock.monotonic() + timeout
         while True:
             self._serve()
             self._commit(start)
             rests = upto is None and self._rests()
             most = max_rows or self._options.max_rows
             made = start if rests or self._has_nothing(start, most, upto) else self._next(start, most, upto)
-            left = deadline - time.monotonic()
+            left = deadline - self._clock.monotonic()
             self._moved |= made != start
             self._tell()
             if made != start or left <= 0:
                 return made
             if rests:
-                time.sleep(min(left, _REST_SECONDS))
+                self._clock.sleep(min(left, _REST_SECONDS))
                 continue
             pause = _LOOK_SECONDS if self.has_history else min(left, _COMMIT_SECONDS)
             self._reader.wait_for_epoch(max(start.epoch, self._seen), min(left, pause))
@@ -229,10 +233,10 @@ class QueryPlanner:
         if start == self._at and start.plan == plan.number:
             return
         self._nothing = None
-        check_start(self._options.query, start, plan.number, self._state.delivered)
+        self._state.check_start(start)
         self._roll_back(start)
-        self._history.check_attempt()
-        self._history.let_go()
+        self._plans.check_attempt()
+        self._plans.release()
         self._recovering = False
         if self._end is not None and self._end[0] == start.epoch:
             for table in self._tables.values():
@@ -252,10 +256,10 @@ class QueryPlanner:
         plan = self._state.plan
         is_newer = start.plan < plan.number
         for name, table in self._tables.items():
-            is_kept = is_newer and name in plan.positions and self._history.is_committed(name, plan)
-            upto = plan.number if is_kept else start.plan
-            table.roll_back(upto, start.epoch)
-            table.deliver(upto, start.epoch)
+            is_committed = is_newer and name in plan.positions and self._plans.is_committed(name, plan)
+            upto = plan.number if is_committed else start.plan
+            table.backfill.roll_back(upto, start.epoch)
+            table.backfill.deliver(upto, start.epoch)
         if is_newer:
             self._state.plan = PlanRecord(number=start.plan, issued=max(plan.number, plan.issued))
             self._state.put_plan()
@@ -263,7 +267,7 @@ class QueryPlanner:
 
     def _commit(self, start: QueryOffset) -> None:
         """Let the logs forget what was delivered."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if start != self._forgotten and now - self._truncated >= _COMMIT_SECONDS:
             self._truncated, self._forgotten = now, start
             self._state.put_delivered(start)
@@ -274,14 +278,14 @@ class QueryPlanner:
     _seen = 0
 
     def _rests(self) -> bool:
-        return self._keeping is not None and self._keeping.is_resting(self._tables.values())
+        return self._keeping is not None and self._keeping.is_resting(self._tables.values(), self._clock.monotonic())
 
     def _next(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         if self._keeping is not None:
             self._keeping.before(self._tables.values(), self.backfill_id, start.epoch)
         made = self._planned(start, max_rows, upto)
         if self._keeping is not None and made != start:
-            self._keeping.after(self._tables.values(), self.backfill_id)
+            self._keeping.after(self._tables.values(), self.backfill_id, self._clock.monotonic())
         waits_for_epoch = made == start and self._keeping is None and self.is_history_done()
         self._nothing = (start, max_rows, upto, self._seen) if waits_for_epoch else None
         return made
@@ -307,10 +311,12 @@ class QueryPlanner:
             ranged = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
             found = dict(ranged)
             for name, table in self._tables.items():
-                changes = found[name] = table.see(found[name], ranges.since(name, end), start.epoch, end)
-                if self._tables[name].reads_source:
-                    self._tables[name].latest = ranges.latest(name)
-                self._tables[name].catch_up(ranges, end)
+                found[name] = table.observe(found[name], ranges.since(name, end), start.epoch, end)
+            for name, external in self._tables.external.items():
+                if external.is_reading:
+                    external.latest = ranges.latest(name)
+            for versioned in self._tables.versioned.values():
+                versioned.catch_up(ranges, end)
             if end == ranges.newest and ranges.record is not None:
                 self._end = (end, ranges.record)
                 for name, changes in found.items():
@@ -318,7 +324,7 @@ class QueryPlanner:
                         self._tables[name].settle(ranges.record.offset, end)
             if self._keeping is not None:
                 self._keeping.hold(self._tables.values())
-            planned = self._history.plan(ranges, end, found, self._place_of(end, ranges))
+            planned = self._plans.plan(ranges, end, found, self._place_of(end, ranges))
         is_late = self._tables.is_late and end > start.epoch
         if not planned and not any(found.values()) and not is_late:
             return start
@@ -346,41 +352,40 @@ class QueryPlanner:
         :raises SourceBehind: one can be had that is older than the changes of the batch.
         :raises LogBehind: the columns have changed, and the capture does not come to that.
         """
-        check_end(self._options.query, end, self._state.plan.number)
+        self._state.check_end(end)
         if self._ranged is not None and self._ranged[:2] == (start, end) and end.plan == start.plan:
             return self._log_units(self._ranged[2], end)
-        limit = time.monotonic() + _COLUMNS_SECONDS
+        limit = self._clock.monotonic() + _COLUMNS_SECONDS
         while True:
             with self._reader.snapshot() as view:
                 try:
                     ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
                     return self._units(ranges, start, end)
                 except LogBehind:
-                    if time.monotonic() > limit:
+                    if self._clock.monotonic() > limit:
                         raise
                     epoch = view.epoch
             self._reader.wait_for_epoch(epoch, _LOOK_SECONDS)
 
     def _units(self, ranges: LogRanges, start: QueryOffset, end: QueryOffset) -> list[Unit]:
-        found: dict[str, TableChanges] = {}
-        for name, table in self._tables.items():
-            if end.plan > start.plan:
-                table.latest = ranges.latest(name)
-            found[name] = ranges.changes(name, table.after(start.epoch), end.epoch)
-        made = self._log_units(found, end)
+        tables = self._tables
+        changes = {name: ranges.changes(name, tables[name].after(start.epoch), end.epoch) for name in tables}
+        units = self._log_units(changes, end)
         if end.plan > start.plan:
-            made += self._history.units(ranges, end, recovering=self._recovering)
-        return made
+            for name, backfill in tables.external.items():
+                backfill.latest = ranges.latest(name)
+            units += self._plans.units(ranges, end, recovering=self._recovering)
+        return units
 
     def _log_units(self, found: Mapping[str, TableChanges], end: QueryOffset) -> list[Unit]:
         """The units of what the logs have in a batch up to *end*."""
-        made: list[Unit] = []
+        units: list[Unit] = []
         for name, changes in found.items():
             table = self._tables[name]
             changes = table.emptying(changes, end.epoch)
             if changes:
-                made += log_units(table, changes, end, self._slots)
-        return made
+                units += table.units(changes, end.epoch, end.plan, self._slots)
+        return units
 
     # -- requests, status, end -------------------------------------------------------------------------------------
 
@@ -405,14 +410,14 @@ class QueryPlanner:
             "epoch": 0 if self._at is None else self._at.epoch,
             "newest_epoch": self._seen,
             "reader": asdict(self._logs.statistics),
-            "updated_ms": time.time_ns() // 1_000_000,
-            "problem": self._history.problem,
+            "updated_ms": self._clock.unix_ms(),
+            "problem": self._plans.problem,
             "tables": self._tables.status(),
         }
 
     def _tell(self) -> None:
         """Write the status down, now and then."""
-        now = time.monotonic()
+        now = self._clock.monotonic()
         if now - self._told >= (_STATUS_SECONDS if self._moved else _IDLE_SECONDS):
             self._told, self._moved = now, False
             self._state.put_status(self.status())
@@ -421,4 +426,4 @@ class QueryPlanner:
     def close(self) -> None:
         """Let go of everything; a plan whose rows are being read is read again when the query goes on."""
         with self._stack:
-            self._history.let_go()
+            self._plans.release()

@@ -6,7 +6,6 @@ what was committed just before the time, in the same epoch, comes with it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
@@ -41,8 +40,8 @@ def parse_since(text: str) -> tuple[Epoch, bool]:
         ) from None
 
 
-def resolve_since(view: Snapshot, text: str, tables: Sequence[str]) -> Epoch:
-    """The epoch after which a new query over *tables* begins.
+def resolve_since(view: Snapshot, text: str, tables: Sequence[str], now_ms: int) -> Epoch:
+    """The epoch after which a new query over *tables* begins, at the time *now_ms*.
 
     :raises SinceGone: a log of them no longer holds what came since then. :raises InvalidQuery: it is not yet.
     """
@@ -56,7 +55,7 @@ def resolve_since(view: Snapshot, text: str, tables: Sequence[str]) -> Epoch:
         after = Epoch(max(began)).prev() if began else wanted
     oldest = max((announced(view, name) for name in tables), default=Epoch(0))
     newest = view.epoch
-    now = Epoch.from_unix_ms(time.time_ns() // 1_000_000)
+    now = Epoch.from_unix_ms(now_ms)
     if after > (max(newest, now) if is_time else newest):
         raise InvalidQuery(
             f"What comes since {text} is not there yet: the newest epoch is {int(newest)} ({_when(newest)}).",

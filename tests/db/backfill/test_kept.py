@@ -20,7 +20,6 @@ from tests.db.versioned.kept import Kept, kept
 from tests.servers.postgres import Database
 
 from headwater.backfill.errors import InvalidQuery, SinceGone
-from headwater.backfill.query_table import QueryTable
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.units import SnapshotUnit
 from headwater.control.command import PauseBackfill, QueryCommand, ResnapshotTable, ResumeBackfill, ThrottleBackfill
@@ -82,9 +81,7 @@ class Later(Delivering):
         super().__init__(keeping.capture, *tables, **told | {"split_rows": 100, "interval_seconds": 0.0001} | options)
 
     def phase(self, name: str = TABLE) -> SnapshotPhase:
-        history = self.planner._tables[name].kept
-        assert history is not None
-        return history.phase
+        return self.planner._tables.versioned[name].phase
 
     def go_to(self, phase: SnapshotPhase) -> None:
         """Into the middle of *phase*; with :data:`CHANGE_LOG`: to the batch that begins it."""
@@ -210,14 +207,13 @@ def test_what_was_handed_out_of_a_kept_table_comes_again_after_the_source_of_ano
         def refused() -> Any:
             raise _Refused("The source refuses.")
 
-        history = query.planner._tables[TABLE].kept
-        assert history is not None
+        backfill = query.planner._tables.versioned[TABLE]
         with monkeypatch.context() as patched:
-            patched.setattr(query.planner._history._source, "export", refused)
+            patched.setattr(query.planner._plans._source, "export", refused)
             for _ in range(2):  # the second is not refused because of the first
                 with pytest.raises(_Refused):
                     query.batch()
-                assert not history.executor.handed_out(query.planner._state.plan.following)
+                assert not backfill.executor.handed_out(query.planner._state.plan.following)
         query.finish()
         query.assert_equal()
         assert max(query.sink.history[TABLE].values()) == 1
@@ -270,12 +266,12 @@ def test_two_tables_show_one_total_at_every_epoch(newest_postgres: Database, tmp
         query.close()
 
 
-def _barrier(table: QueryTable, mutation: Mutation) -> Barrier:
-    """The next one."""
-    assert table.kept is not None
-    last = table.kept.executor._last
+def _send(query: Later, mutation: Mutation) -> None:
+    """The next barrier has *mutation*."""
+    backfill = query.planner._tables.versioned[TABLE]
+    last = backfill.executor._last
     assert last is not None
-    return Barrier(last.epoch.next(last.epoch.curr.next()), BarrierKind.CHECKPOINT, mutation)
+    backfill.on_barrier(Barrier(last.epoch.next(last.epoch.curr.next()), BarrierKind.CHECKPOINT, mutation))
 
 
 def test_m7_pause_resume_and_throttle_stop_the_snapshot_and_no_change(
@@ -311,8 +307,7 @@ def test_m7_pause_resume_and_throttle_stop_the_snapshot_and_no_change(
             assert query.batch(timeout=0.5)
         assert query.planner.status()["epoch"] > at
         assert (query.read_rows, query.phase()) == (read, SNAPSHOT)
-        table = query.planner._tables[TABLE]
-        table.on_barrier(_barrier(table, Throttle(None)))
+        _send(query, Throttle(None))
         query.finish()
         query.assert_equal()
         query.close()
@@ -331,8 +326,7 @@ def test_m4_a_source_that_is_faster_than_the_backfill_is_caught_up_with_afterwar
                 query.batch(timeout=0.05)
         capture.catch_up()
         assert query.phase() is SNAPSHOT
-        table = query.planner._tables[TABLE]
-        table.on_barrier(_barrier(table, Throttle(None)))
+        _send(query, Throttle(None))
         query.go_to(CHANGE_LOG)
         lags = []
         while not query.planner.is_history_done():
@@ -360,7 +354,7 @@ def test_m6_s15_the_epoch_stays_pinned_while_it_is_read_and_is_let_go_when_the_q
             keeping.batch()
         assert keeping.table(TABLE).base_epoch <= pin.epoch
         query.close()
-        from headwater.backfill.kept_history import release_pins
+        from headwater.backfill.snapshot.backfill import release_pins
 
         release_pins(query.options.store, str(keeping.folder), "later", [TABLE])
         assert not keeping.table(TABLE).pins()
