@@ -43,7 +43,7 @@ def query_of(kept: WrittenTable, tmp_path: Path) -> UpstreamQuery:
 def drained(planner: UpstreamPlanner, query: UpstreamQuery, rows: Rows) -> None:
     """Deliver to *rows* all that there is; each row must fit."""
     start = planner.initial()
-    while (end := planner.advance(start)) != start:
+    while (end := planner.plan(start)) != start:
         for unit in planner.units(start, end):
             for batch in read_unit(query.upstream, unit):
                 for row in batch.to_pylist():
@@ -85,7 +85,7 @@ def test_a_plan_that_a_crash_left_undelivered_stays_readable(kept: WrittenTable,
     planner = UpstreamPlanner(query)
     drained(planner, query, rows)
     kept.write((UPDATE, {"id": 1, "v": 100}))
-    planner.advance(planner.initial())
+    planner.plan(planner.initial())
     planner.close()
     again = UpstreamPlanner(query)
     kept.write((UPDATE, {"id": 2, "v": 200}))
@@ -128,7 +128,7 @@ def test_a_table_that_is_being_read_is_waited_for_and_that_is_told(kept: Written
     kept.sink.incomplete(NUMBERS, "keep", "b1", {"rows": 3, "total": 100})
     kept.write((UPDATE, {"id": 1, "v": 100}))
     start = planner.initial()
-    assert planner.advance(start, timeout=0.05) == start
+    assert planner.plan(start) == start
     told = planner.status()
     assert "not kept as a whole yet (3 of about 100 rows)" in told["problem"]
     assert "headwater status" in told["next_step"]
@@ -136,7 +136,7 @@ def test_a_table_that_is_being_read_is_waited_for_and_that_is_told(kept: Written
     with pytest.raises(UpstreamWaits, match="not kept as a whole yet"):
         UpstreamPlanner(replace(query, query="another", store=str(tmp_path / "other")))
     kept.complete()
-    assert planner.advance(start, timeout=0.05) == start, "what lies between cannot be told by changes"
+    assert planner.plan(start) == start, "what lies between cannot be told by changes"
     assert planner.stopped is not None
     planner.close()
 

@@ -45,7 +45,7 @@ class Query:
         """One batch; whether there was one."""
         planner = self.planner
         start = self.offset or planner.initial()
-        end = self.logged or planner.advance(start)
+        end = self.logged or planner.plan(start)
         if end == start:
             return False
         if crash == "before logged":
@@ -322,8 +322,8 @@ def test_a_checkpoint_and_a_state_that_do_not_fit_are_told_apart(lake: Lake, tmp
     with running(lake, tmp_path / "store", options=UpstreamOptions(batch_rows=100)) as query:
         query.drain()
         with pytest.raises(QueryStateLost, match="lost or replaced"):
-            query.planner.advance(QueryOffset(0, 99))
+            query.planner.plan(QueryOffset(0, 99))
         with pytest.raises(QueryStateLost, match="older"):
-            query.planner.advance(QueryOffset(0, 1))
+            query.planner.plan(QueryOffset(0, 1))
     with pytest.raises(InvalidQuery):
         UpstreamPlanner(UpstreamQuery(DeltaUpstream(lake.path, ("id",), vnode_count=16), query.made.store, "copy"))

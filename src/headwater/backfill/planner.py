@@ -1,5 +1,10 @@
 """QueryPlanner: what the next batch of a query delivers; one process, one thread.
 
+It decides from the state of the query and a snapshot of the logs, and never waits: it says what is to be waited for,
+and the loop around it (:mod:`headwater.backfill.loop`) does. Time and new ids are those of the ``clock`` it is given.
+What it asks of others are calls of objects that are given, too: the export of a snapshot by the source, the tokens of
+the sink, requests. It seals each plan itself, so that none is given away that is not durable.
+
 A batch is the changes of a range of epochs and, while history is being read, a plan: ranges of tables that are read
 inside one snapshot. The order of the steps is what makes it exact:
 
@@ -17,11 +22,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Final
 
 from headwater.backfill.backfill_plans import BackfillPlans
 from headwater.backfill.control import QueryRequests
-from headwater.backfill.errors import LogBehind, QueryStateLost
+from headwater.backfill.errors import QueryStateLost
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.log_ranges import LogRanges, TableChanges
 from headwater.backfill.offset import QueryOffset
@@ -32,17 +38,16 @@ from headwater.backfill.tasks import Slots
 from headwater.backfill.units import Unit
 from headwater.capture.source_state import SourceRecord, SourceState
 from headwater.log_store import KvLogStoreReader, ReadLimits
+from headwater.sources.offset import CdcOffset
 from headwater.sources.snapshots import open_snapshots
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
 from headwater.state.query_store import QueryStore, open_query_store
-from headwater.system.clock import SYSTEM_CLOCK, Clock
+from headwater.system.clock import SYSTEM_CLOCK, Clock, Wait
 
 _LOOK_SECONDS: Final = 0.05
 _LOCK_SECONDS: Final = 2.0
 """Who plans for many tables does not wait longer for one that is locked."""
-_COLUMNS_SECONDS: Final = 20.0
-"""How long the log may take to come to columns that a new snapshot has."""
 _COMMIT_SECONDS: Final = 1.0
 _REST_SECONDS: Final = 0.1
 _STATUS_SECONDS: Final = 0.5
@@ -90,6 +95,7 @@ class QueryPlanner:
         self._end: tuple[int, SourceRecord] | None = None
         self._looked = self._truncated = self._told = 0.0
         self._recovering = self._moved = True
+        self._rested = False
         self.returning: Sequence[str] = ()
         with ExitStack() as stack:
             self._reader = stack.enter_context(open_reader(options.store))
@@ -173,61 +179,53 @@ class QueryPlanner:
         """The newest epoch that is sealed."""
         return QueryOffset(int(self._reader.committed_epoch()), self._state.plan.number)
 
-    def reach_source(self, timeout: float) -> QueryOffset:
-        """The newest epoch once the log has everything that the source has committed by now, or after *timeout*.
+    def source_position(self) -> CdcOffset | None:
+        """A position of the source after all that it has committed; ``None``: there is no source.
 
         :raises SourceUnreachable: no answer.
         """
         if not self._options.source:
-            return self.newest()
+            return None
         snapshot = self._source.export()
-        wanted = snapshot.mark.high
         snapshot.close()
-        end = self._clock.monotonic() + timeout
-        while True:
-            with self._reader.snapshot() as view:
-                record, _ = SourceState.read(view)
-                epoch = view.epoch
-            left = end - self._clock.monotonic()
-            if left <= 0 or (record is not None and record.offset >= wanted):
-                return QueryOffset(int(epoch), self._state.plan.number)
-            self._reader.wait_for_epoch(epoch, min(left, _COMMIT_SECONDS))
+        return snapshot.mark.high
 
-    def advance(
-        self,
-        start: QueryOffset,
-        *,
-        timeout: float = 0.0,
-        max_rows: int | None = None,
-        upto: int | None = None,
-    ) -> QueryOffset:
-        """Where the batch after *start* ends; *start* itself when there was nothing to do for *timeout* seconds.
+    def lacks(self, position: CdcOffset | None) -> Wait | None:
+        """What to wait for until the log has all before *position* of the source; ``None``: it has."""
+        with self._reader.snapshot() as view:
+            record, _ = SourceState.read(view)
+            if position is None or (record is not None and record.offset >= position):
+                return None
+            return Wait(_COMMIT_SECONDS, partial(self._reader.wait_for_epoch, int(view.epoch)))
+
+    def plan(self, start: QueryOffset, *, max_rows: int | None = None, upto: int | None = None) -> QueryOffset:
+        """Where the batch after *start* ends; *start* itself when there is nothing to do now: see :attr:`wait`.
 
         Everything up to *start* counts as delivered. An offset after it is durable as a plan when it is returned.
 
         :param upto: no epochs after this one.
         :raises QueryStateLost: *start* is not of this state.
         """
-        self._came_to(start)
-        deadline = self._clock.monotonic() + timeout
-        while True:
-            self._serve()
-            self._commit(start)
-            rests = upto is None and self._rests()
-            most = max_rows or self._options.max_rows
-            made = start if rests or self._has_nothing(start, most, upto) else self._next(start, most, upto)
-            left = deadline - self._clock.monotonic()
-            self._moved |= made != start
-            self._tell()
-            if made != start or left <= 0:
-                return made
-            if rests:
-                self._clock.sleep(min(left, _REST_SECONDS))
-                continue
-            pause = _LOOK_SECONDS if self.has_history else min(left, _COMMIT_SECONDS)
-            self._reader.wait_for_epoch(max(start.epoch, self._seen), min(left, pause))
+        self._mark_delivered(start)
+        self._serve()
+        self._commit(start)
+        self._rested = upto is None and self._rests()
+        most = max_rows or self._options.max_rows
+        end = start if self._rested or self._has_nothing(start, most, upto) else self._next(start, most, upto)
+        self._moved |= end != start
+        self._tell()
+        return end
 
-    def _came_to(self, start: QueryOffset) -> None:
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+        if self._rested:
+            return Wait(_REST_SECONDS)
+        assert self._at is not None
+        news = partial(self._reader.wait_for_epoch, max(self._at.epoch, self._seen))
+        return Wait(_LOOK_SECONDS if self.has_history else _COMMIT_SECONDS, news)
+
+    def _mark_delivered(self, start: QueryOffset) -> None:
         """*start* was delivered."""
         plan = self._state.plan
         if start == self._at and start.plan == plan.number:
@@ -350,22 +348,13 @@ class QueryPlanner:
 
         :raises QueryStateLost: *end* is not of this state. :raises SourceUnreachable: no new snapshot can be had.
         :raises SourceBehind: one can be had that is older than the changes of the batch.
-        :raises LogBehind: the columns have changed, and the capture does not come to that.
+        :raises LogBehind: the columns have changed, and the capture has not come to that yet.
         """
         self._state.check_end(end)
         if self._ranged is not None and self._ranged[:2] == (start, end) and end.plan == start.plan:
             return self._log_units(self._ranged[2], end)
-        limit = self._clock.monotonic() + _COLUMNS_SECONDS
-        while True:
-            with self._reader.snapshot() as view:
-                try:
-                    ranges = LogRanges(view, list(self._tables), keyed=self._options.keyed)
-                    return self._units(ranges, start, end)
-                except LogBehind:
-                    if self._clock.monotonic() > limit:
-                        raise
-                    epoch = view.epoch
-            self._reader.wait_for_epoch(epoch, _LOOK_SECONDS)
+        with self._reader.snapshot() as view:
+            return self._units(LogRanges(view, list(self._tables), keyed=self._options.keyed), start, end)
 
     def _units(self, ranges: LogRanges, start: QueryOffset, end: QueryOffset) -> list[Unit]:
         tables = self._tables

@@ -38,6 +38,7 @@ from headwater.sinks.errors import SinkBehind
 from headwater.sinks.sink import Committed
 from headwater.sources.table import SourceTable
 from headwater.state import open_reader
+from headwater.system.clock import Wait
 from headwater.versioned import NotComplete, TableNotKept, VersionedTable
 
 if TYPE_CHECKING:
@@ -119,24 +120,24 @@ class DerivedPlanner:
         ends = [end.epoch for end in committed if end.epoch == self._state.record.planned]
         return QueryOffset(max([self.epoch, *ends]), _PLAN), None
 
-    def advance(self, start: QueryOffset, *, timeout: float = 0.0, upto: int | None = None) -> QueryOffset:
-        """Where the batch after *start* ends, which is sealed; *start* when there is none for *timeout* seconds.
+    def plan(self, start: QueryOffset, *, upto: int | None = None) -> QueryOffset:
+        """Where the batch after *start* ends, which is sealed; *start* when there is none now: see :attr:`wait`.
 
         :param upto: no epochs after this one, but for the first result.
         :raises EpochLost: the tables have gone on without it.
         """
         self._mark_delivered(start.epoch)
-        deadline = time.monotonic() + timeout
-        while True:
-            if time.monotonic() >= self._look_at:
-                self._unit = self._next(upto)
-                if self._unit is not None:
-                    return QueryOffset(self._unit.epoch, _PLAN)
-                self._rest()
-            left = deadline - time.monotonic()
-            if left <= 0 or self.returning:
-                return start
-            time.sleep(min(left, max(self._look_at - time.monotonic(), _LOOK_SECONDS)))
+        if time.monotonic() >= self._look_at:
+            self._unit = self._next(upto)
+            if self._unit is not None:
+                return QueryOffset(self._unit.epoch, _PLAN)
+            self._rest()
+        return start
+
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+        return Wait(max(self._look_at - time.monotonic(), _LOOK_SECONDS))
 
     def units(self, start: QueryOffset, end: QueryOffset) -> list[DerivedUnit]:
         """The batch that was planned."""

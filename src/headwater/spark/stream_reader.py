@@ -14,6 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
+from headwater.backfill.loop import next_batch, reach_source, units_of
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
@@ -125,7 +126,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """All history, and every change that the source has committed by now."""
-        self._upto = self._open.planner.reach_source(_REACH_SECONDS).epoch
+        self._upto = reach_source(self._open.planner, _REACH_SECONDS).epoch
 
     def latestOffset(  # noqa: N802 - Spark's name
         self, start: dict[str, Any] | None = None, limit: ReadLimit | None = None
@@ -142,7 +143,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         while True:
             opened.capture.watch()
             patience = _POLL_SECONDS if self._upto is None or opened.planner.has_history else 0.0
-            end = opened.planner.advance(begin, timeout=patience, max_rows=rows, upto=self._upto)
+            end = next_batch(opened.planner, begin, patience, max_rows=rows, upto=self._upto)
             planner = opened.planner
             if end != begin or self._upto is None or not planner.has_history or planner.is_waiting():
                 return self._starts.planned(start, end.to_json())
@@ -157,7 +158,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         self._starts.check(start, end)
         opened, options = self._open, self._options
         begin = QueryOffset.from_json(start)
-        units = opened.planner.units(begin, QueryOffset.from_json(end))
+        units = units_of(opened.planner, begin, QueryOffset.from_json(end))
         stops = options.on_schema_change == STOP
         is_new = opened.query.history and begin.plan == 0  # nothing was given yet that a TRUNCATE could empty
         ignores = is_new or options.on_truncate != STOP

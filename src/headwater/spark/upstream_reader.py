@@ -16,6 +16,7 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql import types as st
 
+from headwater.backfill.loop import next_batch
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.query import UpstreamUnit
@@ -90,7 +91,10 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Waits a moment for something to do. :raises RetentionMiss: with *available now*, what follows is gone."""
         hot()
         start = self._starts.start(start, self.initialOffset)
-        end = self._planner.latest(QueryOffset.from_json(start), _POLL_SECONDS, self._upto)
+        planner, upto, begin = self._planner, self._upto, QueryOffset.from_json(start)
+        end = next_batch(planner, begin, _POLL_SECONDS if upto is None else 0.0, upto=upto)
+        while upto is not None and end == begin and not planner.has_reached(upto):
+            end = next_batch(planner, begin, _POLL_SECONDS, upto=upto)
         return self._starts.planned(start, end.to_json())
 
     def reportLatestOffset(self) -> dict[str, int]:  # noqa: N802 - Spark's name

@@ -1,4 +1,7 @@
-"""Clock: the time, the pauses and the new ids of a process. What decides takes one, so that a test can give another."""
+"""Clock: the time, the pauses and the new ids of a process. What decides takes one, so that a test can give another.
+
+What decides does not wait either: it says what is to be waited for (:class:`Wait`), and a loop around it waits.
+"""
 
 from __future__ import annotations
 
@@ -33,3 +36,18 @@ class Clock:
 
 SYSTEM_CLOCK: Final = Clock()
 """Of this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a loop waits for where there is nothing to do: for *news*, and for *seconds* at most.
+
+    :ivar news: waits until there are any, for as many seconds as it is given; ``None``: nothing can end the wait.
+    """
+
+    seconds: float
+    news: Callable[[float], object] | None = None
+
+    def take(self, limit: float, clock: Clock) -> None:
+        """Wait, for *limit* seconds at most."""
+        (self.news or clock.sleep)(min(limit, self.seconds))

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from tests.db.capture.running import RunningCapture
 
+from headwater.backfill.loop import next_batch, units_of
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
@@ -170,13 +171,13 @@ class Delivering:
         if self.logged is not None and self.logged != start:
             end = self.logged
         else:
-            end = self.planner.advance(start, timeout=timeout)
+            end = next_batch(self.planner, start, timeout)
         if end == start:
             return False
         between("planned")
         self.logged = end  # Spark does not keep where the first batch begins
         between("logged")
-        units = self.planner.units(start, end)
+        units = units_of(self.planner, start, end)
         between("units")
         read = [(unit, self.read(unit)) for unit in units]
         between("read")

@@ -20,6 +20,7 @@ from tests.db.versioned.kept import Kept, kept
 from tests.servers.postgres import Database
 
 from headwater.backfill.errors import InvalidQuery, SinceGone
+from headwater.backfill.loop import next_batch
 from headwater.backfill.snapshot.record import SnapshotPhase
 from headwater.backfill.units import SnapshotUnit
 from headwater.control.command import PauseBackfill, QueryCommand, ResnapshotTable, ResumeBackfill, ThrottleBackfill
@@ -444,7 +445,7 @@ def test_units_are_read_at_one_epoch_in_any_process(newest_postgres: Database, t
     with _kept(newest_postgres, tmp_path, rows=30_000) as (_, keeping):
         query = Later(keeping, TABLE, split_rows=30_000)
         start = query.planner.initial()
-        end = query.planner.advance(start, timeout=1.0)
+        end = next_batch(query.planner, start, 1.0)
         units = query.planner.units(start, end)
         assert end.epoch == start.epoch
         assert len(units) > 1

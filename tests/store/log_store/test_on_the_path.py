@@ -40,18 +40,18 @@ def test_a_query_plans_its_batches_with_the_reader_and_truncates_through_it(tmp_
     planner = QueryPlanner(options)
     try:
         start = planner.initial()
-        first = planner.advance(start)
+        first = planner.plan(start)
         assert first.epoch == epochs[1]
         assert (reader_of(planner)["ranges"], reader_of(planner)["read_epoch"]) == (1, epochs[1])
         assert sum(unit.rows for unit in planner.units(start, first)) == 20
-        second = planner.advance(first)
+        second = planner.plan(first)
         assert second.epoch == epochs[3]
         assert reader_of(planner)["ranges"] == 2
     finally:
         planner.close()
     planner = QueryPlanner(options)
     try:
-        planner.advance(second)
+        planner.plan(second)
         assert reader_of(planner)["truncated_epoch"] == epochs[3]
     finally:
         planner.close()

@@ -28,7 +28,7 @@ class Returning:
     def resume(self, committed: object) -> tuple[QueryOffset, None]:
         return QueryOffset(1, 1), None
 
-    def advance(self, start: QueryOffset, **_: object) -> QueryOffset:
+    def plan(self, start: QueryOffset, **_: object) -> QueryOffset:
         self.returning = ["public.orders"]
         return start
 

@@ -45,6 +45,7 @@ from headwater.errors import HeadwaterError
 from headwater.sources.table import SourceTable
 from headwater.state.query_store import QueryStore, open_query_store
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation, Pause, Resume, Throttle, VnodeBitmap
+from headwater.system.clock import Wait
 
 BEFORE_HOLD = failpoints.register("upstream.before_hold")
 AFTER_HOLD = failpoints.register("upstream.after_hold")
@@ -197,41 +198,31 @@ class UpstreamPlanner:
         """The newest epoch of the table."""
         return self._table.newest_epoch()
 
-    def advance(self, start: QueryOffset, *, timeout: float = 0.0, upto: int | None = None) -> QueryOffset:
-        """Where the batch after *start* ends; *start* itself when there was nothing to do for *timeout* seconds.
+    def plan(self, start: QueryOffset, *, upto: int | None = None) -> QueryOffset:
+        """Where the batch after *start* ends; *start* itself when there is nothing to do now: see :attr:`wait`.
 
         Everything up to *start* counts as delivered. An offset after it is durable as a plan when it is returned.
 
         :param upto: no epochs of the table after this one.
         :raises QueryStateLost: *start* is not of this state.
         """
-        self._came_to(start)
-        if start.plan < self._state.plan.number:
-            return _offset(self._state.plan.number)
-        deadline = time.monotonic() + timeout
-        while True:
+        self._mark_delivered(start)
+        if start.plan == self._state.plan.number:
             self._serve()
-            made = self._next(upto)
-            self._moved |= made
+            self._moved |= self._next(upto)
             self._tell()
-            left = deadline - time.monotonic()
-            if made or left <= 0:
-                return _offset(self._state.plan.number)
-            if self._is_held or self._waits is not None:
-                time.sleep(min(left, _LOOK_SECONDS))
-            else:
-                with suppress(UpstreamWaits):
-                    self._table.wait_for_epoch(self._executor.consumed_epoch, min(left, _WAIT_SECONDS))
+        return self.newest()
 
-    def latest(self, start: QueryOffset, patience: float, upto: int | None) -> QueryOffset:
-        """As :meth:`advance` for a stream: waits for *patience* seconds, and where it ends at *upto* until that.
+    @property
+    def wait(self) -> Wait:
+        """What to wait for when nothing was planned."""
+        if self._is_held or self._waits is not None:
+            return Wait(_LOOK_SECONDS)
+        return Wait(_WAIT_SECONDS, self._wait_for_epoch)
 
-        :raises RetentionMiss: it is to end at *upto*, and cannot come there.
-        """
-        end = self.advance(start, timeout=0.0 if upto is not None else patience, upto=upto)
-        while upto is not None and end == start and not self.has_reached(upto):
-            end = self.advance(start, timeout=patience, upto=upto)
-        return end
+    def _wait_for_epoch(self, seconds: float) -> None:
+        with suppress(UpstreamWaits):
+            self._table.wait_for_epoch(self._executor.consumed_epoch, seconds)
 
     def has_reached(self, upto: int) -> bool:
         """Whether nothing up to *upto* is left to plan, or somebody holds it up.
@@ -249,7 +240,7 @@ class UpstreamPlanner:
         executor = self._executor
         return executor.is_paused or executor.rows_per_second is not None or executor.stopped is not None
 
-    def _came_to(self, start: QueryOffset) -> None:
+    def _mark_delivered(self, start: QueryOffset) -> None:
         """*start* was delivered."""
         number, known = self._state.plan.number, self._state.delivered
         if start.plan > number:
