@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from headwater.backfill.cdc.executor import Renewal
+from headwater.backfill.cdc.state import Renewal
 from headwater.backfill.errors import InvalidQuery
 from headwater.backfill.plans import QueryState
 from headwater.backfill.query import QueryOptions

@@ -7,7 +7,9 @@ from tests.unit.backfill.fake_database import FakeDatabase, Key, filled, is_in, 
 from tests.unit.backfill.harness import Stored, barrier
 
 from headwater.backfill.cdc.errors import InvalidBackfillOption, PlanOutOfOrder
-from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut, Phase, Renewal
+from headwater.backfill.cdc.executor import BackfillExecutor, BackfillOptions, HandedOut
+from headwater.backfill.cdc.state import Renewal
+from headwater.backfill.progress import Phase
 from headwater.backfill.rate_limit import NO_LIMIT
 from headwater.backfill.units import DROP_ALL, ChangeFilter, Rule, Run, covered
 from headwater.sources.splits import Cut, KeyRange, SplitKind

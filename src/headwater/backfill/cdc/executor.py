@@ -33,8 +33,6 @@ from headwater.sources.splits import Cut, KeyRange, SplitKind
 from headwater.sources.table import SourceTable
 from headwater.stream import ALL_TARGETS, Barrier, Pause, Resume, Stop, Throttle
 
-__all__ = ["BackfillExecutor", "BackfillOptions", "HandedOut", "Phase", "Renewal"]
-
 
 @dataclass(frozen=True, slots=True)
 class BackfillOptions:
