@@ -25,6 +25,7 @@ from headwater.sinks.sink import Committed, HistoryPart, Sink, Staged, Token
 from headwater.sources.errors import UnsupportedTable
 from headwater.sources.splits import KeyRange, SplitKind
 from headwater.sources.table import SourceTable
+from headwater.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,9 @@ class Delivery:
         assert path is not None
         return DeadLetters(path)
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> QueryPlanner:
+    def open_planner(
+        self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
+    ) -> QueryPlanner:
         """The planner of its batches. An earlier one is fenced."""
 
         def committed(table: SourceTable, backfill: str) -> Committed:
@@ -81,6 +84,7 @@ class Delivery:
             keeping=Keeping.of(self.sink, self.name),
             takeover=True,
             slots=slots,
+            clock=clock,
         )
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:

@@ -118,7 +118,9 @@ class Deliverable(Protocol[P]):
     @property
     def may_park(self) -> Sequence[str]: ...
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> P: ...
+    def open_planner(
+        self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
+    ) -> P: ...
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims: ...
 
@@ -168,6 +170,7 @@ class DeliveryLoop(Generic[P]):
     """The batches of one query; one thread. An earlier loop of the query is fenced.
 
     :param small_in_driver: small batches are staged in this thread, by the functions that tasks run.
+    :param clock: of the loop and its planner.
     :ivar planner: what it asks for the next batch. :ivar position: what the sink has.
     :ivar waits_for: what it waits for now, and since when (milliseconds); ``None``: for nothing that can hang.
     :raises HeadwaterError: what is pending cannot be settled, or the state cannot be read.
@@ -254,7 +257,7 @@ class DeliveryLoop(Generic[P]):
             found = coordinators[0].parked() if coordinators else read_parked(delivery.state, delivery.name)
             return {name: table.reason for name, table in found.items()}
 
-        planner = delivery.open_planner(recover, parked, lambda: self._jobs.parallelism)
+        planner = delivery.open_planner(recover, parked, lambda: self._jobs.parallelism, self._clock)
         stack.callback(planner.close)
         return planner, coordinators[0]
 

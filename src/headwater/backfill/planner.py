@@ -93,7 +93,7 @@ class QueryPlanner:
         self._nothing: tuple[QueryOffset, int | None, int | None, int] | None = None
         self._forgotten: QueryOffset | None = None
         self._end: tuple[int, SourceRecord] | None = None
-        self._looked = self._truncated = self._told = 0.0
+        self._truncated = self._told = 0.0
         self._recovering = self._moved = True
         self._rested = False
         self.returning: Sequence[str] = ()
@@ -187,8 +187,9 @@ class QueryPlanner:
         if not self._options.source:
             return None
         snapshot = self._source.export()
+        position = snapshot.mark.high
         snapshot.close()
-        return snapshot.mark.high
+        return position
 
     def lacks(self, position: CdcOffset | None) -> Wait | None:
         """What to wait for until the log has all before *position* of the source; ``None``: it has."""
@@ -281,12 +282,12 @@ class QueryPlanner:
     def _next(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> QueryOffset:
         if self._keeping is not None:
             self._keeping.before(self._tables.values(), self.backfill_id, start.epoch)
-        made = self._planned(start, max_rows, upto)
-        if self._keeping is not None and made != start:
+        end = self._planned(start, max_rows, upto)
+        if self._keeping is not None and end != start:
             self._keeping.after(self._tables.values(), self.backfill_id, self._clock.monotonic())
-        waits_for_epoch = made == start and self._keeping is None and self.is_history_done()
+        waits_for_epoch = end == start and self._keeping is None and self.is_history_done()
         self._nothing = (start, max_rows, upto, self._seen) if waits_for_epoch else None
-        return made
+        return end
 
     def _has_nothing(self, start: QueryOffset, max_rows: int | None, upto: int | None) -> bool:
         """Whether there was nothing to plan after *start*, and there can be nothing before the next epoch."""
@@ -307,9 +308,10 @@ class QueryPlanner:
             if self._keeping is not None:
                 end = self._keeping.choose(self._tables.values(), start.epoch, end)
             ranged = {name: ranges.changes(name, table.after(start.epoch), end) for name, table in self._tables.items()}
-            found = dict(ranged)
-            for name, table in self._tables.items():
-                found[name] = table.observe(found[name], ranges.since(name, end), start.epoch, end)
+            observed = {
+                name: table.observe(ranged[name], ranges.since(name, end), start.epoch, end)
+                for name, table in self._tables.items()
+            }
             for name, external in self._tables.external.items():
                 if external.is_reading:
                     external.latest = ranges.latest(name)
@@ -317,23 +319,23 @@ class QueryPlanner:
                 versioned.catch_up(ranges, end)
             if end == ranges.newest and ranges.record is not None:
                 self._end = (end, ranges.record)
-                for name, changes in found.items():
+                for name, changes in observed.items():
                     if not changes:
                         self._tables[name].settle(ranges.record.offset, end)
             if self._keeping is not None:
                 self._keeping.hold(self._tables.values())
-            planned = self._plans.plan(ranges, end, found, self._place_of(end, ranges))
+            planned = self._plans.plan(ranges, end, observed, self._record_of(end, ranges))
         is_late = self._tables.is_late and end > start.epoch
-        if not planned and not any(found.values()) and not is_late:
+        if not planned and not any(observed.values()) and not is_late:
             return start
-        made = QueryOffset(end, self._state.plan.number if planned else start.plan)
-        self._ranged = (start, made, ranged)
-        self._state.put_planned(start, made)
+        offset = QueryOffset(end, self._state.plan.number if planned else start.plan)
+        self._ranged = (start, offset, ranged)
+        self._state.put_planned(start, offset)
         self._save()  # what is dropped from now on is known to be shown by every later snapshot
-        return made
+        return offset
 
-    def _place_of(self, epoch: int, ranges: LogRanges) -> SourceRecord | None:
-        """The place of *epoch* in the source's log, if anybody knows it."""
+    def _record_of(self, epoch: int, ranges: LogRanges) -> SourceRecord | None:
+        """Where *epoch* ends in the source's log, if that is known."""
         if epoch == ranges.newest and ranges.record is not None:
             return ranges.record
         return self._end[1] if self._end is not None and self._end[0] == epoch else None
@@ -366,12 +368,11 @@ class QueryPlanner:
             units += self._plans.units(ranges, end, recovering=self._recovering)
         return units
 
-    def _log_units(self, found: Mapping[str, TableChanges], end: QueryOffset) -> list[Unit]:
+    def _log_units(self, ranged: Mapping[str, TableChanges], end: QueryOffset) -> list[Unit]:
         """The units of what the logs have in a batch up to *end*."""
         units: list[Unit] = []
-        for name, changes in found.items():
-            table = self._tables[name]
-            changes = table.emptying(changes, end.epoch)
+        for name, table in self._tables.items():
+            changes = table.emptying(ranged[name], end.epoch)
             if changes:
                 units += table.units(changes, end.epoch, end.plan, self._slots)
         return units

@@ -47,7 +47,7 @@ class Reopened:
         self._store, self._is_open = store, False
         self.opens, self.goes_on = threading.Event(), threading.Event()
 
-    def open_planner(self, recover: Any, parked: object, slots: object) -> Returning:
+    def open_planner(self, recover: Any, *_: object) -> Returning:
         if self._is_open:
             self.opens.set()
             self.goes_on.wait(60)

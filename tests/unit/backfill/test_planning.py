@@ -18,20 +18,23 @@ from headwater.system.clock import Clock, Wait
 
 START, END = QueryOffset(1, 0), QueryOffset(2, 0)
 PLANNING = [
-    "backfill_plans",
-    "cdc.backfill",
-    "cdc.executor",
-    "keeping",
-    "log_ranges",
-    "planner",
-    "plans",
-    "query_table",
-    "query_tables",
-    "since",
-    "snapshot.backfill",
-    "snapshot.executor",
-    "table_backfill",
-    "tasks",
+    "backfill.backfill_plans",
+    "backfill.cdc.backfill",
+    "backfill.cdc.executor",
+    "backfill.keeping",
+    "backfill.log_ranges",
+    "backfill.planner",
+    "backfill.plans",
+    "backfill.query_table",
+    "backfill.query_tables",
+    "backfill.since",
+    "backfill.snapshot.backfill",
+    "backfill.snapshot.consume_upstream.executor",
+    "backfill.snapshot.consume_upstream.planner",
+    "backfill.snapshot.executor",
+    "backfill.table_backfill",
+    "backfill.tasks",
+    "derive.planner",
 ]
 
 
@@ -80,7 +83,7 @@ class Scripted:
 
 @pytest.mark.parametrize("name", PLANNING)
 def test_a_planning_module_knows_no_clock_no_pause_no_socket_and_makes_no_id(name: str) -> None:
-    module = import_module(f"headwater.backfill.{name}")
+    module = import_module(f"headwater.{name}")
     tree = ast.parse(Path(str(module.__file__)).read_text())
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

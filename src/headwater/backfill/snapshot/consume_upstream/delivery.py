@@ -18,6 +18,7 @@ from headwater.backfill.tasks import Slots
 from headwater.sinks.sink import HistoryPart, Sink, Staged, Token
 from headwater.sources.splits import SplitKind
 from headwater.sources.written import POSITION_DTYPE
+from headwater.system.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,11 @@ class UpstreamDelivery:
     def state(self) -> str:
         return self.query.state_location
 
-    def open_planner(self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots) -> UpstreamPlanner:
+    def open_planner(
+        self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
+    ) -> UpstreamPlanner:
         """The planner of its batches. An earlier one is fenced."""
-        return UpstreamPlanner(self.query, recover=recover, takeover=True, slots=slots)
+        return UpstreamPlanner(self.query, recover=recover, takeover=True, slots=slots, clock=clock)
 
     def stage(self, claims: Sequence[Claim], budget: Budget | None = None) -> StagedClaims:
         """See :meth:`headwater.backfill.claims.Delivery.stage`."""

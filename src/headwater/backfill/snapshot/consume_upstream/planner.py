@@ -14,7 +14,6 @@ is tried again and again. Its status says so, with the command that reads the ta
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Final
@@ -45,7 +44,7 @@ from headwater.errors import HeadwaterError
 from headwater.sources.table import SourceTable
 from headwater.state.query_store import QueryStore, open_query_store
 from headwater.stream import Barrier, BarrierKind, Epoch, EpochPair, Mutation, Pause, Resume, Throttle, VnodeBitmap
-from headwater.system.clock import Wait
+from headwater.system.clock import SYSTEM_CLOCK, Clock, Wait
 
 BEFORE_HOLD = failpoints.register("upstream.before_hold")
 AFTER_HOLD = failpoints.register("upstream.after_hold")
@@ -84,16 +83,17 @@ class UpstreamPlanner:
         recover: Recover | None = None,
         takeover: bool = False,
         slots: Slots | None = None,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._query, self._table = query, query.upstream
-        self._slots = slots or (lambda: query.parallelism)
+        self._slots, self._clock = slots or (lambda: query.parallelism), clock
         self._told = 0.0
         self._moved = True
         self._noted: str | None = None
         self._waits: UpstreamWaits | None = None
         with ExitStack() as stack:
             store = stack.enter_context(open_query_store(query.state_location, query.query, takeover=takeover))
-            self._state = QueryState(store)
+            self._state = QueryState(store, clock)
             states = BackfillState.open_table(self._state.catalog, self._state.batch)
             self._records = UpstreamRecords(self._state.catalog, self._state.batch)
             self._inbox = inbox_of(query.state_location)
@@ -312,7 +312,7 @@ class UpstreamPlanner:
         self._epochs = self._epochs.next(self._epochs.curr.next())
         # what a person asks holds at once: such a barrier has no rows before it
         barrier = Barrier(self._epochs, kind if mutation is None else BarrierKind.INITIAL, mutation)
-        return self._executor.plan(barrier, time.monotonic(), upto=upto)
+        return self._executor.plan(barrier, self._clock.monotonic(), upto=upto)
 
     # -- units -----------------------------------------------------------------------------------------------------
 
@@ -442,7 +442,7 @@ class UpstreamPlanner:
 
     def _tell(self) -> None:
         """Write the status down, now and then; a stop at once, and into the journal."""
-        now, stopped = time.monotonic(), self._executor.stopped
+        now, stopped = self._clock.monotonic(), self._executor.stopped
         is_news = stopped is not None and stopped.message != self._noted
         if is_news or now - self._told >= (_STATUS_SECONDS if self._moved else _IDLE_SECONDS):
             self._told, self._moved = now, False
