@@ -12,10 +12,10 @@ import pytest
 from tests.spark.collecting import mirrored
 from tests.store.test_delta_upstream import Lake, Rows
 
+from headwater.backfill.claims import Delivery
 from headwater.backfill.control import status
-from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
+from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.control.command import ResnapshotTable
 from headwater.control.request import ask_query
 from headwater.pipeline.sink_query import LoopThread
@@ -91,7 +91,7 @@ def test_a_data_frame_of_a_delta_table_has_every_row_and_change_once(spark: Any,
     assert len(frames.rows()) == len(rows)
 
 
-class Delivery:
+class RunningDelivery:
     """A query that delivers the table to a sink of ours."""
 
     def __init__(self, spark: Any, lake: Lake, folder: Path, sink: Sink) -> None:
@@ -101,7 +101,7 @@ class Delivery:
         self.running: LoopThread
 
     def start(self) -> None:
-        delivery = UpstreamDelivery(self.query, self.sink)
+        delivery = Delivery(self.query, self.sink)
         self.running = LoopThread(lambda: delivery, "copy", SparkJobs(self.spark, "copy"))
 
     def rows(self) -> Rows:
@@ -116,7 +116,7 @@ class Delivery:
 def test_s9_m10_a_sink_is_fed_stops_where_the_table_has_forgotten_and_goes_on_with_the_command(
     spark: Any, lake: Lake, tmp_path: Path
 ) -> None:
-    delivery = Delivery(spark, lake, tmp_path, open_sink("delta", path=str(tmp_path / "sink"), mode="mirror"))
+    delivery = RunningDelivery(spark, lake, tmp_path, open_sink("delta", path=str(tmp_path / "sink"), mode="mirror"))
     delivery.start()
     try:
         wait_for(lambda: delivery.rows() == rows_of(lake))

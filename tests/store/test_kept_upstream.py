@@ -11,10 +11,10 @@ import pytest
 from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
 from tests.store.versioned.written import WrittenTable
 
+from headwater.backfill.query import UpstreamQuery
+from headwater.backfill.reader import read_upstream
 from headwater.backfill.snapshot.consume_upstream.errors import SinceOutOfRange, UpstreamDropped, UpstreamWaits
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
-from headwater.backfill.snapshot.consume_upstream.reader import read_unit
 from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
 from headwater.log_store.columns import OP
 from headwater.log_store.log_events import RENEWED, SCHEMA
@@ -45,7 +45,7 @@ def drained(planner: UpstreamPlanner, query: UpstreamQuery, rows: Rows) -> None:
     start = planner.initial()
     while (end := planner.plan(start)) != start:
         for unit in planner.units(start, end):
-            for batch in read_unit(query.upstream, unit):
+            for batch in read_upstream(query.upstream, unit):
                 for row in batch.to_pylist():
                     if Op(row[OP]) in (Op.INSERT, Op.UPDATE_INSERT):
                         assert row["id"] not in rows

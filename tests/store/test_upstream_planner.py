@@ -13,12 +13,12 @@ from headwater import failpoints
 from headwater.backfill.control import status
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.query import UpstreamQuery
+from headwater.backfill.reader import read_upstream
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream, epoch_of
 from headwater.backfill.snapshot.consume_upstream.errors import InvalidUpstream, SinceOutOfRange
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
-from headwater.backfill.snapshot.consume_upstream.reader import read_unit
 from headwater.control.command import PauseBackfill, QueryCommand, ResnapshotTable, ResumeBackfill, ThrottleBackfill
 from headwater.control.request import Request, leave
 from headwater.log_store.columns import OP
@@ -52,7 +52,7 @@ class Query:
             raise Crash
         self.logged = end
         units = planner.units(start, end)
-        staged = [batch for unit in units for batch in read_unit(self.made.upstream, unit)]
+        staged = [batch for unit in units for batch in read_upstream(self.made.upstream, unit)]
         if crash == "before committed":
             raise Crash
         if any(unit.replaces for unit in units):

@@ -1,5 +1,5 @@
-"""Claims: what the tasks of a batch do. A claim names a range of the log, or a part of a backfill; its rows are read
-and staged by the task itself, so they never pass through the driver or Spark.
+"""Claims: what the tasks of a batch do. A claim names a range of a log, or a part of a backfill; its rows are read
+and staged by the task itself, so they never pass through the driver or Spark. Tables may be captured or upstream.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ import pyarrow as pa
 from headwater.backfill.cdc.external import external_table
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.planner import QueryPlanner, Recover
-from headwater.backfill.query import QueryOptions
-from headwater.backfill.reader import changed_keys, parked_history, read_changes, read_history
+from headwater.backfill.query import QueryOptions, UpstreamQuery
+from headwater.backfill.reader import changed_keys, parked_history, read_unit
+from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.tasks import Slots
-from headwater.backfill.units import LogUnit, SnapshotUnit, SplitUnit, Unit
+from headwater.backfill.units import LogUnit, SnapshotUnit, Unit, UpstreamUnit
 from headwater.sinks.dead_letters import DeadLetters, ParkedRows, RejectsRows, RowFilter
 from headwater.sinks.delivery import TableFailure
 from headwater.sinks.errors import SinkRowError
@@ -30,13 +31,13 @@ from headwater.system.clock import Clock
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """The captured tables of one query, and the sink that gets them.
+    """The tables of one query, and the sink that gets them.
 
     :ivar dead_letters: where rows go that the sink refuses; ``None``: they stop it.
     :ivar parked: where rows go that special values park; ``None``: such tables cannot be delivered.
     """
 
-    options: QueryOptions
+    options: QueryOptions | UpstreamQuery
     sink: Sink
     dead_letters: str | None = None
     parked: str | None = None
@@ -56,7 +57,8 @@ class Delivery:
     @property
     def may_park(self) -> tuple[str, ...]:
         """Tables that may be parked, but for the last of them: without a backfill their missing rows never come."""
-        return self.options.tables if self.options.history else ()
+        options = self.options
+        return options.tables if isinstance(options, QueryOptions) and options.history else ()
 
     @property
     def parks_rows(self) -> bool:
@@ -70,8 +72,10 @@ class Delivery:
 
     def open_planner(
         self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
-    ) -> QueryPlanner:
+    ) -> QueryPlanner | UpstreamPlanner:
         """The planner of its batches. An earlier one is fenced."""
+        if isinstance(self.options, UpstreamQuery):
+            return UpstreamPlanner(self.options, recover=recover, takeover=True, slots=slots, clock=clock)
 
         def committed(table: SourceTable, backfill: str) -> Committed:
             return self.sink.committed(table, self.name, backfill)
@@ -167,9 +171,9 @@ def _stage(delivery: Delivery, claim: Claim, result: StagedClaims, budget: Budge
 
 
 def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: Budget | None) -> None:
-    options, sink, unit = delivery.options, delivery.sink, claim.unit
-    part = None if isinstance(unit, LogUnit) else _history_part(options, unit)
-    rows = read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
+    sink, unit = delivery.sink, claim.unit
+    part = _history_part(delivery.options, unit)
+    rows = read_unit(delivery.options, unit)
     if budget is not None:
         rows = budget.through(rows)
     parking = _parking(delivery, unit)
@@ -178,11 +182,12 @@ def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: 
     row_filter = RowFilter(cast(RejectsRows, sink), unit.table) if claim.tries else None
     if row_filter is not None:
         rows = row_filter.through(rows)
-    if isinstance(unit, LogUnit):
+    if part is None:
         result.staged.append(sink.stage_changes(unit.table, claim.token, rows, unit.truncated))
     else:
-        assert part is not None
         result.staged.append(sink.stage_history(unit.table, claim.token, part, rows))
+        if isinstance(unit, UpstreamUnit) and unit.truncated is not None:
+            result.staged.append(sink.stage_changes(unit.table, claim.token, iter(()), unit.truncated))
     refused = [*(row_filter.refused if row_filter is not None else ()), *(parking.rows if parking is not None else ())]
     if refused:
         result.parked.append(
@@ -195,6 +200,8 @@ def _stage_unit(delivery: Delivery, claim: Claim, result: StagedClaims, budget: 
 def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
     """What takes parked rows out; ``None``: the table has none, and none to be resolved."""
     table, path = unit.table, delivery.parked
+    if isinstance(unit, UpstreamUnit):
+        return None
     if path is None and table.parking:
         raise UnsupportedTable(
             table.full_name,
@@ -205,12 +212,19 @@ def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
         return None
     if isinstance(unit, LogUnit):
         return ParkedRows(table, DeadLetters(path), truncated=unit.truncated)
+    assert isinstance(delivery.options, QueryOptions)
     return ParkedRows(table, DeadLetters(path), parked_history(delivery.options, unit))
 
 
-def _history_part(options: QueryOptions, unit: SplitUnit | SnapshotUnit) -> HistoryPart:
+def _history_part(options: QueryOptions | UpstreamQuery, unit: Unit) -> HistoryPart | None:
+    """How the sink takes the rows of *unit*; ``None``: they are changes."""
+    if isinstance(unit, LogUnit):
+        return None
+    if isinstance(unit, UpstreamUnit):
+        return HistoryPart(SplitKind.KEY, (), unit.position, unit.commit_time_us) if unit.is_history else None
     if isinstance(unit, SnapshotUnit):
         return HistoryPart(SplitKind.KEY, (KeyRange(),), unit.position, unit.commit_time_us)
+    assert isinstance(options, QueryOptions)
     return HistoryPart(
         unit.kind,
         unit.ranges,

@@ -1,10 +1,16 @@
-"""QueryOptions: everything that a query is made of. It travels to tasks, so it holds values only."""
+"""What a query is made of: QueryOptions over captured tables, UpstreamQuery over an upstream table.
+
+It travels to tasks: values only, and a table that holds no connection.
+"""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, field
 
 from headwater.backfill.errors import InvalidQuery
+from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
+from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
 from headwater.sources.splits import SplitKind
 from headwater.state.query_store import own_state
 
@@ -94,3 +100,48 @@ class QueryOptions:
             raise InvalidQuery(
                 "Splits by heap need a sink that upserts by key.", next_step="Leave split_kind out, or use 'key'."
             )
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamQuery:
+    """One query over an upstream table.
+
+    :ivar upstream: the table that it consumes.
+    :ivar store: where its state is kept, beside (``queries/<query>``); nothing else needs to be there.
+    :ivar query: its name.
+    :ivar since: an epoch: no snapshot is read, only what changed after it.
+    :ivar since_ms: the same by the time since 1970: from the first epoch that is not before it.
+    :ivar parallelism: how many tasks of a stream run side by side.
+    :raises InvalidQuery: no name, or a number that makes no sense.
+    """
+
+    upstream: UpstreamTable
+    store: str
+    query: str
+    since: int | None = None
+    since_ms: int | None = None
+    parallelism: int = 2
+    options: UpstreamOptions = field(default_factory=UpstreamOptions)
+
+    def __post_init__(self) -> None:
+        if not self.query or not self.store:
+            raise InvalidQuery("A query needs a name, and a place for its state.")
+        if self.parallelism < 1:
+            raise InvalidQuery(f"Received parallelism={self.parallelism}; valid are numbers from 1.")
+        if self.since is not None and self.since_ms is not None:
+            raise InvalidQuery("Begin at an epoch or at a time, not at both.")
+
+    @property
+    def state_location(self) -> str:
+        """Where its state is."""
+        return own_state(self.store, self.query)
+
+    @property
+    def resnapshot(self) -> str:
+        """The command that reads the table once more."""
+        return f"headwater resnapshot --store {shlex.quote(self.store)} --query {shlex.quote(self.query)}"
+
+    @property
+    def advice(self) -> str:
+        """What to do when the table has forgotten what comes next."""
+        return f"Read the table once more: {self.resnapshot}"

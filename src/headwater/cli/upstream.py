@@ -42,8 +42,8 @@ def run(
     metrics_port: Annotated[int | None, typer.Option(help="Serve metrics on this port of loopback.")] = None,
 ) -> None:
     """Deliver a Delta table to a sink: its rows, then every change, exactly once, until Ctrl-C."""
+    from headwater.backfill.claims import Delivery
     from headwater.backfill.loop import DeliveryLoop
-    from headwater.backfill.snapshot.consume_upstream.delivery import UpstreamDelivery
     from headwater.sinks.open import open_sink
     from headwater.spark.failure import Failure
     from headwater.spark.jobs import SparkJobs
@@ -61,7 +61,7 @@ def run(
     spark = session("local[*]", app_name=f"headwater {query}")
     server = None if metrics_port is None else MetricsServer(lambda: upstream_metrics(wanted.store), metrics_port)
     try:
-        with DeliveryLoop(UpstreamDelivery(wanted, target), SparkJobs(spark, query)) as loop:
+        with DeliveryLoop(Delivery(wanted, target), SparkJobs(spark, query)) as loop:
             err.print(
                 f"{wanted.upstream.name} to {target.name}. Look: headwater upstream status --store {wanted.store}"
             )

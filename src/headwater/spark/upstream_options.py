@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
+from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.backfill.snapshot.consume_upstream.open import DELTA, open_upstream
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
 from headwater.spark.option_table import flag, location_of, names_of, number, option, read_options, text_of, word

@@ -18,9 +18,9 @@ from pyspark.sql import types as st
 
 from headwater.backfill.loop import next_batch
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.reader import read_upstream
 from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamUnit
-from headwater.backfill.snapshot.consume_upstream.reader import read_unit
+from headwater.backfill.units import UpstreamUnit
 from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import (
@@ -121,7 +121,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, UpstreamPartition):
             return iter(())  # Spark's own, for a batch without units
         rows, options = Rows(self._schema, partition.places), self._options
-        found = read_unit(options.query.upstream, partition.unit)
+        found = read_upstream(options.query.upstream, partition.unit)
         return rebatched(rows.of_changes(batch, preimages=options.preimages) for batch in found)
 
     def commit(self, end: dict[str, Any]) -> None:

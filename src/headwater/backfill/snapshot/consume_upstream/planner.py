@@ -14,8 +14,10 @@ is tried again and again. Its status says so, with the command that reads the ta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 from headwater import failpoints
@@ -23,6 +25,7 @@ from headwater.backfill.control import effect_of, query_command
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import QueryState
+from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.errors import (
     ChangeLogGone,
     EpochMismatch,
@@ -30,13 +33,13 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
     UpstreamWaits,
 )
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableExecutor
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery, UpstreamUnit, cut_parts
 from headwater.backfill.snapshot.consume_upstream.record import UpstreamPlan, UpstreamRecord, UpstreamRecords
 from headwater.backfill.snapshot.consume_upstream.since import resolve_since
 from headwater.backfill.snapshot.consume_upstream.told import status_of, tell_stopped
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind
 from headwater.backfill.snapshot.state import BackfillState
-from headwater.backfill.tasks import Slots
+from headwater.backfill.tasks import Slots, tasks_of
+from headwater.backfill.units import UpstreamUnit
 from headwater.control.command import QueryCommand, ResnapshotTable
 from headwater.control.mutation import mutation_of
 from headwater.control.request import Answers, inbox_of
@@ -336,7 +339,7 @@ class UpstreamPlanner:
             self._lose(miss)
             return []
         made = []
-        for part in cut_parts(parts, self._slots):
+        for part in _cut(parts, self._slots):
             made.append(
                 UpstreamUnit(
                     self._table.table(part.epoch),
@@ -456,6 +459,16 @@ class UpstreamPlanner:
     def close(self) -> None:
         """Let go of everything; what is held of the table stays held."""
         self._stack.close()
+
+
+def _cut(parts: Sequence[Part], slots: Slots) -> Iterator[Part]:
+    """The same, cut where they are large, or of unknown size, and have more than one vnode."""
+    for part in parts:
+        vnodes = part.end_vnode - part.first_vnode
+        pieces = min(tasks_of(part.rows, 0, slots) if part.rows else slots(), vnodes)
+        cuts = [part.first_vnode + vnodes * piece // pieces for piece in range(pieces + 1)]
+        for first, end in pairwise(cuts):
+            yield replace(part, first_vnode=first, end_vnode=end, rows=part.rows // pieces)
 
 
 def _offset(plan: int) -> QueryOffset:

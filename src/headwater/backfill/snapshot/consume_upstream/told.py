@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.errors import RetentionMiss, UpstreamWaits
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableExecutor
-from headwater.backfill.snapshot.consume_upstream.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.errors import HeadwaterError
 from headwater.journal.fs_store import FsStore
