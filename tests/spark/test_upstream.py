@@ -97,7 +97,7 @@ class RunningDelivery:
     def __init__(self, spark: Any, lake: Lake, folder: Path, sink: Sink) -> None:
         self.spark, self.sink, self.folder = spark, sink, folder
         options = UpstreamOptions(batch_rows=1000)
-        self.query = UpstreamQuery(lake.upstream(), str(folder / "state"), "copy", parallelism=2, options=options)
+        self.query = UpstreamQuery(lake.upstream(), str(folder / "state"), "copy", options=options)
         self.running: LoopThread
 
     def start(self) -> None:

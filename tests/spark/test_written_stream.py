@@ -406,6 +406,6 @@ def test_what_a_written_log_has_not_is_told(tmp_path: Path, monkeypatch: pytest.
     planner = QueryPlanner(QueryOptions(str(tmp_path / "store"), "", "q", (LOG,), history=False))
     try:
         with pytest.raises(InvalidQuery, match="no database"):
-            planner._requests._apply("1", ResnapshotTable(LOG), planner._tables)
+            planner._logs.apply("1", ResnapshotTable(LOG))
     finally:
         planner.close()

@@ -11,10 +11,10 @@ import pytest
 from tests.store.sinks.file_sinks import DELETE, INSERT, UPDATE, table_of
 from tests.store.versioned.written import WrittenTable
 
+from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.reader import read_upstream
 from headwater.backfill.snapshot.consume_upstream.errors import SinceOutOfRange, UpstreamDropped, UpstreamWaits
-from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.snapshot.consume_upstream.versioned import VersionedUpstream
 from headwater.log_store.columns import OP
 from headwater.log_store.log_events import RENEWED, SCHEMA
@@ -37,10 +37,10 @@ def kept(tmp_path: Path) -> Iterator[WrittenTable]:
 
 def query_of(kept: WrittenTable, tmp_path: Path) -> UpstreamQuery:
     upstream = VersionedUpstream(kept.location, NUMBERS.full_name, str(kept.root))
-    return UpstreamQuery(upstream, str(tmp_path / "state"), "copy of numbers", parallelism=3)
+    return UpstreamQuery(upstream, str(tmp_path / "state"), "copy of numbers")
 
 
-def drained(planner: UpstreamPlanner, query: UpstreamQuery, rows: Rows) -> None:
+def drained(planner: QueryPlanner, query: UpstreamQuery, rows: Rows) -> None:
     """Deliver to *rows* all that there is; each row must fit."""
     start = planner.initial()
     while (end := planner.plan(start)) != start:
@@ -59,7 +59,7 @@ def drained(planner: UpstreamPlanner, query: UpstreamQuery, rows: Rows) -> None:
 def test_m6_a_kept_table_is_consumed_and_holds_what_the_query_needs(kept: WrittenTable, tmp_path: Path) -> None:
     query = query_of(kept, tmp_path)
     rows: Rows = {}
-    planner = UpstreamPlanner(query)
+    planner = QueryPlanner(query, slots=lambda: 3)
     begun = planner.newest_epoch()
     for number in range(5):
         kept.write((UPDATE, {"id": 1, "v": number}), (INSERT, {"id": 1000 + number, "v": 0}))
@@ -73,7 +73,7 @@ def test_m6_a_kept_table_is_consumed_and_holds_what_the_query_needs(kept: Writte
     planner.close()
     kept.write((UPDATE, {"id": 3, "v": 33}))
     kept.fold()
-    again = UpstreamPlanner(query)
+    again = QueryPlanner(query, slots=lambda: 3)
     drained(again, query, rows)
     assert rows[3] == 33
     again.close()
@@ -82,12 +82,12 @@ def test_m6_a_kept_table_is_consumed_and_holds_what_the_query_needs(kept: Writte
 def test_a_plan_that_a_crash_left_undelivered_stays_readable(kept: WrittenTable, tmp_path: Path) -> None:
     query = query_of(kept, tmp_path)
     rows: Rows = {}
-    planner = UpstreamPlanner(query)
+    planner = QueryPlanner(query, slots=lambda: 3)
     drained(planner, query, rows)
     kept.write((UPDATE, {"id": 1, "v": 100}))
     planner.plan(planner.initial())
     planner.close()
-    again = UpstreamPlanner(query)
+    again = QueryPlanner(query, slots=lambda: 3)
     kept.write((UPDATE, {"id": 2, "v": 200}))
     kept.fold()
     drained(again, query, rows)
@@ -101,7 +101,7 @@ def test_a_table_that_must_be_read_once_more_is_held_no_longer_than_it_can_be_fo
 ) -> None:
     query = query_of(kept, tmp_path)
     rows: Rows = {}
-    planner = UpstreamPlanner(query)
+    planner = QueryPlanner(query, slots=lambda: 3)
     kept.write((UPDATE, {"id": 1, "v": 100}))
     kept._writer.note(SCHEMA, {RENEWED: "0/1"})  # it is captured anew after a gap
     kept.write((UPDATE, {"id": 1, "v": 101}))
@@ -122,7 +122,7 @@ def test_a_table_that_must_be_read_once_more_is_held_no_longer_than_it_can_be_fo
 def test_a_table_that_is_being_read_is_waited_for_and_that_is_told(kept: WrittenTable, tmp_path: Path) -> None:
     query = query_of(kept, tmp_path)
     rows: Rows = {}
-    planner = UpstreamPlanner(query)
+    planner = QueryPlanner(query, slots=lambda: 3)
     drained(planner, query, rows)
     query.upstream.release(query.query)
     kept.sink.incomplete(NUMBERS, "keep", "b1", {"rows": 3, "total": 100})
@@ -134,7 +134,7 @@ def test_a_table_that_is_being_read_is_waited_for_and_that_is_told(kept: Written
     assert "headwater status" in told["next_step"]
     assert told["phase"] != "stopped"
     with pytest.raises(UpstreamWaits, match="not kept as a whole yet"):
-        UpstreamPlanner(replace(query, query="another", store=str(tmp_path / "other")))
+        QueryPlanner(replace(query, query="another", store=str(tmp_path / "other")), slots=lambda: 3)
     kept.complete()
     assert planner.plan(start) == start, "what lies between cannot be told by changes"
     assert planner.stopped is not None
@@ -146,7 +146,7 @@ def test_a_time_whose_changes_are_folded_is_refused_as_no_longer_kept(kept: Writ
     kept.fold()
     query = replace(query_of(kept, tmp_path), since_ms=ORIGIN_UNIX_MS)
     with pytest.raises(SinceOutOfRange, match=r"no longer kept.*Begin later"):
-        UpstreamPlanner(query)
+        QueryPlanner(query, slots=lambda: 3)
 
 
 def test_a_table_that_is_not_kept_is_told(tmp_path: Path, kept: WrittenTable) -> None:

@@ -13,12 +13,12 @@ from headwater import failpoints
 from headwater.backfill.control import status
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.reader import read_upstream
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream, epoch_of
 from headwater.backfill.snapshot.consume_upstream.errors import InvalidUpstream, SinceOutOfRange
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.control.command import PauseBackfill, QueryCommand, ResnapshotTable, ResumeBackfill, ThrottleBackfill
 from headwater.control.request import Request, leave
 from headwater.log_store.columns import OP
@@ -33,13 +33,13 @@ class Query:
     """A query as Spark runs it: the offset is kept before the batch is read, and committed after it."""
 
     def __init__(self, lake: Lake, store: Path, **fields: object) -> None:
-        self.lake, self.fields = lake, dict(fields)
+        self.lake, self.fields, self.slots = lake, dict(fields), 2
         self.made = UpstreamQuery(lake.upstream(), str(store), "copy", **fields)  # type: ignore[arg-type]
         self.rows: Rows = {}
         self.batches = 0
         self.offset: QueryOffset | None = None
         self.logged: QueryOffset | None = None
-        self.planner = UpstreamPlanner(self.made)
+        self.planner = QueryPlanner(self.made, slots=lambda: self.slots)
 
     def batch(self, *, crash: str = "") -> bool:
         """One batch; whether there was one."""
@@ -68,12 +68,13 @@ class Query:
         self.offset, self.logged = end, None
         return True
 
-    def again(self, **fields: object) -> None:
+    def again(self, slots: int = 2, **fields: object) -> None:
         """The process is started anew."""
         self.planner.close()
         self.fields |= fields
+        self.slots = slots
         self.made = UpstreamQuery(self.lake.upstream(), self.made.store, "copy", **self.fields)  # type: ignore[arg-type]
-        self.planner = UpstreamPlanner(self.made)
+        self.planner = QueryPlanner(self.made, slots=lambda: self.slots)
 
     def drain(self) -> None:
         while self.batch():
@@ -81,7 +82,7 @@ class Query:
 
     def ask(self, command: QueryCommand) -> None:
         leave(self.made.state_location, Request(command, "copy"))
-        self.planner._inbox._looked = -1e9  # some time has passed
+        self.planner._requests._inbox._looked = -1e9  # some time has passed
         self.batch()
 
     @property
@@ -166,11 +167,11 @@ def test_other_parallelism_at_any_time(lake: Lake, tmp_path: Path) -> None:
     """M3: tasks read other ranges of vnodes from one batch to the next."""
     with running(lake, tmp_path / "store", options=UpstreamOptions(batch_rows=90)) as query:
         for parallelism in (1, 5, 3, 256, 2):
-            query.again(parallelism=parallelism, options=UpstreamOptions(batch_rows=90))
+            query.again(parallelism, options=UpstreamOptions(batch_rows=90))
             query.batch()
         query.drain()
         lake.overwrite(dict.fromkeys(range(100), "all"))
-        query.again(parallelism=7)
+        query.again(7)
         query.drain()
         assert query.rows == rows_of(lake)
 
@@ -205,7 +206,7 @@ def test_s9_m10_a_retention_miss_is_seen_and_the_command_mends_it(lake: Lake, tm
         for _ in range(3):
             query.again()
             assert not query.batch()
-            assert query.planner.stopped is not None
+            assert query.planner.status()["phase"] == "stopped"
         assert query.rows == kept
         assert query.status["phase"] == "stopped"
         command = f"headwater resnapshot --store '{store}' --query copy"
@@ -236,7 +237,7 @@ def test_m10_a_plan_that_expires_before_it_is_read_stops_for_good(lake: Lake, tm
         lake.append({5: "five"})
         for _ in range(2):
             assert not query.batch()
-            assert query.planner.stopped is not None
+            assert query.planner.status()["phase"] == "stopped"
             query.again()
         query.ask(ResnapshotTable())
         query.drain()
@@ -252,7 +253,7 @@ def test_a_table_made_anew_in_its_place_stops(lake: Lake, tmp_path: Path) -> Non
         anew = Lake(Path(lake.path), {7: "seven"})
         anew.append({8: "eight"})
         assert not query.batch()
-        assert query.planner.stopped is not None
+        assert query.planner.status()["phase"] == "stopped"
         query.ask(ResnapshotTable())
         query.drain()
         assert query.rows == {7: "seven", 8: "eight"}
@@ -326,4 +327,4 @@ def test_a_checkpoint_and_a_state_that_do_not_fit_are_told_apart(lake: Lake, tmp
         with pytest.raises(QueryStateLost, match="older"):
             query.planner.plan(QueryOffset(0, 1))
     with pytest.raises(InvalidQuery):
-        UpstreamPlanner(UpstreamQuery(DeltaUpstream(lake.path, ("id",), vnode_count=16), query.made.store, "copy"))
+        QueryPlanner(UpstreamQuery(DeltaUpstream(lake.path, ("id",), vnode_count=16), query.made.store, "copy"))

@@ -16,7 +16,6 @@ from headwater.backfill.keeping import Keeping
 from headwater.backfill.planner import QueryPlanner, Recover
 from headwater.backfill.query import QueryOptions, UpstreamQuery
 from headwater.backfill.reader import changed_keys, parked_history, read_unit
-from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import LogUnit, SnapshotUnit, Unit, UpstreamUnit
 from headwater.sinks.dead_letters import DeadLetters, ParkedRows, RejectsRows, RowFilter
@@ -72,10 +71,8 @@ class Delivery:
 
     def open_planner(
         self, recover: Recover, parked: Callable[[], Mapping[str, str]], slots: Slots, clock: Clock
-    ) -> QueryPlanner | UpstreamPlanner:
+    ) -> QueryPlanner:
         """The planner of its batches. An earlier one is fenced."""
-        if isinstance(self.options, UpstreamQuery):
-            return UpstreamPlanner(self.options, recover=recover, takeover=True, slots=slots, clock=clock)
 
         def committed(table: SourceTable, backfill: str) -> Committed:
             return self.sink.committed(table, self.name, backfill)

@@ -64,13 +64,13 @@ class Jobs(Protocol):
 
 
 class Planner(Protocol):
-    """Plans the batches of one query, and never waits; see :class:`~headwater.backfill.planner.QueryPlanner`.
-
-    :ivar returning: tables that need a planner that is opened later; nothing else follows here.
-    """
+    """Plans the batches of one query, and never waits; see :class:`~headwater.backfill.planner.QueryPlanner`."""
 
     generation: int
-    returning: Sequence[str]
+
+    @property
+    def returning(self) -> Sequence[str]:
+        """Tables that need a planner that is opened later; nothing else follows here."""
 
     @property
     def backfill_id(self) -> str: ...

@@ -6,13 +6,14 @@ sealed before its offset is given away: an offset that somebody holds always has
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from headwater import failpoints
 from headwater.backfill.cdc.state import BackfillTables
 from headwater.backfill.errors import QueryStateLost
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.snapshot.consume_upstream.upstream_table import Part
 from headwater.backfill.snapshot.record import SnapshotTables
 from headwater.state import Catalog, Field, FieldType, Snapshot, StateTable, TableSchema, WriteBatch
 from headwater.state.query_store import QueryStore
@@ -25,6 +26,10 @@ QUERY = TableSchema("query", 1, key=(Field("part", FieldType.TEXT),), value=(Fie
 QUERY_TABLES = TableSchema(
     "query_tables", 1, key=(Field("table", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
 )
+UPSTREAM = TableSchema(
+    "upstream_query", 1, key=(Field("part", FieldType.TEXT),), value=(Field("value", FieldType.JSON),)
+)
+_UPSTREAM = "record"
 _PLAN, _STATUS, _ID, _DELIVERED, _PLANNED = "plan", "status", "id", "delivered", "planned"
 
 
@@ -192,3 +197,62 @@ class QueryState:
         if QUERY_TABLES.name not in catalog.names():
             return []
         return [key[0] for key, _ in catalog.open(QUERY_TABLES).scan(view, 0)]
+
+
+@dataclass(slots=True)
+class UpstreamRecord:
+    """What a query knows of its upstream table beside the rows of its vnodes.
+
+    :ivar table: the name of the upstream table. :ivar identity: of the very table. :ivar vnodes: how many it has.
+    :ivar snapshot: the epoch of the snapshot. :ivar snapshots: how many were begun.
+    :ivar since: there is no snapshot, only what follows it.
+    :ivar limit: rows per second, where *throttled*.
+    :ivar replaces: the next plan voids what was delivered before.
+    :ivar lost: why the newest plan cannot be read any more: only a new snapshot may follow.
+    :ivar rows: of the snapshot that were planned, about.
+    """
+
+    table: str
+    identity: str
+    vnodes: int
+    snapshot: int
+    snapshots: int = 1
+    since: bool = False
+    paused: bool = False
+    throttled: bool = False
+    limit: int | None = None
+    replaces: bool = False
+    lost: str | None = None
+    rows: int = 0
+
+
+@dataclass(slots=True)
+class UpstreamPlan:
+    """The newest plan over an upstream table: the parts that its batch reads, whenever it is read.
+
+    :ivar replaces: what was delivered before it is void.
+    """
+
+    parts: list[Part] = field(default_factory=list)
+    replaces: bool = False
+
+
+class UpstreamRecords:
+    """The record and the plan in the store of a query."""
+
+    def __init__(self, catalog: Catalog, batch: WriteBatch) -> None:
+        self._rows: StateTable = catalog.open_or_create(UPSTREAM, batch)
+
+    def read(self, view: Snapshot) -> tuple[UpstreamRecord | None, UpstreamPlan]:
+        """``None``: the query was never begun."""
+        found: dict[str, Any] = {key[0]: values[0] for key, values in self._rows.scan(view, 0)}
+        record = UpstreamRecord(**found[_UPSTREAM]) if _UPSTREAM in found else None
+        plan = found.get(_PLAN, {"parts": [], "replaces": False})
+        return record, UpstreamPlan([Part.from_json(part) for part in plan["parts"]], plan["replaces"])
+
+    def put(self, batch: WriteBatch, record: UpstreamRecord) -> None:
+        self._rows.put(batch, 0, (_UPSTREAM,), (asdict(record),))
+
+    def put_plan(self, batch: WriteBatch, plan: UpstreamPlan) -> None:
+        value = {"parts": [part.to_json() for part in plan.parts], "replaces": plan.replaces}
+        self._rows.put(batch, 0, (_PLAN,), (value,))

@@ -111,7 +111,6 @@ class UpstreamQuery:
     :ivar query: its name.
     :ivar since: an epoch: no snapshot is read, only what changed after it.
     :ivar since_ms: the same by the time since 1970: from the first epoch that is not before it.
-    :ivar parallelism: how many tasks of a stream run side by side.
     :raises InvalidQuery: no name, or a number that makes no sense.
     """
 
@@ -120,14 +119,11 @@ class UpstreamQuery:
     query: str
     since: int | None = None
     since_ms: int | None = None
-    parallelism: int = 2
     options: UpstreamOptions = field(default_factory=UpstreamOptions)
 
     def __post_init__(self) -> None:
         if not self.query or not self.store:
             raise InvalidQuery("A query needs a name, and a place for its state.")
-        if self.parallelism < 1:
-            raise InvalidQuery(f"Received parallelism={self.parallelism}; valid are numbers from 1.")
         if self.since is not None and self.since_ms is not None:
             raise InvalidQuery("Begin at an epoch or at a time, not at both.")
 

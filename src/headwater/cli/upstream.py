@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from headwater.backfill.snapshot.consume_upstream.metrics import upstream_metrics, upstream_queries
+from headwater.backfill.control import upstream_metrics, upstream_queries
 from headwater.cli.terminal import err, out
 from headwater.errors import HeadwaterError, InputError, NotFoundError
 from headwater.stopping import stop_on_signals

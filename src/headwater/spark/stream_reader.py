@@ -145,7 +145,7 @@ class HeadwaterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             patience = _POLL_SECONDS if self._upto is None or opened.planner.has_history else 0.0
             end = next_batch(opened.planner, begin, patience, max_rows=rows, upto=self._upto)
             planner = opened.planner
-            if end != begin or self._upto is None or not planner.has_history or planner.is_waiting():
+            if end != begin or self._upto is None or planner.has_reached(self._upto):
                 return self._starts.planned(start, end.to_json())
             if time.monotonic() >= give_up:
                 raise _history_waits(opened)

@@ -12,7 +12,7 @@ from typing import Final
 
 from headwater.backfill.query import UpstreamQuery
 from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.open import DELTA, open_upstream
+from headwater.backfill.snapshot.consume_upstream.upstream_table import DELTA, open_upstream
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
 from headwater.spark.option_table import flag, location_of, names_of, number, option, read_options, text_of, word
@@ -92,6 +92,7 @@ class UpstreamSourceOptions:
     """The options, read and checked. They travel to tasks."""
 
     query: UpstreamQuery
+    parallelism: int
     columns: tuple[str, ...] | None = None
     preimages: bool = True
     on_schema_change: str = STOP
@@ -129,11 +130,11 @@ class UpstreamSourceOptions:
             options.query or f"spark {upstream.name.rpartition('/')[2]}",
             since=None if since is None else upstream.epoch_of_version(since),
             since_ms=since_ms,
-            parallelism=options.parallelism or os.cpu_count() or 2,
             options=limits,
         )
         return cls(
             query,
+            options.parallelism or os.cpu_count() or 2,
             options.columns,
             options.preimages,
             options.on_schema_change,

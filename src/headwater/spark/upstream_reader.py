@@ -18,8 +18,8 @@ from pyspark.sql import types as st
 
 from headwater.backfill.loop import next_batch
 from headwater.backfill.offset import QueryOffset
+from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.reader import read_upstream
-from headwater.backfill.snapshot.consume_upstream.planner import UpstreamPlanner
 from headwater.backfill.units import UpstreamUnit
 from headwater.sources.table import SourceTable
 from headwater.spark.columns import Columns
@@ -62,7 +62,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: UpstreamSourceOptions, schema: st.StructType) -> None:
         self._options, self._schema = options, schema
-        self._opened: UpstreamPlanner | None = None
+        self._opened: QueryPlanner | None = None
         self._upto: int | None = None
         self._starts = BatchStarts()
 
@@ -70,7 +70,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_opened": None}
 
     @property
-    def _planner(self) -> UpstreamPlanner:
+    def _planner(self) -> QueryPlanner:
         if self._opened is None:
             self._opened = _open(self._options)
         return self._opened
@@ -108,6 +108,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         made = []
         columns: Columns | None = None
         for unit in planner.units(first, QueryOffset.from_json(end)):
+            assert isinstance(unit, UpstreamUnit)
             if unit.replaces and first.plan and options.on_resnapshot == STOP:
                 raise _replaced(unit)
             if columns is None:
@@ -133,12 +134,12 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = None
 
 
-def _open(options: UpstreamSourceOptions) -> UpstreamPlanner:
+def _open(options: UpstreamSourceOptions) -> QueryPlanner:
     """The planner; that of a query which was just stopped is waited for."""
     end = time.monotonic() + _OWNED_SECONDS
     while True:
         try:
-            return UpstreamPlanner(options.query, takeover=options.takeover)
+            return QueryPlanner(options.query, takeover=options.takeover, slots=lambda: options.parallelism)
         except StoreOwned as error:
             if time.monotonic() >= end:
                 raise StreamRuns(

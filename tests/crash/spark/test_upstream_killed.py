@@ -23,7 +23,7 @@ from tests.servers.postgres import Database, PostgresServer
 from tests.spark.pipeline.driven import RunningPipeline, are_gone
 from tests.store.test_delta_upstream import Lake
 
-from headwater.backfill.snapshot.consume_upstream.record import UpstreamRecords
+from headwater.backfill.plans import UpstreamRecords
 from headwater.state import Catalog, WriteBatch
 from headwater.state.query_store import QueryReader, own_state
 

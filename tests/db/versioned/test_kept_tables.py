@@ -148,7 +148,7 @@ def test_two_tables_show_one_moment_at_every_epoch(newest_postgres: Database, tm
                 )
             capture.catch_up()
             query.batch()
-            with query.planner._reader.snapshot() as view:
+            with query.planner._logs._reader.snapshot() as view:
                 epochs = [int(end.epoch) for end in LogView.open(view, "public.a").epochs(pin.epoch)]
             for epoch in epochs:
                 found = [rows_at(table, epoch) for table in tables]
