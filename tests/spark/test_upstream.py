@@ -14,8 +14,7 @@ from tests.store.test_delta_upstream import Lake, Rows
 
 from headwater.backfill.claims import Delivery
 from headwater.backfill.control import status
-from headwater.backfill.query import UpstreamQuery
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
+from headwater.backfill.query import QueryOptions
 from headwater.control.command import ResnapshotTable
 from headwater.control.request import ask_query
 from headwater.pipeline.sink_query import LoopThread
@@ -96,8 +95,8 @@ class RunningDelivery:
 
     def __init__(self, spark: Any, lake: Lake, folder: Path, sink: Sink) -> None:
         self.spark, self.sink, self.folder = spark, sink, folder
-        options = UpstreamOptions(batch_rows=1000)
-        self.query = UpstreamQuery(lake.upstream(), str(folder / "state"), "copy", options=options)
+        self.upstream = lake.upstream()
+        self.query = QueryOptions.over(self.upstream, str(folder / "state"), "copy", max_rows=1000)
         self.running: LoopThread
 
     def start(self) -> None:
@@ -105,8 +104,7 @@ class RunningDelivery:
         self.running = LoopThread(lambda: delivery, "copy", SparkJobs(self.spark, "copy"))
 
     def rows(self) -> Rows:
-        upstream = self.query.upstream
-        table = upstream.table(upstream.newest_epoch())
+        table = self.upstream.table(self.upstream.newest_epoch())
         batches = list(self.sink.shown(table, ["id", "v"]))
         found = pa.Table.from_batches(batches).to_pydict() if batches else {"id": [], "v": []}
         assert len(set(found["id"])) == len(found["id"])
@@ -151,8 +149,8 @@ def test_options_are_read_and_wrong_ones_refused() -> None:
     made = UpstreamSourceOptions.parse(
         {"Upstream": "delta:s3://lake/orders", "key": "id, at", "storage.aws_region": "eu", "maxrows": "7"}
     )
-    assert made.query.upstream.name == "delta:s3://lake/orders"
-    assert made.query.options.batch_rows == 7
+    assert made.upstream.name == "delta:s3://lake/orders"
+    assert made.query.max_rows == 7
     for wrong in ({"upstram": "x"}, {"since": "yesterday"}, {"maxRows": "0"}, {"preimages": "maybe"}):
         with pytest.raises(InvalidOption):
             UpstreamSourceOptions.parse({"upstream": "delta:/x", "key": "id", **wrong})

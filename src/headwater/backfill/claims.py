@@ -14,7 +14,7 @@ import pyarrow as pa
 from headwater.backfill.cdc.external import external_table
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.planner import QueryPlanner, Recover
-from headwater.backfill.query import QueryOptions, UpstreamQuery
+from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import changed_keys, parked_history, read_unit
 from headwater.backfill.tasks import Slots
 from headwater.backfill.units import LogUnit, SnapshotUnit, Unit, UpstreamUnit
@@ -36,7 +36,7 @@ class Delivery:
     :ivar parked: where rows go that special values park; ``None``: such tables cannot be delivered.
     """
 
-    options: QueryOptions | UpstreamQuery
+    options: QueryOptions
     sink: Sink
     dead_letters: str | None = None
     parked: str | None = None
@@ -57,7 +57,7 @@ class Delivery:
     def may_park(self) -> tuple[str, ...]:
         """Tables that may be parked, but for the last of them: without a backfill their missing rows never come."""
         options = self.options
-        return options.tables if isinstance(options, QueryOptions) and options.history else ()
+        return options.tables if options.history and options.upstream is None else ()
 
     @property
     def parks_rows(self) -> bool:
@@ -209,11 +209,10 @@ def _parking(delivery: Delivery, unit: Unit) -> ParkedRows | None:
         return None
     if isinstance(unit, LogUnit):
         return ParkedRows(table, DeadLetters(path), truncated=unit.truncated)
-    assert isinstance(delivery.options, QueryOptions)
     return ParkedRows(table, DeadLetters(path), parked_history(delivery.options, unit))
 
 
-def _history_part(options: QueryOptions | UpstreamQuery, unit: Unit) -> HistoryPart | None:
+def _history_part(options: QueryOptions, unit: Unit) -> HistoryPart | None:
     """How the sink takes the rows of *unit*; ``None``: they are changes."""
     if isinstance(unit, LogUnit):
         return None
@@ -221,7 +220,6 @@ def _history_part(options: QueryOptions | UpstreamQuery, unit: Unit) -> HistoryP
         return HistoryPart(SplitKind.KEY, (), unit.position, unit.commit_time_us) if unit.is_history else None
     if isinstance(unit, SnapshotUnit):
         return HistoryPart(SplitKind.KEY, (KeyRange(),), unit.position, unit.commit_time_us)
-    assert isinstance(options, QueryOptions)
     return HistoryPart(
         unit.kind,
         unit.ranges,

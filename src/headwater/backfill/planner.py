@@ -26,7 +26,7 @@ from headwater.backfill.control import QueryRequests
 from headwater.backfill.keeping import Keeping
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import QueryState
-from headwater.backfill.query import QueryOptions, UpstreamQuery
+from headwater.backfill.query import QueryOptions
 from headwater.backfill.query_tables import CommittedOf
 from headwater.backfill.snapshot.consume_upstream.upstream_log import UpstreamLog
 from headwater.backfill.store_logs import StoreLogs
@@ -152,7 +152,7 @@ class QueryPlanner:
 
     def __init__(
         self,
-        options: QueryOptions | UpstreamQuery,
+        options: QueryOptions,
         *,
         committed: CommittedOf | None = None,
         recover: Recover | None = None,
@@ -166,10 +166,10 @@ class QueryPlanner:
         self._at: QueryOffset | None = None
         self._told = 0.0
         self._logs: QueryLogs
-        if isinstance(options, UpstreamQuery):
-            self._logs = UpstreamLog(options, slots, clock)
-        else:
+        if options.upstream is None:
             self._logs = StoreLogs(options, committed, parked or dict, keeping, slots, clock)
+        else:
+            self._logs = UpstreamLog(options, options.upstream, slots, clock)
         with ExitStack() as stack:
             stack.callback(self._logs.close)
             store = stack.enter_context(open_query_store(options.state_location, options.query, takeover=takeover))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from headwater.backfill.cdc.external import external_table
 from headwater.backfill.cdc.mark import apply_filter, needs_order
 from headwater.backfill.errors import LogBehind
-from headwater.backfill.query import QueryOptions, UpstreamQuery
+from headwater.backfill.query import QueryOptions
 from headwater.backfill.snapshot.consume_upstream.upstream_table import UpstreamTable
 from headwater.backfill.snapshot.mark import apply_mark
 from headwater.backfill.snapshot.vnode_stream import VnodeStream
@@ -59,13 +59,12 @@ _stores: dict[str, StateReader] = {}
 _lock = threading.Lock()
 
 
-def read_unit(options: QueryOptions | UpstreamQuery, unit: Unit) -> Iterator[pa.RecordBatch]:
+def read_unit(options: QueryOptions, unit: Unit) -> Iterator[pa.RecordBatch]:
     """What a sink is given of *unit*: changes with :data:`LOG_COLUMNS`, rows of history without."""
     if isinstance(unit, UpstreamUnit):
-        assert isinstance(options, UpstreamQuery)
+        assert options.upstream is not None
         rows = read_upstream(options.upstream, unit)
         return (batch.select(unit.table.schema.names) for batch in rows) if unit.is_history else rows
-    assert isinstance(options, QueryOptions)
     return read_changes(options, unit) if isinstance(unit, LogUnit) else read_history(options, unit)
 
 

@@ -28,13 +28,21 @@ def parse_since(text: str) -> tuple[Epoch, bool]:
 
     :raises InvalidQuery: it is neither an epoch nor a time with its zone.
     """
+    wanted = _epoch_or_time(text)
+    if isinstance(wanted, datetime):
+        return Epoch.from_datetime(max(wanted, _ORIGIN)), True
+    return wanted, False
+
+
+def _epoch_or_time(text: str) -> Epoch | datetime:
+    """:raises InvalidQuery: it is neither an epoch nor a time with its zone."""
     try:
         if text.isdecimal():
-            return Epoch(int(text)), False
+            return Epoch(int(text))
         moment = datetime.fromisoformat(text)
         if moment.tzinfo is None:
             raise ValueError("no zone")
-        return Epoch.from_datetime(max(moment, _ORIGIN)), True
+        return moment
     except (ValueError, EpochError):
         raise InvalidQuery(
             f"Received since={text!r}, which is neither an epoch nor a time.",
@@ -73,31 +81,30 @@ def resolve_since(view: Snapshot, text: str, tables: Sequence[str], now_ms: int)
     return min(max(after, oldest), newest)
 
 
-def resolve_upstream_since(table: UpstreamTable, epoch: int | None, time_ms: int | None) -> int | None:
-    """The epoch after which changes are read: *epoch*, or the last that was committed before *time_ms*.
+def resolve_upstream_since(table: UpstreamTable, text: str) -> int:
+    """The epoch after which changes are read: that of *text*, or the last that was committed before its time.
 
     :raises SinceOutOfRange: it is not there yet, or the changes after it are no longer kept.
     :raises InvalidUpstream: the changes after it are not written.
     """
-    if epoch is None and time_ms is None:
-        return None
-    newest = table.newest_epoch()
-    found = epoch
-    if found is None:
-        assert time_ms is not None
+    wanted, newest = _epoch_or_time(text), table.newest_epoch()
+    if isinstance(wanted, datetime):
         try:
-            found = table.epoch_at(time_ms)
+            at = table.epoch_at(int(wanted.timestamp() * 1000))
         except RetentionMiss as miss:
             raise SinceOutOfRange(
                 f"What changed from that time on is not all there: {miss.message}",
                 next_step="Begin later, or leave 'since' out to read the table as it is.",
             ) from None
-        if found is None:
+        if at is None:
             raise SinceOutOfRange(
                 f"Table {table.name} has nothing from that time on; its newest version is"
                 f" {table.commit_version(newest)}.",
                 next_step="Begin at an earlier time, or leave 'since' out to read the table as it is.",
             )
+        found = at
+    else:
+        found = int(wanted)
     if found > newest:
         raise SinceOutOfRange(
             f"Table {table.name} has no version {table.commit_version(found)} yet; its newest is"

@@ -62,9 +62,7 @@ def run(
     server = None if metrics_port is None else MetricsServer(lambda: upstream_metrics(wanted.store), metrics_port)
     try:
         with DeliveryLoop(Delivery(wanted, target), SparkJobs(spark, query)) as loop:
-            err.print(
-                f"{wanted.upstream.name} to {target.name}. Look: headwater upstream status --store {wanted.store}"
-            )
+            err.print(f"{wanted.tables[0]} to {target.name}. Look: headwater upstream status --store {wanted.store}")
             if once:
                 upto = loop.planner.newest_epoch()
                 loop.run(stop, until=lambda: loop.planner.has_reached(upto), upto=upto)

@@ -19,7 +19,7 @@ from headwater.backfill.offset import QueryOffset
 from headwater.backfill.planner import QueryPlanner
 from headwater.backfill.query import QueryOptions
 from headwater.backfill.reader import read_changes, read_history
-from headwater.backfill.units import LogUnit, Unit
+from headwater.backfill.units import LogUnit, Unit, UpstreamUnit
 from headwater.spark.capture_process import CaptureKeeper
 from headwater.spark.columns import Columns
 from headwater.spark.data_source_api import (
@@ -190,7 +190,7 @@ def _rows_of(partition: UnitPartition, rows: Rows, preimages: bool) -> Iterator[
     if isinstance(unit, LogUnit):
         for batch in read_changes(query, unit, rows.needed):
             yield rows.of_changes(batch, preimages=preimages)
-    else:
+    elif not isinstance(unit, UpstreamUnit):
         needed = tuple(rows.needed) or unit.table.key_columns
         for batch in read_history(query, replace(unit, columns=needed)):
             yield rows.of_history(batch, unit.position, unit.commit_time_us)

@@ -6,13 +6,12 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Final
 
-from headwater.backfill.query import UpstreamQuery
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
-from headwater.backfill.snapshot.consume_upstream.upstream_table import DELTA, open_upstream
+from headwater.backfill.query import QueryOptions
+from headwater.backfill.snapshot.consume_upstream.upstream_table import DELTA, UpstreamTable, open_upstream
 from headwater.spark.directories import data_directory
 from headwater.spark.errors import InvalidOption
 from headwater.spark.option_table import flag, location_of, names_of, number, option, read_options, text_of, word
@@ -28,18 +27,17 @@ def is_upstream(given: Mapping[str, str]) -> bool:
     return any(name.lower() == UPSTREAM for name in given)
 
 
-def _since(name: str, text: str) -> tuple[int | None, int | None]:
-    """A version, or a time in milliseconds since 1970; one without a zone is in UTC."""
+def _since(name: str, text: str) -> str:
+    """A version, or a time; one without a zone is in UTC."""
     if text.isdecimal():
-        return int(text), None
+        return text
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise InvalidOption(
             f"Received {name}={text!r}.", next_step="Valid are a version, or a time as 2026-01-31T12:00:00Z."
         ) from None
-    at = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
-    return None, int(at.timestamp() * 1000)
+    return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).isoformat()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +62,8 @@ class _Given:
     columns: tuple[str, ...] | None = option(
         "columns", names_of, "Only these, by commas, in this order; * stands for all columns of the table."
     )
-    since: tuple[int | None, int | None] = option(
-        "since",
-        _since,
-        "No snapshot: what changed after a version (a number), or from a time on (ISO 8601).",
-        (None, None),
+    since: str | None = option(
+        "since", _since, "No snapshot: what changed after a version (a number), or from a time on (ISO 8601)."
     )
     rows_per_second: int | None = option("rowsPerSecond", number(0), "The most to read per second.")
     max_rows: int | None = option("maxRows", number(1), "About how many rows a batch has.")
@@ -91,7 +86,8 @@ class _Given:
 class UpstreamSourceOptions:
     """The options, read and checked. They travel to tasks."""
 
-    query: UpstreamQuery
+    upstream: UpstreamTable
+    query: QueryOptions
     parallelism: int
     columns: tuple[str, ...] | None = None
     preimages: bool = True
@@ -117,22 +113,20 @@ class UpstreamSourceOptions:
             folder=options.tables,
             storage={name[len(STORAGE) :].upper(): str(given[name]) for name in of_storage},  # Spark lowers names
         )
-        limits = UpstreamOptions(rows_per_second=options.rows_per_second)
-        limits = replace(
-            limits,
-            batch_rows=options.max_rows or limits.batch_rows,
-            batch_epochs=options.max_epochs or limits.batch_epochs,
-        )
-        since, since_ms = options.since
-        query = UpstreamQuery(
+        since = options.since
+        if since is not None and since.isdecimal():
+            since = str(upstream.epoch_of_version(int(since)))
+        query = QueryOptions.over(
             upstream,
             store,
             options.query or f"spark {upstream.name.rpartition('/')[2]}",
-            since=None if since is None else upstream.epoch_of_version(since),
-            since_ms=since_ms,
-            options=limits,
+            since=since,
+            rows_per_second=options.rows_per_second,
+            max_rows=options.max_rows,
+            max_epochs=options.max_epochs,
         )
         return cls(
+            upstream,
             query,
             options.parallelism or os.cpu_count() or 2,
             options.columns,

@@ -46,8 +46,7 @@ _LOOK_SECONDS: Final = 0.2
 
 def upstream_table(options: UpstreamSourceOptions) -> SourceTable:
     """As it is now. :raises UpstreamDropped: there is none."""
-    upstream = options.query.upstream
-    return upstream.table(upstream.newest_epoch())
+    return options.upstream.table(options.upstream.newest_epoch())
 
 
 class UpstreamPartition(InputPartition):
@@ -122,7 +121,7 @@ class UpstreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not isinstance(partition, UpstreamPartition):
             return iter(())  # Spark's own, for a batch without units
         rows, options = Rows(self._schema, partition.places), self._options
-        found = read_upstream(options.query.upstream, partition.unit)
+        found = read_upstream(options.upstream, partition.unit)
         return rebatched(rows.of_changes(batch, preimages=options.preimages) for batch in found)
 
     def commit(self, end: dict[str, Any]) -> None:

@@ -11,14 +11,13 @@ from tests.here import Here
 
 from headwater.backfill.claims import Delivery
 from headwater.backfill.loop import DeliveryLoop
-from headwater.backfill.query import UpstreamQuery
+from headwater.backfill.query import QueryOptions
 from headwater.backfill.snapshot.consume_upstream.delta import DeltaUpstream
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamOptions
 from headwater.sinks.open import open_sink
 
 
 def main(lake: str, state: str, mirror: str) -> None:
-    query = UpstreamQuery(DeltaUpstream(lake, ("id",)), state, "copy", options=UpstreamOptions(batch_rows=150))
+    query = QueryOptions.over(DeltaUpstream(lake, ("id",)), state, "copy", max_rows=150)
     delivery = Delivery(query, open_sink("delta", path=mirror, mode="mirror"))
     with DeliveryLoop(delivery, Here()) as loop:
         while loop.plan(0.0):

@@ -82,7 +82,7 @@ class Later(Delivering):
         super().__init__(keeping.capture, *tables, **told | {"split_rows": 100, "interval_seconds": 0.0001} | options)
 
     def phase(self, name: str = TABLE) -> SnapshotPhase:
-        return self.planner._logs._tables.versioned[name].phase
+        return self.logs._tables.versioned[name].phase
 
     def go_to(self, phase: SnapshotPhase) -> None:
         """Into the middle of *phase*; with :data:`CHANGE_LOG`: to the batch that begins it."""
@@ -208,9 +208,9 @@ def test_what_was_handed_out_of_a_kept_table_comes_again_after_the_source_of_ano
         def refused() -> Any:
             raise _Refused("The source refuses.")
 
-        backfill = query.planner._logs._tables.versioned[TABLE]
+        backfill = query.logs._tables.versioned[TABLE]
         with monkeypatch.context() as patched:
-            patched.setattr(query.planner._logs._plans._source, "export", refused)
+            patched.setattr(query.logs._plans._source, "export", refused)
             for _ in range(2):  # the second is not refused because of the first
                 with pytest.raises(_Refused):
                     query.batch()
@@ -269,7 +269,7 @@ def test_two_tables_show_one_total_at_every_epoch(newest_postgres: Database, tmp
 
 def _send(query: Later, mutation: Mutation) -> None:
     """The next barrier has *mutation*."""
-    backfill = query.planner._logs._tables.versioned[TABLE]
+    backfill = query.logs._tables.versioned[TABLE]
     last = backfill.executor._last
     assert last is not None
     backfill.on_barrier(Barrier(last.epoch.next(last.epoch.curr.next()), BarrierKind.CHECKPOINT, mutation))

@@ -40,6 +40,8 @@ from headwater.stream import (
 )
 
 ALL_ROWS: Final = 1 << 62
+BATCH_ROWS: Final = 10_000_000
+BATCH_EPOCHS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +55,8 @@ class UpstreamOptions:
     :raises InvalidSnapshotOption: a number that makes no sense.
     """
 
-    batch_rows: int = 10_000_000
-    batch_epochs: int = 100
+    batch_rows: int = BATCH_ROWS
+    batch_epochs: int = BATCH_EPOCHS
     rows_per_second: int | None = None
     burst_seconds: float = 1.0
 

@@ -14,6 +14,7 @@ is tried again and again. Its status says so, with the command that reads the ta
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -25,7 +26,7 @@ from headwater import failpoints
 from headwater.backfill.errors import InvalidQuery, QueryStateLost
 from headwater.backfill.offset import QueryOffset
 from headwater.backfill.plans import QueryState, UpstreamPlan, UpstreamRecord, UpstreamRecords
-from headwater.backfill.query import UpstreamQuery
+from headwater.backfill.query import QueryOptions
 from headwater.backfill.since import resolve_upstream_since
 from headwater.backfill.snapshot.consume_upstream.errors import (
     ChangeLogGone,
@@ -33,9 +34,14 @@ from headwater.backfill.snapshot.consume_upstream.errors import (
     RetentionMiss,
     UpstreamWaits,
 )
-from headwater.backfill.snapshot.consume_upstream.executor import UpstreamTableExecutor
+from headwater.backfill.snapshot.consume_upstream.executor import (
+    BATCH_EPOCHS,
+    BATCH_ROWS,
+    UpstreamOptions,
+    UpstreamTableExecutor,
+)
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
-from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind
+from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind, UpstreamTable
 from headwater.backfill.snapshot.state import BackfillState
 from headwater.backfill.tasks import Slots, tasks_of
 from headwater.backfill.units import UpstreamUnit
@@ -64,8 +70,10 @@ class UpstreamLog:
 
     returning: Sequence[str] = ()
 
-    def __init__(self, query: UpstreamQuery, slots: Slots, clock: Clock) -> None:
-        self._query, self._table = query, query.upstream
+    def __init__(self, options: QueryOptions, table: UpstreamTable, slots: Slots, clock: Clock) -> None:
+        self._options, self._table = options, table
+        place = f"--store {shlex.quote(options.store)} --query {shlex.quote(options.query)}"
+        self._advice = f"Read the table once more: headwater resnapshot {place}"
         self._slots, self._clock = slots, clock
         self._forgotten: QueryOffset | None = None
         self._noted: str | None = None
@@ -85,29 +93,32 @@ class UpstreamLog:
             self._record = record = known or self._first_record()
             self._check_record()
             vnodes = BackfillState.load(states, view, self._table.name, VnodeBitmap.full(record.vnodes))
-        self._executor = UpstreamTableExecutor(
-            self._table, vnodes, record.snapshot, self._query.options, paused=record.paused
+        given = self._options
+        limits = UpstreamOptions(
+            given.max_rows or BATCH_ROWS,
+            given.max_epochs or BATCH_EPOCHS,
+            given.rows_per_second,
         )
+        self._executor = UpstreamTableExecutor(self._table, vnodes, record.snapshot, limits, paused=record.paused)
         if record.lost is not None:
-            self._executor.stop(ChangeLogGone(record.lost, next_step=self._query.advice))
+            self._executor.stop(ChangeLogGone(record.lost, next_step=self._advice))
         if known is None:
             if record.since:
                 vnodes.finish(record.snapshot)
             self._put_record()
-        self._barrier(None, BarrierKind.INITIAL)
-        if record.throttled:
-            self._barrier(Throttle(record.limit))
-        self._hold()
 
     def begin(self) -> None:
-        """What is pending at the sink changes nothing."""
+        self._barrier(None, BarrierKind.INITIAL)
+        if self._record.throttled:
+            self._barrier(Throttle(self._record.limit))
+        self._hold()
 
     def close(self) -> None:
         """What is held of the table stays held."""
 
     def _first_record(self) -> UpstreamRecord:
-        query, table = self._query, self._table
-        since = resolve_upstream_since(table, query.since, query.since_ms)
+        table, given = self._table, self._options.since
+        since = None if given is None else resolve_upstream_since(table, given)
         chosen = self._held_newest() if since is None else since
         return UpstreamRecord(table.name, table.identity, table.vnode_count, chosen, since=since is not None)
 
@@ -116,7 +127,7 @@ class UpstreamLog:
         for _ in range(_TRIES):
             newest = self._table.newest_epoch()
             try:
-                self._table.hold(self._query.query, newest)
+                self._table.hold(self._options.query, newest)
                 break
             except RetentionMiss:
                 continue
@@ -126,7 +137,7 @@ class UpstreamLog:
         record, table = self._record, self._table
         if (record.table, record.vnodes) != (table.name, table.vnode_count):
             raise InvalidQuery(
-                f"Query {self._query.query!r} consumes {record.table} with {record.vnodes} vnodes, not {table.name}"
+                f"Query {self._options.query!r} consumes {record.table} with {record.vnodes} vnodes, not {table.name}"
                 f" with {table.vnode_count}.",
                 next_step="Give this query another name, or consume the same table.",
             )
@@ -178,7 +189,7 @@ class UpstreamLog:
         """:raises RetentionMiss: it cannot come there."""
         stopped = self._executor.stopped
         if stopped is not None:
-            raise type(stopped)(stopped.message, next_step=self._query.advice)
+            raise type(stopped)(stopped.message, next_step=self._advice)
         return self.is_held or self._executor.consumed_epoch >= upto
 
     def deliver(self, start: QueryOffset) -> None:
@@ -244,7 +255,7 @@ class UpstreamLog:
         self._executor.stop(
             EpochMismatch(
                 f"Table {self._table.name} is another one than was begun with: it was made anew.",
-                next_step=self._query.advice,
+                next_step=self._advice,
             )
         )
         return True
@@ -263,7 +274,7 @@ class UpstreamLog:
         """The same whenever they are asked for."""
         if start.plan not in (end.plan, end.plan - 1):
             raise QueryStateLost(
-                f"The batch of query {self._query.query!r} begins at plan {start.plan} and ends at {end.plan}.",
+                f"The batch of query {self._options.query!r} begins at plan {start.plan} and ends at {end.plan}.",
                 next_step="Restore the state, or begin anew with an empty checkpoint and sink.",
             )
         if start.plan == end.plan:
@@ -295,7 +306,7 @@ class UpstreamLog:
             else:
                 self._table.change_cuts(part.after, part.epoch, part.vnodes)
         if self._table.identity != self._record.identity:
-            raise EpochMismatch(f"Table {self._table.name} was made anew.", next_step=self._query.advice)
+            raise EpochMismatch(f"Table {self._table.name} was made anew.", next_step=self._advice)
 
     def _lose(self, miss: RetentionMiss) -> None:
         """The newest plan is lost for good: nothing may follow it but a new snapshot, also after a restart."""
@@ -349,7 +360,7 @@ class UpstreamLog:
             needed = min([needed, *(part.after for part in self._plan.parts)])
         failpoints.hit(BEFORE_HOLD)
         try:
-            self._table.hold(self._query.query, needed)
+            self._table.hold(self._options.query, needed)
         except (RetentionMiss, UpstreamWaits):
             pass
         failpoints.hit(AFTER_HOLD)
@@ -377,7 +388,7 @@ class UpstreamLog:
             "paused": executor.is_paused,
             "limit": executor.rows_per_second,
             "problem": stopped.message if stopped is not None else None if waits is None else waits.message,
-            "next_step": self._query.advice if stopped is not None else None if waits is None else waits.next_step,
+            "next_step": self._advice if stopped is not None else None if waits is None else waits.next_step,
         }
 
     @property
@@ -390,7 +401,29 @@ class UpstreamLog:
         stopped = self._executor.stopped
         if stopped is not None and stopped.message != self._noted:
             self._noted = stopped.message
-            _note_stopped(self._query, stopped)
+            self._note_stopped(stopped)
+
+    def _note_stopped(self, stopped: RetentionMiss) -> None:
+        """To the log, and to the journal beside the query's store; where that cannot be written, nobody stops."""
+        _log.warning("Query %s stopped: %s %s", self._options.query, stopped.message, self._advice)
+        engine, place = split_location(self._options.store)
+        if engine != "embedded":
+            return
+        fields = {
+            "event": "upstream_stopped",
+            "query": self._options.query,
+            "upstream": self._table.name,
+            "error": type(stopped).__name__,
+            "text": stopped.message,
+            "next_step": self._advice,
+        }
+        journal = FsStore(Path(place) / "journal", durability="flush")
+        try:
+            RunLog.start(journal, self._options.query).record("notice", fields)
+        except HeadwaterError as error:
+            _log.warning("the journal of %s is not written: %s", self._options.query, error)
+        finally:
+            journal.close()
 
 
 def epoch_of_plan(plan: int) -> int:
@@ -406,26 +439,3 @@ def _cut(parts: Sequence[Part], slots: Slots) -> Iterator[Part]:
         cuts = [part.first_vnode + vnodes * piece // pieces for piece in range(pieces + 1)]
         for first, end in pairwise(cuts):
             yield replace(part, first_vnode=first, end_vnode=end, rows=part.rows // pieces)
-
-
-def _note_stopped(query: UpstreamQuery, stopped: RetentionMiss) -> None:
-    """To the log, and to the journal beside the query's store; where that cannot be written, nobody stops."""
-    _log.warning("Query %s stopped: %s %s", query.query, stopped.message, query.advice)
-    engine, place = split_location(query.store)
-    if engine != "embedded":
-        return
-    fields = {
-        "event": "upstream_stopped",
-        "query": query.query,
-        "upstream": query.upstream.name,
-        "error": type(stopped).__name__,
-        "text": stopped.message,
-        "next_step": query.advice,
-    }
-    journal = FsStore(Path(place) / "journal", durability="flush")
-    try:
-        RunLog.start(journal, query.query).record("notice", fields)
-    except HeadwaterError as error:
-        _log.warning("the journal of %s is not written: %s", query.query, error)
-    finally:
-        journal.close()
