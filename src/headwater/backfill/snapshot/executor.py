@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from headwater.backfill.progress import Phase, RecentRate, TableProgress, seconds_left
 from headwater.backfill.rate_limit import RateLimit
 from headwater.backfill.snapshot.errors import BarrierOutOfOrder, InvalidSnapshotOption, ProgressWentBack
-from headwater.backfill.snapshot.parts import Layout, VnodeFilter, VnodePart, hand_out, joined, take_back
+from headwater.backfill.snapshot.parts import Layout, VnodeFilter, VnodePart, hand_out, joined, take_back, unfinished
 from headwater.backfill.snapshot.record import SnapshotPhase, SnapshotPlan, SnapshotRecord, SnapshotTables
 from headwater.backfill.snapshot.state import BackfillState
 from headwater.state import Snapshot, WriteBatch
@@ -210,7 +210,7 @@ class SnapshotBackfillExecutor:
         record.total_size = layout.size
         record.phase, record.epoch = SnapshotPhase.SNAPSHOT, epoch
         record.position, record.commit_time_us = position.hex(), commit_time_us
-        parts = hand_out(self.state, layout, epoch, budget)
+        parts = hand_out(self.state, unfinished(self.state), layout, epoch, budget)
         record.pending[plan] = SnapshotPlan(epoch, parts)
         self._rate.take(sum(part.rows for part in parts), self._now)
         # rows never decrease: those of a plan that was rolled back are counted once

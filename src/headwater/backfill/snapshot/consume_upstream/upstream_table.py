@@ -65,6 +65,13 @@ class Cut:
     start: bytes | None
     rows: int
 
+    @property
+    def first(self) -> bytes:
+        """See :class:`~headwater.backfill.snapshot.parts.Block`."""
+        return self.start or b""
+
+    bytes = 0
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
