@@ -304,6 +304,8 @@ def test_s14_since_is_resolved_and_checked(lake: Lake, tmp_path: Path) -> None:
     lake.vacuum()
     with pytest.raises(SinceOutOfRange, match="cannot be read"):
         Query(lake, tmp_path / "late", since=str(epoch_of(3)))
+    with pytest.raises(InvalidQuery, match="neither an epoch nor a time"):
+        Query(lake, tmp_path / "word", since="yesterday")
 
 
 def test_s14_since_on_a_table_without_a_change_feed_is_refused_with_the_statement(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any, Final, TypeVar
 
 from headwater.backfill.cdc.executor import HandedOut
+from headwater.backfill.snapshot.consume_upstream.upstream_table import Part
 from headwater.backfill.units import LogUnit
 
 _ROWS: Final = 20_000
@@ -33,6 +35,16 @@ def tasks_of(rows: int, size: int, slots: Slots) -> int:
     """How many tasks read this many rows and bytes of one table."""
     wanted = math.ceil(max(rows / _ROWS, size / _BYTES))
     return min(wanted, slots()) if wanted > 1 else 1
+
+
+def cut_parts(parts: Sequence[Part], slots: Slots) -> Iterator[Part]:
+    """*parts* of an upstream table, cut where they are large, or of unknown size, and have more than one vnode."""
+    for part in parts:
+        vnodes = part.end_vnode - part.first_vnode
+        pieces = min(tasks_of(part.rows, 0, slots) if part.rows else slots(), vnodes)
+        cuts = [part.first_vnode + vnodes * piece // pieces for piece in range(pieces + 1)]
+        for first, end in pairwise(cuts):
+            yield replace(part, first_vnode=first, end_vnode=end, rows=part.rows // pieces)
 
 
 def cost(unit: Any) -> float:

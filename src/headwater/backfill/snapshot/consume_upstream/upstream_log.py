@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import logging
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,7 +41,7 @@ from headwater.backfill.snapshot.consume_upstream.executor import (
 from headwater.backfill.snapshot.consume_upstream.stream import StreamPhase
 from headwater.backfill.snapshot.consume_upstream.upstream_table import Part, PartKind, UpstreamTable
 from headwater.backfill.snapshot.state import BackfillState
-from headwater.backfill.tasks import Slots, tasks_of
+from headwater.backfill.tasks import Slots, cut_parts
 from headwater.backfill.units import UpstreamUnit
 from headwater.control.command import QueryCommand, ResnapshotTable
 from headwater.control.mutation import mutation_of
@@ -295,7 +293,7 @@ class UpstreamLog:
                 self._table.commit_version(part.epoch),
                 self._table.commit_time_us(part.epoch),
             )
-            for part in _cut(parts, self._slots)
+            for part in cut_parts(parts, self._slots)
         ]
 
     def _check(self, parts: Sequence[Part]) -> None:
@@ -429,13 +427,3 @@ class UpstreamLog:
 def epoch_of_plan(plan: int) -> int:
     """What a batch is called by sinks: plans in their order."""
     return int(Epoch.from_ms(plan))
-
-
-def _cut(parts: Sequence[Part], slots: Slots) -> Iterator[Part]:
-    """The same, cut where they are large, or of unknown size, and have more than one vnode."""
-    for part in parts:
-        vnodes = part.end_vnode - part.first_vnode
-        pieces = min(tasks_of(part.rows, 0, slots) if part.rows else slots(), vnodes)
-        cuts = [part.first_vnode + vnodes * piece // pieces for piece in range(pieces + 1)]
-        for first, end in pairwise(cuts):
-            yield replace(part, first_vnode=first, end_vnode=end, rows=part.rows // pieces)
