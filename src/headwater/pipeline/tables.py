@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
@@ -21,6 +23,7 @@ from headwater.state import open_reader
 from headwater.state.errors import StoreNotFound
 
 _NAMES: Final = 10
+_WAIT_SECONDS: Final = 0.2
 _SCHEMA: Final = re.compile(r'"(?:[^"]|"")*"|[^".]+')
 
 
@@ -109,6 +112,31 @@ def _captured(store: str) -> tuple[SourceRecord | None, dict[str, CapturedTable]
             return SourceState.read(view)
     except StoreNotFound:
         return None, {}
+
+
+class CapturedTables:
+    """Reads :func:`captured_tables` in another thread: a store that does not answer holds up nobody; one thread."""
+
+    def __init__(self, store: str) -> None:
+        self._store = store
+        self._read: Future[dict[str, CapturedTable]] | None = None
+
+    def poll(self) -> dict[str, CapturedTable] | None:
+        """As they are now; ``None``: it takes longer than a moment, ask again. :raises StateError: as it says."""
+        if self._read is None:
+            self._read = Future()
+            threading.Thread(target=self._run, args=(self._read,), name="headwater-tables", daemon=True).start()
+        wait([self._read], _WAIT_SECONDS)
+        if not self._read.done():
+            return None
+        read, self._read = self._read, None
+        return read.result()
+
+    def _run(self, read: Future[dict[str, CapturedTable]]) -> None:
+        try:
+            read.set_result(captured_tables(self._store))
+        except BaseException as error:
+            read.set_exception(error)
 
 
 def _refuse_unmatched(
