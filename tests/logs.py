@@ -8,7 +8,7 @@ from typing import Self
 
 import pyarrow as pa
 
-from headwater.log_store import KvLogStoreReader, LogStoreVnodeProgress, SealedRange
+from headwater.log_store import KvLogStoreReader, LogStoreVnodeProgress, LogView, StoragePlace
 from headwater.stream import Chunk, Epoch, Op, VnodeBitmap
 
 SCHEMA = pa.schema([pa.field("id", pa.int64()), pa.field("name", pa.string())])
@@ -85,7 +85,14 @@ class LogConsumer:
         return after, after if sealed is None else sealed.end
 
     def read(self, after: Epoch, upto: Epoch, vnodes: VnodeBitmap | None = None) -> Iterator[pa.RecordBatch]:
-        return self.reader.read(SealedRange(after, upto), self.log, vnodes)
+        """The rows of a range; what was delivered in part comes without that part's vnodes."""
+        wanted = VnodeBitmap.full(self.progress.vnode_count) if vnodes is None else vnodes
+        with self.reader._source.mapped_snapshot() as view:
+            shown = LogView.open(view, self.log)
+            shown.check_range(after, upto)
+            for end in shown.epochs(after, upto):
+                done = [vnode for vnode, place in self.progress.places() if place >= StoragePlace(end.epoch)]
+                yield from shown.read_epoch(end, wanted - VnodeBitmap.of(done, self.progress.vnode_count))
 
     def commit(self, upto: Epoch, vnodes: VnodeBitmap | None = None) -> None:
         self.reader.truncate({self.log: upto}, vnodes)

@@ -37,7 +37,7 @@ VNODES = st.one_of(
 
 def written(location: str, shape: str) -> None:
     """Two writers; one epoch has chunks of several blocks, one is empty."""
-    table = Table(location, log_format=2 if shape == "format 2" else 1, parts=2)
+    table = Table(location, log_format=2 if shape == "format 2" else 1)
     for number in range(1, EPOCHS + 1):
         if number == 4 and shape == "migrating":
             Migration(table.factory, "orders").step(1)

@@ -231,23 +231,6 @@ def test_m5_17_m25_update_pairs_stay_whole_and_half_of_one_is_refused(opened: Op
         Chunk.build(rows.slice(0, 1), pa.array([int(Op.UPDATE_DELETE)], pa.int8()), KEY)
 
 
-def test_m22_a_read_that_fails_for_a_moment_skips_nothing(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = opened()
-    for number in range(1, 4):
-        table.write(numbered_chunk(100 * number, 30))
-    original, turns = LogView.read_epoch, [0]
-
-    def failing(self: LogView, *arguments: Any) -> Iterator[Any]:
-        turns[0] += 1
-        if turns[0] % 2:
-            raise StoreUnavailable("For a moment.")
-        yield from original(self, *arguments)
-
-    monkeypatch.setattr(LogView, "read_epoch", failing)
-    assert delivered(table) == rows_of([numbered_chunk(100 * number, 30) for number in range(1, 4)])
-    assert turns[0] == 6
-
-
 # -- the buffer and the seal ----------------------------------------------------------------------------------------
 
 

@@ -34,7 +34,6 @@ from headwater.stream import (
     BarrierKind,
     Pause,
     Resume,
-    Stop,
     Throttle,
     VnodeBitmap,
 )
@@ -97,7 +96,6 @@ class SnapshotBackfillExecutor:
         self.state = BackfillState.load(tables.vnodes, view, table, VnodeBitmap.full(vnode_count))
         self._layout: Layout | None = None
         self._last: Barrier | None = None
-        self._stopped = False
         self._lag: int | None = None
         self._now = 0.0
         self._recent = RecentRate()
@@ -127,10 +125,6 @@ class SnapshotBackfillExecutor:
     @property
     def is_paused(self) -> bool:
         return self._record.paused
-
-    @property
-    def is_stopped(self) -> bool:
-        return self._stopped
 
     @property
     def is_exhausted(self) -> bool:
@@ -172,8 +166,6 @@ class SnapshotBackfillExecutor:
                 self._rate.change(rate, self._now)
                 self._record.throttled, self._record.limit = True, rate
                 self._dirty = True
-            case Stop() as stop if stop.stops(self.table):
-                self._stopped = True
 
     # -- snapshot --------------------------------------------------------------------------------------------------
 
@@ -183,10 +175,10 @@ class SnapshotBackfillExecutor:
         return self._layout
 
     def wants(self, now: float) -> int:
-        """Rows of the snapshot that may be handed out now; 0: paused, throttled, stopped, or nothing is left."""
+        """Rows of the snapshot that may be handed out now; 0: paused, throttled, or nothing is left."""
         self._now = max(self._now, now)
         self._recent.note(self._record.rows, self._now)
-        if not self.is_reading or self.is_exhausted or self._record.paused or self._stopped:
+        if not self.is_reading or self.is_exhausted or self._record.paused:
             return 0
         return self._rate.allowed(self._now)
 
@@ -335,8 +327,6 @@ class SnapshotBackfillExecutor:
         if not self.is_reading:
             behind = self._record.phase is SnapshotPhase.CHANGE_LOG and self._lag is not None
             return f"{self._lag} epochs of the log after the snapshot are left" if behind else ""
-        if self._stopped:
-            return "stopped"
         if self._record.paused:
             return "paused"
         return "limited to 0 rows per second" if self._rate.rows_per_second == 0 else ""
