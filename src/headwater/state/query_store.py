@@ -107,7 +107,7 @@ class SectionView:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        self._view.close()
 
 
 class QueryStore(Closable):

@@ -6,7 +6,7 @@ Everything public is here; the modules behind it are one noun each.
 from __future__ import annotations
 
 from headwater.stream.barrier import Barrier, BarrierKind
-from headwater.stream.bitmap import VnodeBitmap
+from headwater.stream.bitmap import VnodeBitmap, VnodeIndex
 from headwater.stream.chunk import OP_COLUMN, RESERVED_COLUMNS, VNODE_COLUMN, Chunk
 from headwater.stream.epoch import INVALID, ORIGIN, Epoch, EpochClock, EpochPair
 from headwater.stream.errors import (
@@ -41,7 +41,6 @@ from headwater.stream.vnode import (
     vnodes_of,
     vnodes_of_hashes,
 )
-from headwater.stream.vnode_index import VnodeIndex
 
 __all__ = [
     "ALL_TARGETS",

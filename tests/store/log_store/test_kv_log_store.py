@@ -13,7 +13,7 @@ from tests.logs import KEY, SCHEMA, LogConsumer, epoch, numbered_chunk, random_c
 from tests.store.log_store.tools import Table, flat
 
 from headwater import failpoints
-from headwater.log_store import KvLogStoreFactory, LogView, layout
+from headwater.log_store import KvLogStoreFactory, LogView
 from headwater.log_store.consumers import SINGLE_FOLDER
 from headwater.log_store.errors import (
     EpochGone,
@@ -25,6 +25,7 @@ from headwater.log_store.errors import (
     UnknownVersion,
     WrongCall,
 )
+from headwater.log_store.serde import BARRIERS, CHUNKS, ROWS, prefix
 from headwater.state import WriteBatch, stores_beside
 from headwater.state.errors import StoreFull, StoreUnavailable
 from headwater.state.query_store import QUERIES
@@ -373,7 +374,7 @@ def test_what_was_delivered_leaves_nothing_behind(opened: Open) -> None:
     commit(table, 3)
     for _ in range(3):
         table.seal()
-    assert [table.raw(space) for space in (layout.ROWS, layout.CHUNKS, layout.BARRIERS)] == [0, 0, 0]
+    assert [table.raw(space) for space in (ROWS, CHUNKS, BARRIERS)] == [0, 0, 0]
 
 
 def test_retention_never_drops_silently(opened: Open) -> None:
@@ -478,7 +479,7 @@ def test_m13_too_many_rows_for_an_epoch_are_refused_as_a_whole(opened: Open, mon
     table = opened()
     table.writer.write_chunk(numbered_chunk(0, 5))
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "MAX_SEQ", 10)
+        patch.setattr("headwater.log_store.state.MAX_SEQ", 10)
         with pytest.raises(WrongCall, match="more than"):
             table.writer.write_chunk(numbered_chunk(10, 10))
     table.write(numbered_chunk(100, 5))
@@ -514,7 +515,7 @@ def test_damaged_records_are_called_corrupt(opened: Open) -> None:
     table = opened()
     table.write()
     with table.store.snapshot() as view:
-        cells = list(view.scan_prefix(layout.prefix(table.log.number)))
+        cells = list(view.scan_prefix(prefix(table.log.number)))
     number = 10
     for key, value in (cells[0], cells[-1]):
         for damaged in (value[: len(value) // 2], b"", b"\x07" + value[1:], value):

@@ -16,7 +16,7 @@ from typing import Final
 import pyarrow as pa
 
 from headwater.errors import TransientError
-from headwater.log_store.checksum import checksum
+from headwater.log_store.chunk_codec import checksum
 from headwater.sources.errors import SnapshotExpired
 from headwater.sources.postgres.connection import Dsn
 from headwater.sources.postgres.export import PostgresSnapshot

@@ -17,7 +17,6 @@ from typing import Any
 
 from headwater.state import versions
 from headwater.state.batch import Delete, DeleteRange, Puts, WriteBatch, check_bounds, prefix_end
-from headwater.state.epochs import check_epoch, check_pin_name, wait_until
 from headwater.state.errors import (
     EpochNotHeld,
     EpochNotIncreasing,
@@ -28,7 +27,7 @@ from headwater.state.errors import (
     StoreOwned,
     WriterFenced,
 )
-from headwater.state.handle import Handle, SnapshotBase
+from headwater.state.handle import Handle, SnapshotBase, check_epoch, check_pin_name, wait_until
 from headwater.state.store import Owner, Pin, StoreStatistics
 from headwater.stream.epoch import Epoch
 from headwater.system.process import host_name, started

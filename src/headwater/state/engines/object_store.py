@@ -34,7 +34,6 @@ from headwater.state.engines.object_snapshot import (
 )
 from headwater.state.engines.slate import CLOSE_SECONDS, Place, map_errors, run, shut_down, slate
 from headwater.state.engines.value_references import ValueReferences
-from headwater.state.epochs import check_epoch
 from headwater.state.errors import (
     EpochNotIncreasing,
     StateError,
@@ -42,7 +41,7 @@ from headwater.state.errors import (
     StoreUnavailable,
     WriterFenced,
 )
-from headwater.state.handle import Closable
+from headwater.state.handle import Closable, check_epoch
 from headwater.state.store import Pin
 from headwater.stream.epoch import Epoch
 
